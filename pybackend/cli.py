@@ -17,7 +17,7 @@ _COUNTS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status (2 for wrong arguments, 1 for a failure)."""
+    """Run one command and return its exit status: 2 for wrong arguments, 1 for a failure."""
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not of `tfdist`
@@ -42,55 +42,65 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfdist {pybackend.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    mnist = commands.add_parser("mnist", help="train a small network on MNIST, on this machine")
-    mnist.add_argument("--workers", type=int, default=3, help="worker processes (default 3)")
-    mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default 3)")
-    mnist.add_argument("--batch-size", type=int, default=64, help="rows per worker (default 64)")
-    mnist.add_argument("--limit", type=int, help="use at most this many images")
-    mnist.add_argument("--seed", type=int, default=1, help="repeats a training (default 1)")
-    mnist.add_argument("--data", metavar="FILE", help="an mnist.npz")
-    mnist.add_argument("--out", metavar="FILE", help="write the model here (*.h5)")
+    mnist = commands.add_parser("mnist", help="train a small network on MNIST on this machine")
+    mnist.add_argument("--workers", type=int, default=3, help="number of workers (default: 3)")
+    mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default: 3)")
+    mnist.add_argument(
+        "--batch-size", type=int, default=64, help="rows per worker and step (default: 64)"
+    )
+    mnist.add_argument("--limit", type=int, help="maximum number of images")
+    mnist.add_argument(
+        "--seed", type=int, default=1, help="seed that makes the training repeatable (default: 1)"
+    )
+    mnist.add_argument("--data", metavar="FILE", help="an mnist.npz to read")
+    mnist.add_argument("--out", metavar="FILE", help="write the model to this file (*.h5)")
     mnist.set_defaults(command=_mnist)
 
     doctor = commands.add_parser(
-        "doctor", help="show what this machine, or every host of a cluster, has to train with"
+        "doctor", help="check what this machine, or each host of a cluster, has and lacks"
     )
     doctor.add_argument(
         "--master",
         type=_master,
         metavar="URL",
-        help="probe this Spark: local[2], spark://host:7077, "
+        help="check this Spark cluster: local[2], spark://host:7077, "
         "sc://host:15002 (Spark Connect), yarn, k8s://...",
     )
-    doctor.add_argument("--workers", type=_positive, metavar="N", help="slots (default: all)")
+    doctor.add_argument(
+        "--workers", type=_positive, metavar="N", help="number of slots to check (default: all)"
+    )
     doctor.add_argument(
         "--conf",
         type=_setting,
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a setting of the Spark session; may be repeated",
+        help="setting of the Spark session; may be repeated",
     )
     doctor.set_defaults(command=_doctor)
 
-    config = commands.add_parser("tf-config", help="print a checked TF_CONFIG")
-    config.add_argument("--workers", default="", metavar="HOST:PORT,...", help="by index")
-    config.add_argument("--index", type=int, help="of this task")
-    config.add_argument("--role", default="worker", help="worker, chief, ps or evaluator")
-    config.add_argument("--chief", metavar="HOST:PORT")
-    config.add_argument("--ps", metavar="HOST:PORT,...")
-    config.add_argument("--evaluator", metavar="HOST:PORT")
+    config = commands.add_parser("tf-config", help="print a validated TF_CONFIG")
+    config.add_argument(
+        "--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers"
+    )
+    config.add_argument("--index", type=int, help="index of this process within its role")
+    config.add_argument("--role", default="worker", help="worker (default), chief, ps or evaluator")
+    config.add_argument("--chief", metavar="HOST:PORT", help="address of the chief")
+    config.add_argument("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
+    config.add_argument("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
     config.set_defaults(command=_tf_config)
 
     secret = commands.add_parser(
-        "secret", help="make the secret by which processes on several machines know each other"
+        "secret", help="create the shared secret with which processes authenticate each other"
     )
-    secret.add_argument("file", nargs="?", metavar="FILE", help="default: where tfdist looks")
+    secret.add_argument(
+        "file", nargs="?", metavar="FILE", help="file to write (default: the one that tfdist reads)"
+    )
     secret.set_defaults(command=_secret)
 
     run = commands.add_parser(
         "run",
-        help="start a script once per rank, here or on hosts that ssh reaches",
+        help="start a script once per rank, on this machine or on hosts over ssh",
         usage="tfdist run [-w N] [--hosts a:2,b:2] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
@@ -99,16 +109,19 @@ def _parser() -> argparse.ArgumentParser:
 
     board = commands.add_parser(
         "tensorboard",
-        help="open TensorBoard on this machine, until Ctrl-C (in R: view_tensorboard())",
+        help="run TensorBoard on this machine until Ctrl-C (in R: view_tensorboard())",
     )
     board.add_argument(
-        "folder", nargs="?", metavar="FOLDER", help="as trainings say it (default: logs)"
+        "folder",
+        nargs="?",
+        metavar="FOLDER",
+        help="the folder that a training reports (default: logs)",
     )
     board.set_defaults(command=_tensorboard)
 
     scale = commands.add_parser(
         "bench-scale",
-        help="measure how a script's training scales with its workers, and project it to more",
+        help="measure how a script's training scales, and predict it for more workers",
         usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
@@ -117,32 +130,41 @@ def _parser() -> argparse.ArgumentParser:
         type=_counts,
         default=[1, 2, 4],
         metavar="N,...",
-        help="numbers of workers (default: 1,2,4)",
+        help="numbers of workers to measure (default: 1,2,4)",
     )
     scale.add_argument(
         "--mode",
         type=_modes,
         default="both",
         metavar="MODE,...",
-        help="strong: workers share a batch; weak: each has its own (default: both)",
+        help="strong: the workers share one batch; weak: each has its own (default: both)",
     )
     scale.add_argument(
-        "--batch-size", type=_positive, metavar="ROWS", help="of that batch (default: the script's)"
+        "--batch-size",
+        type=_positive,
+        metavar="ROWS",
+        help="size of that batch (default: the script's)",
     )
     scale.add_argument(
-        "--steps", type=_positive, metavar="N", help="of a training (default: all of the script's)"
+        "--steps", type=_positive, metavar="N", help="steps per training (default: the script's)"
     )
-    scale.add_argument("--repeats", type=_positive, default=1, metavar="K", help="of each training")
     scale.add_argument(
-        "--project", type=_positive, metavar="N", help="predict up to so many workers"
+        "--repeats",
+        type=_positive,
+        default=1,
+        metavar="K",
+        help="runs of each training (default: 1)",
     )
-    scale.add_argument("--json", metavar="FILE", help="write all figures here")
-    scale.add_argument("--plot", metavar="FILE", help="draw them here (.png, .pdf or .svg)")
+    scale.add_argument(
+        "--project", type=_positive, metavar="N", help="predict step times for up to N workers"
+    )
+    scale.add_argument("--json", metavar="FILE", help="write all values to this file")
+    scale.add_argument("--plot", metavar="FILE", help="plot them to this file (.png, .pdf or .svg)")
     scale.add_argument(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT [ARGUMENT ...]",
-        help="a Python file, or an R file (*.R), that calls barrier_train()",
+        help="a Python or R file (*.R) that calls barrier_train()",
     )
     scale.set_defaults(command=_bench_scale)
     for command in commands.choices.values():

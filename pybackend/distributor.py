@@ -17,22 +17,23 @@ from pybackend.launchers import get_session
 
 
 class TFDistributor:
-    """Runs a function or a script in several processes that know each other by TF_CONFIG.
+    """Run a function or a script in several processes, with TF_CONFIG set.
 
     Parameters
     ----------
     num_processes
-        How many; each has one GPU if ``use_gpu`` is True.
+        Number of processes. Each has one GPU if ``use_gpu`` is True.
     local_mode
-        True: processes of this machine. False: tasks of the active Spark session.
+        True (default): processes of this machine. False: tasks of the active Spark session.
     use_gpu
-        True: refused if there are fewer GPUs than processes. False: none is used. None: GPUs are
-        used where there are any.
+        True: one GPU per process; an error if there are fewer GPUs than processes. False: no GPU.
+        None (default): GPUs are used if there are any.
 
     Raises
     ------
     InputError
-        Names the argument and what is expected, or no Spark session is active.
+        An argument is wrong, or no Spark session is active. The message names the argument and the
+        expected value.
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class TFDistributor:
         Parameters
         ----------
         train_object
-            Called as ``train_object(*args, **kwargs)``, or the path of a Python script, which is
-            run as ``python script.py *args``.
+            A function, called as ``train_object(*args, **kwargs)``, or the path of a Python script,
+            which is run as ``python script.py *args``.
         args, kwargs
-            Its arguments; a script has no named ones.
+            Arguments of the function or script. A script has no named arguments.
 
         Returns
         -------
         Any
-            What `barrier_run` can return; None of a script.
+            A value that `barrier_run` can return; None of a script.
 
         Raises
         ------

@@ -1,16 +1,16 @@
-"""Every error that tfdist raises, and its warnings.
+"""Errors and warnings of tfdist.
 
 TfdistError
 ├── InputError            an argument is wrong; nothing was started (also a ValueError)
 ├── ClusterError          the cluster, or its description, cannot run the job
 ├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
 ├── PeerLostError         a worker lost the connection to another worker
-├── DatabaseError         a database has refused a model, or computes other numbers
+├── DatabaseError         a database rejected a model, or computes other numbers
 ├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
 
 UserWarning
-└── UnverifiedFileWarning a model file carries no digest: damage would not be noticed
+└── UnverifiedFileWarning a model file has no digest: damage cannot be detected
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ class SerializationError(TfdistError):
 
 
 class DatabaseError(TfdistError):
-    """A database has refused a model, or does not compute what the model does."""
+    """A database rejected a model, or its results differ from those of the model."""
 
 
 class UnverifiedFileWarning(UserWarning):
-    """A model file carries no digest, so damage to its weights cannot be noticed."""
+    """A model file has no digest, so damage to its weights cannot be detected."""
 
 
 class RError(TfdistError):
-    """A function written in R failed, or there is no R to run it.
+    """A function written in R failed, or R cannot run here.
 
     Parameters
     ----------
     reason
         R's own message.
     calls
-        R's call stack, a numbered line per call; empty where R did not run.
+        R's call stack, a numbered line per call; empty if R did not run.
     """
 
     def __init__(self, reason: str, calls: str = "") -> None:
@@ -77,14 +77,14 @@ class RError(TfdistError):
 
 
 class PeerLostError(TfdistError):
-    """The connection to another worker was closed, or it was silent for too long.
+    """The connection to another worker was closed, or it did not answer for too long.
 
     Parameters
     ----------
     rank, host
-        The worker that was lost.
+        Rank and host of the lost worker.
     reason
-        What was observed, e.g. ``"closed the connection"``.
+        The observation, e.g. ``"closed the connection"``.
     """
 
     def __init__(self, rank: int, host: str, reason: str) -> None:
@@ -131,7 +131,7 @@ _LOST_SERVERS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a worker failed. ``time`` is in seconds since the epoch, on the worker's clock."""
+    """Failure of one worker. ``time`` is in seconds since 1970, on the worker's clock."""
 
     rank: int
     host: str
@@ -149,26 +149,26 @@ class Failure:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the process was lost, through no fault in what it ran."""
+        """True if the process was lost for a reason outside the code that it ran."""
         return self.exception_type in _LOSSES
 
     @property
     def is_end_of_job(self) -> bool:
-        """Whether its job was ended, in which others, who have jobs of their own, have no part."""
+        """True if the worker's own job was ended; workers in other jobs are not affected."""
         return self.exception_type in (*_LIMITS, "Cancelled", "Deleted")
 
     @property
     def is_consequence(self) -> bool:
-        """Whether another worker's failure must have come first: a lost peer, a forced end."""
+        """True if another worker's failure must have come first: a lost peer, a forced end."""
         return self.exception_type in ("PeerLostError", "Stopped")
 
     @property
     def may_be_consequence(self) -> bool:
-        """Whether another worker's failure may have come first, as errors of TensorFlow's can."""
+        """True if another worker's failure may have come first, as with some TensorFlow errors."""
         return self.is_consequence or self.exception_type in _LOST_SERVERS
 
     def follows(self, are_lost: bool) -> bool:
-        """Whether another's failure came first, if one knows whether processes were lost."""
+        """Return True if another worker's failure came first, given whether processes were lost."""
         return self.may_be_consequence if are_lost else self.is_consequence
 
 
@@ -182,19 +182,19 @@ def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
 
 
 class WorkerFailedError(TfdistError):
-    """At least one worker failed; the first failure by time is the root cause.
+    """At least one worker failed. The first failure by time is the root cause.
 
     Attributes
     ----------
     rank, host, exception_type, worker_traceback, log
-        Of the root cause; ``log`` holds the last lines the worker printed.
+        Details of the root cause; ``log`` holds the last lines that the worker printed.
     others
-        The failures of the other ranks, in order of time.
+        Failures of the other ranks, in order of time.
     failures
-        All of them, the root cause first.
+        All failures, the root cause first.
     values
-        By rank, what the functions of `barrier_run` returned if all of them did, and some of it
-        could not be sent: None for that. Otherwise empty.
+        Return values of `barrier_run` by rank, if all functions returned but some values could not
+        be sent; these are None. Otherwise empty.
     """
 
     def __init__(self, failures: Sequence[Failure], values: Sequence[Any] = ()) -> None:
@@ -210,12 +210,12 @@ class WorkerFailedError(TfdistError):
         super().__init__(_describe(root, others))
 
     def is_loss(self, is_kept: bool) -> bool:
-        """Whether workers were lost, and none of them failed by what it ran.
+        """Return True if workers were lost, and none failed because of the code that it ran.
 
         Parameters
         ----------
         is_kept
-            Whether there are checkpoints: then a time limit is a loss, too.
+            True if there are checkpoints: then a time limit counts as a loss, too.
         """
         lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
@@ -225,7 +225,7 @@ class WorkerFailedError(TfdistError):
         )
 
     def advise(self, advice: str) -> WorkerFailedError:
-        """The same error with another last paragraph, What to do."""
+        """Return the same error with other advice in its last paragraph."""
         root, *others = self.failures
         known = f"{root.advice}. " if root.advice else ""
         return WorkerFailedError([replace(root, advice=known + advice), *others], self.values)

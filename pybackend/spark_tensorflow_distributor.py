@@ -26,26 +26,27 @@ _OPEN_SERVERS = (
 
 
 class MirroredStrategyRunner:
-    """Runs a function of TensorFlow on the tasks of a Spark session, or beside this process.
+    """Run a TensorFlow function on the tasks of a Spark session, or on this machine.
 
     Parameters
     ----------
     num_slots
-        GPUs that train together, or workers if ``use_gpu`` is False.
+        Number of GPUs that train together, or of workers if ``use_gpu`` is False.
     local_mode
-        Train on this machine, in one worker process, rather than in tasks of Spark.
+        True: train on this machine, in one worker process. False (default): in tasks of Spark.
     use_gpu
-        Whether the slots are GPUs, as ``spark.task.resource.gpu.amount`` gives each task some.
+        True (default): the slots are GPUs; ``spark.task.resource.gpu.amount`` sets how many each
+        task has.
     gpu_resource_name
-        What Spark calls GPUs; its tasks have to call them ``"gpu"``.
+        Spark's name for GPUs; its tasks must call them ``"gpu"``.
     use_custom_strategy
-        True: the function makes its own strategy. False: it is called in the scope of a
+        True: the function makes its own strategy. False (default): it is called in the scope of a
         ``tf.distribute.MultiWorkerMirroredStrategy``.
 
     Raises
     ------
     InputError
-        Names the argument, or the setting of Spark, and what is expected.
+        An argument, or a setting of Spark, is wrong. The message names it and the expected value.
     """
 
     def __init__(

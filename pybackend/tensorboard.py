@@ -41,9 +41,9 @@ class TensorBoardView:
     Attributes
     ----------
     url
-        Where a browser of this machine finds it.
+        URL for a browser on this machine.
     folder
-        What it shows.
+        Folder that it shows.
     """
 
     def __init__(self, folder: str) -> None:
@@ -67,11 +67,11 @@ class TensorBoardView:
             raise
 
     def wait(self) -> None:
-        """Wait until it ends by itself."""
+        """Wait until TensorBoard exits."""
         self._process.wait()
 
     def close(self) -> None:
-        """End it; nothing of it is left."""
+        """Stop TensorBoard. No process remains."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -107,25 +107,25 @@ class TensorBoardView:
 
 
 def view_tensorboard(what: Any = None) -> TensorBoardView:
-    """Start TensorBoard on this machine, at a free port that it chooses, for this machine only.
+    """Start TensorBoard on a free port of this machine, reachable only from this machine.
 
     Parameters
     ----------
     what
-        A `TrainResult`, or a folder; None: ``logs``, where trainings with ``tensorboard=True``
-        write.
+        A `TrainResult`, or a folder. None (default): ``logs``, where trainings with
+        ``tensorboard=True`` write.
 
     Returns
     -------
     TensorBoardView
-        Its ``url``; it ends with ``close()``, or with this process.
+        Open its ``url`` in a browser. It ends with ``close()``, or with this process.
 
     Raises
     ------
     InputError
         TensorBoard is not installed, or there is nothing to show.
     ClusterError
-        It does not start.
+        TensorBoard does not start.
     """
     folder = _find_folder(what)
     check_installed()

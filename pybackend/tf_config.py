@@ -33,14 +33,14 @@ _FAULTS = (  # in this order: each assumes that those above it were not found
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A checked TF_CONFIG.
+    """A validated TF_CONFIG.
 
     Attributes
     ----------
     cluster
-        Role to index to ``host:port``.
+        Maps role to index to ``host:port``.
     role, index
-        Of this process.
+        Role and index of this process.
     """
 
     cluster: Mapping[str, Addresses]
@@ -49,28 +49,28 @@ class ClusterSpec:
 
     @property
     def address(self) -> str:
-        """``host:port`` of this process."""
+        """Address of this process, as ``host:port``."""
         return self.cluster[self.role][self.index]
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process saves checkpoints: the chief, else worker 0."""
+        """True if this process saves checkpoints: the chief, or worker 0 without a chief."""
         return self.rank == 0
 
     @property
     def world_size(self) -> int:
-        """Processes that train: the chief and the workers, those that a mapping skips included."""
+        """Number of chief and worker processes, including those that a mapping skips."""
         return sum(max(self.cluster.get(role, {}), default=-1) + 1 for role in ("chief", "worker"))
 
     @property
     def rank(self) -> int | None:
-        """Number of this process among those that train, the chief first; else None."""
+        """Rank of this process among chief and workers, the chief first; None for other roles."""
         if self.role not in ("chief", "worker"):
             return None
         return self.index + (self.role == "worker" and "chief" in self.cluster)
 
     def to_json(self) -> str:
-        """The TF_CONFIG text; roles with all indices as lists, others as mappings."""
+        """Return the TF_CONFIG text. Roles with all indices are lists, others are mappings."""
         cluster = {k: [*v.values()] if _is_dense(v) else dict(v) for k, v in self.cluster.items()}
         return json.dumps({"cluster": cluster, "task": {"type": self.role, "index": self.index}})
 
@@ -84,24 +84,24 @@ def make_tf_config(
     ps: Sequence[str] | Mapping[int, str] | None = None,
     evaluator: str | Sequence[str] | None = None,
 ) -> str:
-    """The TF_CONFIG text of one process.
+    """Return the TF_CONFIG text of one process.
 
     Parameters
     ----------
     workers
-        ``host:port`` of every worker in the same order on all machines; a mapping from index to
+        ``host:port`` of every worker, in the same order on all machines; or a mapping from index to
         address if this process knows only some.
     index
-        Of this process among those of its role; may be left out for the chief and evaluator.
+        Index of this process within its role. Optional for the chief and the evaluator.
     role
         ``"worker"``, ``"chief"``, ``"ps"`` or ``"evaluator"``.
     chief, ps, evaluator
-        Their addresses, if there are any.
+        Addresses of these roles, if any.
 
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the fix.
+        An entry is wrong. The message names it and the fix.
 
     Examples
     --------
@@ -119,12 +119,12 @@ def make_tf_config(
 
 
 def read_tf_config(text: str | None = None) -> ClusterSpec:
-    """Read and check a TF_CONFIG text; None reads the environment variable.
+    """Read and check a TF_CONFIG text. None reads the environment variable.
 
     Raises
     ------
     ClusterError
-        Names the entry that is wrong, and the fix.
+        An entry is wrong. The message names it and the fix.
     """
     text = os.environ.get("TF_CONFIG") if text is None else text
     try:

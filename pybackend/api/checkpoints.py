@@ -33,24 +33,24 @@ def load_checkpoint(
 ) -> Any:
     """Load the model of the newest intact checkpoint of a training.
 
-    Damaged ones are passed over, with a warning.
+    Damaged checkpoints are skipped with a warning.
 
     Parameters
     ----------
     uri
         The folder of `Checkpoint`.
     model
-        A compiled model like the one that was trained, or a function that builds one, to which the
-        weights are given: for models that Keras writes no file of.
+        A compiled model like the trained one, or a function that builds one. It gets the weights.
+        Needed for models of which Keras cannot write a file.
     custom_objects, safe_mode
         As in `load_model`.
 
     Returns
     -------
     keras.Model
-        With the weights and the optimizer's state. From within an epoch, the moving averages of
-        batch normalization are those of worker 0, as are all weights with `LocalSteps`: its workers
-        differ until they are averaged.
+        The model with the weights and the optimizer's state. In a checkpoint from within an epoch,
+        the moving averages of batch normalization are those of worker 0. With `LocalSteps` this
+        holds for all weights, because the workers differ until the next average.
 
     Raises
     ------

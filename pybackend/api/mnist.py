@@ -27,14 +27,14 @@ _DOWNLOAD_SECONDS = 15.0
 
 
 def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
-    """Find MNIST: ``path``, TFDIST_MNIST, Keras's cache, Keras's download, or a built-in subset.
+    """Load MNIST from ``path``, TFDIST_MNIST, Keras's cache, Keras's download or a built-in subset.
 
     Parameters
     ----------
     path
-        An ``mnist.npz``, which must exist; so must the file that TFDIST_MNIST names, if it is set.
+        An ``mnist.npz``. It must exist; so must the file in TFDIST_MNIST, if that is set.
     limit
-        Use at most this many training images, and test images: the first ones.
+        Maximum number of training images, and of test images: the first ones.
 
     Raises
     ------
@@ -89,7 +89,9 @@ def train_mnist(
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
-    """Train `digit_model` on MNIST and evaluate it on the test images.
+    """Train a small network on MNIST and evaluate it on the test images.
+
+    The network is `digit_model`.
 
     Parameters
     ----------

@@ -15,31 +15,31 @@ OnEnd = Callable[[int, dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Observer:
-    """Functions that are called in this session while the workers train.
+    """Functions that this session calls while the workers train.
 
-    They go into ``callbacks`` of `barrier_train`, beside Keras's own callbacks, which run on the
-    workers. What returns True stops the training, on all workers after the same step: right after
-    the epoch, or at the next exchange of gradients within it. Anything else that is returned is of
-    no meaning. What a function raises ends the training with that error.
+    Pass it in ``callbacks`` of `barrier_train`, together with Keras's own callbacks, which run on
+    the workers. A function that returns True stops the training on all workers after the same step:
+    at the end of the epoch, or within it at the next exchange of gradients. Any other return value
+    is ignored. An exception in a function ends the training with that error.
 
-    Of processes that `join`, those of the first one are called. With
-    ``strategy="parameter_server"``, only ends of epochs are observed.
+    Among processes that `join`, only the first one's observers are called. With
+    ``strategy="parameter_server"``, only the ends of epochs are observed.
 
     Parameters
     ----------
     on_epoch_end
-        Called as ``on_epoch_end(epoch, logs)`` with the number of the epoch, from 1, and the
-        figures over all rows by name, those of the validation included. The workers wait until it
+        Called as ``on_epoch_end(epoch, logs)`` with the number of the epoch, from 1, and a dict of
+        the metrics over all rows, including those of the validation. The workers wait until it
         returns.
     on_step_end
-        Called as ``on_step_end(step, logs)`` a few times a second, not after every step, with the
-        number of the step in its epoch, from 1, and the figures over the first worker's rows of the
-        epoch so far. The workers do not wait for it.
+        Called as ``on_step_end(step, logs)`` a few times a second, not after every step. ``step``
+        is the number of the step in its epoch, from 1. ``logs`` has the metrics over the first
+        worker's rows of the epoch so far. The workers do not wait for it.
 
     Raises
     ------
     InputError
-        Neither is given, or one cannot be called so.
+        Neither function is given, or one cannot be called in this way.
 
     Examples
     --------

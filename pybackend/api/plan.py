@@ -1,4 +1,4 @@
-"""`plan`: what a training would start, without starting it."""
+"""Show what a training would start, without starting it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class PlannedWorker:
     Attributes
     ----------
     rank
-        Its number, from 0.
+        Rank of the worker, from 0.
     role
         ``"worker"``; with ``strategy`` also ``"chief"`` or ``"ps"``.
     place
-        Where it would run, in words.
+        Description of where the worker would run.
     rows
-        How many rows of the training data it would get; None: not known yet.
+        Number of rows of the training data for this worker. None: not known yet.
     """
 
     rank: int
@@ -58,29 +58,29 @@ class PlannedWorker:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training would start; made by `plan`.
+    """Description of a training that was not started, as `plan` returns it.
 
     Attributes
     ----------
     launcher
-        What its workers are, in words.
+        Description of the launcher.
     workers
         A `PlannedWorker` for each rank.
     data, validation_data
-        The rows, in words; None: no validation data.
+        Description of the rows. None: no validation data.
     rows, steps_per_epoch
-        Of all workers together; None: not known yet.
+        Totals over all workers. None: not known yet.
     which_rows
-        Which rows each worker would get, in words.
+        Description of the rows that each worker would get.
     model
-        How the model would go to the workers, in words.
+        Description of how the model would be sent to the workers.
     settings
-        As in `TrainResult`; ``seed`` is None if none was given.
+        As in `TrainResult`; ``seed`` is None if none was passed.
     documents
-        What would be submitted to a cluster, as text by the name of its file: the manifests of
-        Kubernetes, as JSON, or the batch script of Slurm.
+        Maps file names to the text that would be submitted to a cluster: Kubernetes manifests as
+        JSON, or Slurm's batch script.
     later
-        What is known only when the training starts, in sentences.
+        Sentences about what is known only after the training has started.
     """
 
     launcher: str
@@ -96,7 +96,7 @@ class Plan:
     later: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as lists, dicts, strings, numbers and None, which ``json.dumps`` takes."""
+        """Return the plan as lists, dicts, strings, numbers and None, for ``json.dumps``."""
         plain = asdict(self)
         return {**plain, "workers": list(plain["workers"]), "later": list(self.later)}
 
@@ -189,13 +189,12 @@ def _with_arguments_of(
 @explain_arguments
 @_with_arguments_of(barrier_train)
 def plan(call: TrainingCall) -> Plan:
-    """Show what `barrier_train` would start, to whom it would go, and who gets which rows.
+    """Show which workers and rows `barrier_train` would use, without starting anything.
 
-    All that `barrier_train` checks before it starts anything is checked. No process is started, and
-    Spark runs no job but those that `barrier_train` needs before: the values of a label of text,
-    and of features that are encoded, if ``data_options`` does not list their ``categories``. A data
-    set of batches is read, files are opened to count their rows, and a session of Spark is asked
-    for its slots.
+    All checks that `barrier_train` makes before its start are made. No process is started. Spark
+    runs only the jobs that `barrier_train` needs beforehand: to find the values of a text label and
+    of encoded features, unless ``data_options`` lists their ``categories``. A data set of batches
+    is read, files are opened to count their rows, and a Spark session is asked for its slots.
 
     Parameters
     ----------
@@ -205,12 +204,12 @@ def plan(call: TrainingCall) -> Plan:
     Returns
     -------
     Plan
-        To be printed; a notebook shows it. ``to_dict()`` gives plain data.
+        Print it, or show it in a notebook. ``to_dict()`` returns plain data.
 
     Raises
     ------
     InputError, ClusterError, SerializationError
-        As `barrier_train` would, before it starts anything.
+        The errors that `barrier_train` raises before it starts anything.
 
     Examples
     --------

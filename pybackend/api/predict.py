@@ -40,11 +40,11 @@ def predict_spark(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> Any:
-    """Predict for the rows of a Spark DataFrame in place, when Spark needs the predictions.
+    """Add a model's predictions to a Spark DataFrame.
 
-    The numbers are those of ``model.predict``. Spark runs nothing before it is asked for rows, and
-    then ordinary tasks, as many at once as there are slots. Each of Spark's Python processes loads
-    the model once and keeps its last three models for later tasks and queries.
+    Spark computes them lazily, when it is asked for rows, in ordinary tasks on all of its slots.
+    The numbers are those of ``model.predict``. Each Python process of Spark loads a model once and
+    caches its last three models for later tasks and queries.
 
     Parameters
     ----------
@@ -53,26 +53,28 @@ def predict_spark(
     df
         A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
     features, tensors, categories, encode
-        As in `barrier_train` and `DataOptions`. None: those of the `TrainResult`, or else all
-        columns are features. Rows of any length (``(dtype, (None,))``) are padded with zeros to the
-        length of the model's input or, if that is open, to the longest of the rows that Spark
-        sends together.
+        As in `barrier_train` and `DataOptions`. None (default): those of the `TrainResult`; without
+        one, all columns are features. Rows of any length (``(dtype, (None,))``) are padded with
+        zeros to the length of the model's input. If that is open, they are padded to the longest
+        row that Spark sends in the same batch.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
-        - ``"prob"``: a column ``.pred_<class>`` of each class's probability. Where the loss is one
-          of Keras's with ``from_logits``, it is the softmax or sigmoid of what the model gives. A
-          model of one number per row, whose loss is one of Keras's binary ones, gives that of class
-          1; class 0 has the rest to 1. Refused if nothing makes the numbers probabilities;
+        - ``"prob"``: a column ``.pred_<class>`` for each class's probability. If the loss is one of
+          Keras's with ``from_logits``, this is the softmax or sigmoid of the output. For a model
+          with one number per row and one of Keras's binary losses, the number is the probability of
+          class 1, and class 0 gets the rest to 1. An error if the numbers are not probabilities;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
-          number per row is a number, more are arrays, nested as the output's shape is;
-        - None: class and probabilities, if the model gives such; the class alone, if numbers that
-          are no probabilities tell classes by ``levels`` or a categorical loss; else ``"raw"``.
+          number per row is a number; more are arrays, nested like the output's shape;
+        - None (default): class and probabilities, if the model gives probabilities; the class
+          alone, if its numbers are not probabilities but ``levels`` or a categorical loss show that
+          they stand for classes; otherwise ``"raw"``.
     levels
-        Names of the classes 0, 1, 2, ...; None: those of the `TrainResult`, or else numbers.
+        Names of the classes 0, 1, 2, ... None (default): those of the `TrainResult`, or else
+        numbers.
     on_missing
-        What becomes of a row with a null, a NaN or a value that is none of its column's
-        categories: ``"null"`` for its predictions, or an ``"error"``, as in a training,
-        where a NaN is left to the model.
+        Treatment of a row that has a null, a NaN or a value outside its column's categories.
+        ``"null"`` (default): its predictions are null. ``"error"``: an error, as in a training,
+        where a NaN is passed to the model.
     batch_size
         Rows that a task computes at once.
     custom_objects, safe_mode
@@ -87,8 +89,8 @@ def predict_spark(
     Raises
     ------
     InputError
-        An argument is wrong; nothing was started. What is wrong with a row (a value of another
-        size) is reported when Spark reaches it, by Spark's own exception.
+        An argument is wrong. Nothing was started. A wrong row, such as a value of another size, is
+        reported when Spark reaches it, by Spark's own exception.
     SerializationError
         The model cannot be encoded.
     """

@@ -17,14 +17,14 @@ from pybackend.launchers import is_session, is_spark_frame
 
 @dataclass(frozen=True)
 class WrittenRecords:
-    """What `write_tfrecords` has written.
+    """Files that `write_tfrecords` wrote.
 
     Attributes
     ----------
     path
         The folder.
     files
-        Paths or URIs of its files.
+        Paths or URIs of the files.
     rows, size
         Records and bytes of all files.
     """
@@ -45,7 +45,7 @@ def write_tfrecords(
 ) -> WrittenRecords:
     """Write a Spark DataFrame as TFRecord files of ``tf.train.Example``.
 
-    Spark's tasks write, each partition into its own file. The folder is complete or absent: files
+    Spark's tasks write one file per partition. The folder is either complete or absent: the files
     appear in it when all are written, then `_tfdist.json`, which describes them, and `_SUCCESS`.
 
     Integers, booleans, dates (as days) and timestamps (as microseconds since 1970) become
@@ -62,19 +62,20 @@ def write_tfrecords(
     compression
         ``"gzip"``, ``"zlib"`` or None.
     overwrite
-        Replace the records in the folder. The old ones are removed when the new are complete.
+        True replaces the records in the folder. The old ones are removed when the new are complete.
     partitions
-        How many files to write; None: as many as the DataFrame has partitions with rows.
+        Number of files. None (default): the number of partitions that have rows.
 
     Returns
     -------
     WrittenRecords
-        The files, and how many rows they have.
+        The files, and their number of rows.
 
     Raises
     ------
     InputError
-        A column that records cannot represent, a null in an array, or a folder that cannot be used.
+        A column cannot be written as records, an array contains a null, or the folder cannot be
+        used.
     ClusterError
         Spark could not run the job.
     """
@@ -104,11 +105,11 @@ def read_tfrecords(
 ) -> Any:
     """Read TFRecord files of ``tf.train.Example`` as a Spark DataFrame.
 
-    What `write_tfrecords` has written comes back with its types; doubles and decimals with the
-    precision of 32 bits, ML vectors as arrays. The types of other files are inferred from a sample:
-    a feature is a scalar if each record of the sample that has it holds one value, else an array;
-    numbers are ``bigint`` or ``float``, bytes ``binary``. The rows are read, and their checksums
-    compared, when the DataFrame is used.
+    Files of `write_tfrecords` are read with their types; doubles and decimals have a precision of
+    32 bits, and ML vectors become arrays. The types of other files are inferred from a sample: a
+    feature is a scalar if each record of the sample that has it holds one value, else an array;
+    numbers are ``bigint`` or ``float``, bytes ``binary``. Rows are read, and checksums compared,
+    when the DataFrame is used.
 
     Parameters
     ----------
@@ -118,8 +119,8 @@ def read_tfrecords(
         A file, or a folder of files: a path that all machines of the cluster share, or a URI for
         fsspec. Compression (gzip or zlib) is recognised.
     tfrecord_spec
-        The features to read, by name: ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``,
-        followed by ``"[]"`` for an array. None: all features.
+        Maps the features to read to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``,
+        followed by ``"[]"`` for an array. None (default): all features.
 
     Returns
     -------
@@ -129,8 +130,8 @@ def read_tfrecords(
     Raises
     ------
     InputError
-        There are no such files, they are not TFRecord files or not those that their manifest
-        names, or ``tfrecord_spec`` is wrong.
+        The files do not exist, are not TFRecord files, or are not those of their manifest; or
+        ``tfrecord_spec`` is wrong.
     """
     if not is_session(spark):
         raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")

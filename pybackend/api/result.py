@@ -1,4 +1,4 @@
-"""The result of a training."""
+"""Result of a training."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A trained model and how its training went.
+    """A trained model, its history and a report of each worker.
 
     Attributes
     ----------
     model_base64
         The trained model file as base64 text; empty if it was written to ``model_uri``.
     model_format
-        ``"h5"``, or ``"keras"`` if the model cannot be written as HDF5; ``"weights.h5"``, weights
-        alone for ``model.load_weights()``, if Keras can write no whole file of it.
+        ``"h5"``; ``"keras"`` if the model cannot be written as HDF5; or ``"weights.h5"``, only the
+        weights for ``model.load_weights()``, if Keras cannot write a whole file of the model.
     model_sha256
-        SHA-256 of the model file, hexadecimal.
+        Hexadecimal SHA-256 digest of the model file.
     history
-        Per metric one float per epoch of `epochs_of`, over the rows of all workers; ``val_`` names
-        are those of validation data.
+        Maps each metric to its values, one float for each epoch of `epochs_of`, over the rows of
+        all workers. Names with ``val_`` are those of validation data.
     workers
         One `WorkerReport` per rank.
     seconds
@@ -55,39 +55,40 @@ class TrainResult:
     initial_epoch, validation_freq
         As in `barrier_train`.
     metrics
-        Further figures, e.g. the test accuracy of `train_mnist`.
+        Further values, such as the test accuracy of `train_mnist`.
     model_uri
-        Where the model file was written, if the call said so.
+        Path or URI of the model file, if the call had ``model_uri``.
     tensors, categories, encode
-        As in `DataOptions`, of the feature columns: for each that was encoded, its values and how.
+        As in `DataOptions`, for the feature columns: the values and the encoding of each encoded
+        column.
     feature_names
-        What the numbers of each input are called, in their order, if each comes from a column:
-        a list, or a list by each input's name. One-hot columns have the names ``column_value``.
+        Names of the numbers of each input, in their order, if each comes from a column: a list, or
+        a list by input name. One-hot columns are named ``column_value``.
     levels
-        The values of the label whose codes are 0, 1, 2, ..., if its column has categories. Those of
-        several labels are among the `categories`.
+        Values of the label whose codes are 0, 1, 2, ..., if its column has categories. Those of
+        several labels are in `categories`.
     features
-        The columns that were the inputs: a list, or a list by each input's name.
+        The columns that were the inputs: a list, or a list by input name.
     gangs
-        With ``min_workers``, who trained from which epoch on: a `Gang`, and a further one each time
-        when workers have left or joined.
+        With ``min_workers``, the worker groups: a `Gang` for the first epoch, and another each time
+        that workers left or joined.
     restarts
-        A `Restart` for each time that the workers were started again.
+        A `Restart` for each time that the workers were restarted.
     tensorboard
-        Where the event files lie, if ``tensorboard`` was given: a folder of this machine (of that
-        of the first of several processes that `join`), or a URI.
+        Location of the event files, if ``tensorboard`` was set: a folder of this machine (of the
+        first one's machine among processes that `join`), or a URI.
     settings
-        What the training was asked to do, as plain data: ``launcher`` (in words), ``workers``,
+        Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
         ``min_workers``, ``max_workers``, ``epochs``, ``initial_epoch``, ``batch_size`` (rows per
-        worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``,
-        ``exchange`` (a dict: ``kind`` is ``"Exchange"`` or ``"LocalSteps"``, beside its options),
-        ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
-        ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
-        tensorflow, keras and numpy in the process that called, with Spark also of pyspark. None:
-        not used. What has no number in JSON is text: ``"inf"``.
+        worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``, ``exchange``
+        (a dict of its options, with ``kind``: ``"Exchange"`` or ``"LocalSteps"``), ``scale_lr``,
+        ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``, ``restarts``,
+        ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python, tensorflow, keras
+        and numpy in the calling process, with Spark also of pyspark. None: not used. Numbers that
+        JSON does not have are text: ``"inf"``.
     inputs
-        Shape and type of each input of a row, nested as the model has them: what builds one that
-        has no weights before it is called.
+        Shape and dtype of each input of a row, nested as in the model. They build a model that has
+        no weights before its first call.
     """
 
     model_base64: str = field(repr=False)
@@ -122,13 +123,13 @@ class TrainResult:
 
     @cached_property
     def model(self) -> Any:
-        """The trained, compiled Keras model, decoded when first asked for."""
+        """The trained, compiled Keras model, decoded at first use."""
         if self.decode is None:
             raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
         return self.decode(self.model_bytes())
 
     def model_bytes(self) -> bytes:
-        """The trained model file, read from ``model_uri`` if it was written there."""
+        """Return the trained model file, read from ``model_uri`` if it was written there."""
         if self.model_uri is None:
             return base64.b64decode(self.model_base64)
         if self.fetch is None:
@@ -136,16 +137,17 @@ class TrainResult:
         return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
-        """Write the model to a file, e.g. ``result.save("model.h5")``; returns its path.
+        """Write the model to a file, e.g. ``result.save("model.h5")``, and return its path.
 
-        ``*.h5`` or ``*.keras``, whichever `model_format` is: if the other one is asked for, Keras
-        converts it, with the optimizer's state. A ``*.json`` holds all of the result: `load` and
-        R's ``read_fit()`` read it. The file appears complete or not at all.
+        The name ends with ``.h5`` or ``.keras``. If this is not the `model_format`, Keras converts
+        the model, with the optimizer's state. A ``*.json`` holds the whole result, for `load` and
+        R's ``read_fit()``. The file is either complete or absent.
 
         Raises
         ------
         InputError
-            The name ends otherwise, or the weights alone have come: they are a ``*.weights.h5``.
+            The name has another ending; or the result has only weights, which need
+            ``*.weights.h5``.
         SerializationError
             Keras cannot write the model in that format.
         """
@@ -167,7 +169,7 @@ class TrainResult:
         custom_objects: Mapping[str, Any] | None = None,
         safe_mode: bool = True,
     ) -> TrainResult:
-        """Read a result from a file that `save`, or R's ``write_model()``, wrote as ``*.json``.
+        """Read a result from a ``*.json`` file that `save`, or R's ``write_model()``, wrote.
 
         Parameters
         ----------
@@ -179,28 +181,28 @@ class TrainResult:
         InputError
             The file cannot be read.
         SerializationError
-            It is not the file of a result, or is damaged.
+            The file is not a result, or is damaged.
         """
         from pybackend.api.result_file import read_result
 
         return read_result(cls, Path(path), custom_objects, safe_mode)[0]
 
     def export(self, path: str | Path) -> Path:
-        """Write the model as a SavedModel, for TensorFlow Serving and what else reads these.
+        """Write the model as a SavedModel, for TensorFlow Serving and other readers of the format.
 
-        By Keras's ``model.export``: without the training, and with the signature
-        ``"serving_default"`` that takes and gives what the model does. Read it by
-        ``tf.saved_model.load(path)``, not by `load_model`.
+        This is Keras's ``model.export``: the training state is left out, and the signature
+        ``"serving_default"`` has the model's inputs and outputs. Read it with
+        ``tf.saved_model.load(path)``, not with `load_model`.
 
         Parameters
         ----------
         path
-            A new folder; it appears complete or not at all.
+            A new folder. It is either complete or absent.
 
         Raises
         ------
         InputError
-            There is something at the path already.
+            The path already exists.
         SerializationError
             Keras cannot export the model.
         """
@@ -222,16 +224,16 @@ class TrainResult:
     ) -> dict[str, Any]:
         """Evaluate the model on other rows, in this process.
 
-        The figures are those of ``model.evaluate``. For rows that are too many for one process
-        there is `barrier_evaluate`, which takes this result as its model.
+        The values are those of ``model.evaluate``. For more rows than one process can handle, pass
+        this result to `barrier_evaluate`.
 
         Parameters
         ----------
         data
-            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a data frame, the path
-            or URI of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
+            ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a data frame, the path or URI
+            of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
         batch_size
-            Rows of a step; a data set has its own.
+            Rows per step. A data set has its own.
         features, label, weight, data_options
             As in `barrier_evaluate`: ``label`` and ``weight`` are not remembered.
 
@@ -268,37 +270,35 @@ class TrainResult:
     ) -> Any:
         """Predict with the model, in this process.
 
-        The numbers are those of ``model.predict``. `barrier_predict` and `predict_spark` take this
-        result, too, for rows that are too many for one process.
+        The numbers are those of ``model.predict``. For more rows than one process can handle, pass
+        this result to `barrier_predict` or `predict_spark`.
 
         Parameters
         ----------
         x
-            Inputs: an array with one entry per row, a list or dict of arrays, a data frame,
-            the path or URI of files, or a data set of batches of TensorFlow or Keras. Of tables,
-            the columns of the training are read as they were there: `features`, `tensors` and
-            `categories`.
+            Inputs: an array with one entry per row, a list or dict of arrays, a data frame, the
+            path or URI of files, or a data set of batches of TensorFlow or Keras. Columns of tables
+            are read as in the training: `features`, `tensors` and `categories`.
         batch_size
-            Rows that are computed at once; a data set has its own.
+            Rows that are computed at once. A data set has its own.
         type
-            ``"raw"``: the model's outputs, as they are. ``"class"``, ``"prob"``: the columns
-            ``.pred_class``, or ``.pred_<level>`` for each class, as in `predict_spark`. None: for
-            a data frame what `predict_spark` gives by default, for anything else ``"raw"``.
+            ``"raw"``: the model's unchanged outputs. ``"class"`` or ``"prob"``: the columns
+            ``.pred_class``, or ``.pred_<level>`` for each class, as in `predict_spark`. None
+            (default): for a data frame the default of `predict_spark`, for other inputs ``"raw"``.
         levels
-            Names of the classes 0, 1, 2, ...; None: `levels`, or else numbers.
+            Names of the classes 0, 1, 2, ... None (default): `levels`, or else numbers.
         on_missing
-            What becomes of a row of a data frame with a null, a NaN or a value that is
-            none of its column's categories: ``"null"`` for its predictions (NaN in
-            arrays), or an ``"error"``, as in a training, where a NaN is left to the
-            model.
+            Treatment of a data frame's row that has a null, a NaN or a value outside its column's
+            categories. ``"null"`` (default): its predictions are null (NaN in arrays). ``"error"``:
+            an error, as in a training, where a NaN is passed to the model.
 
         Returns
         -------
         pandas.DataFrame
             With ``"class"`` and ``"prob"``, and by default for a data frame, whose index it has.
         numpy array, or a list or dict of arrays if the model has several outputs
-            Otherwise. One entry per row, in their order; the numbers of each output are in the
-            order of its label's `categories`, if it had text.
+            Otherwise. One entry per row, in their order. For a text label, the numbers of its
+            output are in the order of its `categories`.
 
         Raises
         ------
@@ -316,12 +316,12 @@ class TrainResult:
     def audit(self) -> Audit | None:
         """Result of the audit, in which some steps are repeated in one process.
 
-        None if the training was not audited: see `Exchange`.
+        None if the training was not audited. `Exchange` has the option ``audit``.
         """
         return self.workers[0].audit if self.workers else None
 
     def epochs_of(self, name: str) -> list[int]:
-        """The epochs, counted from 1, that have a figure of this name in the history."""
+        """Return the epochs, counted from 1, for which the history has values of this metric."""
         last = self.initial_epoch + self.epochs
         epochs = list(range(self.initial_epoch + 1, last + 1))
         if not name.startswith("val_"):
@@ -331,14 +331,14 @@ class TrainResult:
 
     @property
     def workers_by_epoch(self) -> list[int]:
-        """How many workers each epoch had that was run."""
+        """Number of workers in each epoch that was run."""
         if not self.gangs:
             return [len(self.workers)] * self.epochs
         return count_by_epoch(self.gangs, self.initial_epoch + self.epochs)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank for which the others waited, and for how many seconds each; None if for none."""
+        """Rank that the others waited for, and for how many seconds each; None if there is none."""
         return find_straggler(self.workers)
 
     def plot(
@@ -348,19 +348,19 @@ class TrainResult:
         metrics: str | Sequence[str] | None = None,
         smooth: float = 0.0,
     ) -> Any:
-        """The history as a figure, a panel per metric; needs the extra ``plots``.
+        """Plot the history, a panel per metric. Needs the extra ``plots``.
 
-        A notebook shows the figure that is a cell's last value; a script gives a ``path``.
+        A notebook shows the figure if it is a cell's last value. In a script, pass ``path``.
 
         Parameters
         ----------
         path
-            Where the figure is written, as matplotlib writes it: .png, .pdf or .svg.
+            File to write: .png, .pdf, .svg or another format of matplotlib.
         metrics
-            The metric to show, or several of them, in order; each with its validation. None: all.
+            One metric or several, in order, each with its validation. None (default): all.
         smooth
-            From 0 to below 1: how much of the mean so far goes into the next point. With 0.6, say,
-            the figures themselves are faint behind the smoothed line.
+            Weight of the running mean in the next point, from 0 (default) to below 1. The original
+            values are drawn faintly behind the smoothed line.
 
         Returns
         -------
@@ -369,8 +369,8 @@ class TrainResult:
         Raises
         ------
         InputError
-            matplotlib is missing, or does not know the file's type; there is no history, or it has
-            no such metric.
+            matplotlib is missing or does not support the file's type; or the history is empty, or
+            has no such metric.
         """
         if not self.history:
             raise InputError("there is no history to plot: no epoch was run")
@@ -385,7 +385,7 @@ class TrainResult:
         return figure
 
     def summary(self) -> str:
-        """A few lines of text: figures of the last epoch and what each worker did."""
+        """Return a few lines of text: the metrics of the last epoch and the work of each worker."""
         lines = [*self._facts, *list_workers(self._numbered), *self._events]
         return "\n".join(lines)
 
@@ -417,17 +417,18 @@ class TrainResult:
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
     def to_dict(self, *, model: bool = True) -> dict[str, Any]:
-        """All of it as lists, dicts, strings, numbers and None, which ``json.dumps`` takes.
+        """Return the result as lists, dicts, strings, numbers and None, for ``json.dumps``.
 
-        The keys are the attributes' names. ``workers`` and ``gangs`` are lists of dicts with the
-        fields of `WorkerReport`, and ``ok``, and of `Gang`; ``epochs_of`` has the epochs of each
-        name in ``history``, ``straggler`` is a list of rank and seconds or None. Figures that are
-        not finite stay as they are, which ``json.dumps(..., allow_nan=False)`` refuses.
+        The keys are the names of the attributes. ``workers`` is a list of dicts with the fields of
+        `WorkerReport` and ``ok``; ``gangs`` is a list of dicts with the fields of `Gang`.
+        ``epochs_of`` has the epochs of each name in ``history``. ``straggler`` is a list of rank
+        and seconds, or None. NaN and infinite values stay in it, so ``json.dumps(...,
+        allow_nan=False)`` raises an error for them.
 
         Parameters
         ----------
         model
-            Whether ``model_base64``, the whole model, is among them.
+            False leaves out ``model_base64``, the whole model.
         """
         found = {
             "history": self.history,
@@ -462,10 +463,10 @@ class TrainResult:
 
     @property
     def record(self) -> str:
-        """JSON text of all figures, without the model's file, from which `report` is written.
+        """JSON text of all values without the model file; `report` is written from it.
 
-        As `to_dict`, with ``rows_per_second`` of each worker. What is no number in JSON is text:
-        ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        As `to_dict`, with ``rows_per_second`` of each worker. Numbers that JSON does not have are
+        text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return encode_record(self.to_dict())
 

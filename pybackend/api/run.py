@@ -39,62 +39,66 @@ def barrier_run(
     timeout: float = 300.0,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run a function once per worker, all at the same time, and return their values.
+    """Run a function once on each worker, all at the same time, and return the values.
 
     Parameters
     ----------
     spark
         As in `barrier_train`.
     fn
-        Called as ``fn(context, *args, **kwargs)`` with a `WorkerContext`. The environment variable
-        TF_CONFIG is set, and its ports are reserved, so
-        ``tf.distribute.MultiWorkerMirroredStrategy()`` just works. Its servers listen on all
-        interfaces and serve whoever connects: use them on networks that you trust.
+        A function, called as ``fn(context, *args, **kwargs)`` with a `WorkerContext`. The
+        environment variable TF_CONFIG is set and its ports are reserved, so
+        ``tf.distribute.MultiWorkerMirroredStrategy()`` works without further setup. Its servers
+        listen on all interfaces and accept every connection: use them only on networks that you
+        trust.
 
-        Or the path of a Python script, which the workers run as ``python script.py *args`` does,
-        in processes of their own. They get its text; modules beside it are found only where the
-        workers' machines have them in the same folder.
+        Or the path of a Python script, which each worker runs as ``python script.py *args`` in a
+        process of its own. The script's text is sent to the workers. Modules next to it are found
+        only on machines that have them in the same folder.
     args, kwargs
-        Further arguments; like ``fn`` they are sent pickled, from this process to the workers.
+        Further arguments. Like ``fn``, they are pickled and sent from this process to the workers.
     workers
-        As in `barrier_train`. The call lasts as long as the function does.
+        As in `barrier_train`. The call lasts as long as the function.
     roles
-        How many workers have which role, such as ``{"chief": 1, "worker": 2, "ps": 1,
-        "evaluator": 1}``, in place of ``workers``. Ranks are in this order, and TF_CONFIG and
-        ``context.role`` say who is who. As soon as the function has returned on the chief (without
-        one, on all workers), parameter servers are ended, which need not return; so are an
-        evaluator and, if there are a chief and parameter servers, the workers, unless they return
-        by themselves within 3 seconds. The value of a rank that is ended is None.
+        Number of workers by role, such as ``{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}``,
+        instead of ``workers``. Ranks follow this order. TF_CONFIG and ``context.role`` give each
+        worker's role. As soon as the function has returned on the chief (without a chief, on all
+        workers), parameter servers, which need not return, and an evaluator are stopped. If there
+        are a chief and parameter servers, workers that do not return within 3 seconds are stopped,
+        too. The value of a stopped rank is None.
     data
-        Rows that the workers share out, and iterate over by ``context.feed(batch_size)``: a Spark
-        DataFrame, an RDD of tuples, Rows or dicts, a data frame in memory or a dict of arrays. With
-        ``roles``, these must be chiefs and workers.
+        Rows to distribute over the workers, which iterate over them by
+        ``context.feed(batch_size)``: a Spark DataFrame, an RDD of tuples, Rows or dicts, a data
+        frame in memory or a dict of arrays. With ``roles``, only the roles chief and worker are
+        allowed.
     resources
         As in `barrier_train`.
     verbose
-        2 shows what the workers print, 0 and 1 do not.
+        2 (default) shows the workers' output. 0 and 1 do not.
     timeout
-        As in `barrier_train`: the function itself may take as long as it likes.
+        As in `barrier_train`. The function itself has no time limit.
 
     Returns
     -------
     list
-        One value per rank; None of a script, or of a function that ends by ``sys.exit(0)``. Values
-        are None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples, sets, dicts
+        One value per rank. A script, and a function that ends by ``sys.exit(0)``, give None. Values
+        may be None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples, sets, dicts
         and the classes of ``collections``, numpy arrays (not structured ones), pandas data frames,
-        series and indexes, Arrow tables, and Keras models, which are built here in Keras's safe
-        mode. They are equal to what the function has returned, and of the same class: one derived
-        from these, such as a masked array, is refused. Tensors come as arrays.
-        A dataclass, an enum or a named tuple is of its own class if that is loaded here and found
-        in its module, else a ``types.SimpleNamespace`` or a named tuple made for it; the history of
-        ``fit`` is a ``types.SimpleNamespace`` with ``history``, ``epoch`` and ``params``. Anything
-        else is refused by place and type, as nothing from a worker is unpickled.
+        series and indexes, Arrow tables, and Keras models, which are rebuilt here in Keras's safe
+        mode. They are equal to what the function returned, and of the same class. A class derived
+        from these, such as a masked array, raises an error. Tensors become arrays.
+
+        A dataclass, an enum or a named tuple keeps its class if that class is loaded here and found
+        in its module. Otherwise it becomes a ``types.SimpleNamespace`` or a new named tuple. The
+        history of ``fit`` becomes a ``types.SimpleNamespace`` with ``history``, ``epoch`` and
+        ``params``. Any other value raises an error that names its position and type, because
+        nothing from a worker is unpickled.
 
     Raises
     ------
     InputError, ClusterError, WorkerFailedError
-        As in `barrier_train`. If all functions returned, but a value cannot be sent, the error has
-        those of the other ranks as ``values``.
+        As in `barrier_train`. If all functions returned but a value cannot be sent, the values of
+        the other ranks are the ``values`` of the error.
     """
     return run_function(
         spark,

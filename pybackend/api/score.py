@@ -44,25 +44,19 @@ def barrier_evaluate(
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> dict[str, float]:
-    """Evaluate a model on several workers; the figures are those of one process.
-
-    Metrics come from the sums of their states, so an AUC is that of all rows. What depends, as in
-    Keras itself, on which rows share a batch (a loss that compares rows, or that leaves out masked
-    time steps; a metric that is computed from a batch; of several outputs, the loss of each one,
-    which is a mean of batches) is that of the batches that `replay_batches` lists with
-    ``shuffle=False``: of even size, and at most ``workers * batch_size`` rows.
+    """Evaluate a model on several workers, with the values that one process computes.
 
     Parameters
     ----------
     model
-        As in `barrier_train`, or the `TrainResult` of a training; the model must be compiled.
-        Unless they are given, ``features`` and the options of columns are those of that training;
+        As in `barrier_train`, or the `TrainResult` of a training. The model must be compiled. With
+        a `TrainResult`, ``features`` and the options of columns default to those of that training;
         ``label`` and ``weight`` are not remembered.
     spark, data, workers, batch_size, features, label, weight
         As in `barrier_train`.
     data_options
-        As in `barrier_train`. A label of text needs the ``categories`` of the training, which a
-        `TrainResult` knows. Rows are read once, so ``in_memory`` makes no difference.
+        As in `barrier_train`. A text label needs the ``categories`` of the training, which a
+        `TrainResult` has. Rows are read once, so ``in_memory`` makes no difference.
     resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -75,6 +69,15 @@ def barrier_evaluate(
     ------
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
+
+    Notes
+    -----
+    The states of the metrics are summed over the workers, so an AUC is that of all rows.
+
+    As in Keras itself, some values depend on which rows share a batch: a loss that compares rows or
+    that leaves out masked time steps, a metric computed from one batch, and the loss of each of
+    several outputs, which is a mean of batches. They are those of the batches that `replay_batches`
+    lists with ``shuffle=False``. These have even sizes, at most ``workers * batch_size`` rows.
     """
     launcher = launcher_for(spark)
     call = EvaluationCall(
@@ -120,22 +123,22 @@ def barrier_predict(
     Parameters
     ----------
     x
-        Inputs: an array with one entry per row, a list or dict of arrays, or a data frame.
-        Of a frame, all columns are the inputs; with a `TrainResult`, those of the training.
+        Inputs: an array with one entry per row, a list or dict of arrays, or a data frame. All
+        columns of a data frame are inputs; with a `TrainResult`, those of the training.
     model
-        As in `barrier_train`, or the `TrainResult` of a training; it need not be compiled.
+        As in `barrier_train`, or the `TrainResult` of a training. It need not be compiled.
     on_missing
-        What becomes of a row of a data frame with a null, a NaN or a value that is none of
-        its column's categories: ``"null"``, NaN for its predictions, or an ``"error"``, as
-        in a training, where a NaN is left to the model.
+        Treatment of a data frame's row that has a null, a NaN or a value outside its column's
+        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: an error, as in a
+        training, where a NaN is passed to the model.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
     Returns
     -------
     numpy array, or a list or dict of arrays if the model has several outputs
-        One entry per row, in the order of ``x``: the model's numbers, also for a data frame, as
-        `TrainResult.predict` gives them with ``type="raw"``.
+        One entry per row, in the order of ``x``: the model's raw outputs, also for a data frame, as
+        `TrainResult.predict` returns them with ``type="raw"``.
 
     Raises
     ------

@@ -74,184 +74,201 @@ def barrier_train(
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> TrainResult:
-    """Train a Keras model on several workers, exactly as one process would on the same batches.
+    """Train a Keras model on several workers.
+
+    The result is that of one process on the same global batches, up to rounding, unless an option
+    says otherwise. Most calls need only some of the arguments up to ``weight``. Those after it are
+    for special needs. The notes describe ``data``, elastic training and resuming in full.
 
     Parameters
     ----------
     spark
-        ``"local"`` for processes on this machine, without Spark, a ``pyspark.sql.SparkSession``,
-        what `hosts`, `slurm` or `kubernetes` return, or None: this machine, or, if this process was
-        started as one of several (`join`), all of them together.
+        Where the workers run: ``"local"`` (processes on this machine), a
+        ``pyspark.sql.SparkSession``, or the result of `hosts`, `slurm` or `kubernetes`. None: all
+        processes that were started together (`join`), or this machine if there is only this one.
     model
-        A compiled Keras 3 model, which is not changed; a function without arguments that returns
-        one and is called on every worker; or a `TrainResult`, whose model is trained further, as a
-        second ``fit`` does. Unless others are named, the features are those of that training;
-        ``label`` and ``weight`` are not remembered.
+        A compiled Keras 3 model, which stays unchanged; a function without arguments that returns
+        one, called on every worker; or a `TrainResult`, whose model is trained further, as by a
+        second ``fit``.
     data
-        One of
-
-        - ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row; ``x`` and
-          ``y`` may be lists or dicts of arrays. Without labels it is an array, a dict, or ``(x,)``,
-          and the model trains as by ``fit(x)``: its ``train_step`` gets the same. Sparse matrices
-          of scipy become dense;
-        - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
-          streams, with columns of numbers, arrays, ML vectors, bytes or text;
-        - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not of Spark) and of arrays
-          or series, which are taken as its columns by position. Labels of text become codes;
-        - the path or URI (by fsspec) of Parquet or TFRecord files, a file, a folder or a pattern
-          (``"day=*/rows.parquet"``), or a list of them, which the workers read themselves;
-        - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
-          ``(x, y, sample_weight)``. This process reads all of it, and the workers share out the
-          rows of each batch, whatever ``batch_size`` and ``shuffle`` say. A model with its own
-          ``train_step`` may take two or three tensors of a batch as its inputs, such as
-          ``(anchor, positive, negative)``;
-        - a function, called on each worker as ``data(context)`` with a `WorkerContext`, that
-          returns a ``tf.data.Dataset`` of local batches. They are used as they come, whatever
-          ``batch_size``, ``shuffle`` and ``in_memory`` say; workers whose data end earlier add
-          nothing to the remaining steps. Endless data need ``steps_per_epoch``, with which data
-          continue from epoch to epoch, and start again at their end.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays; a data frame; paths of Parquet or
+        TFRecord files; a data set of global batches; or a function that returns one for its worker.
     workers
-        Number of worker processes; None: 2, or as many as there are processes that join.
+        Number of workers. None (default): 2, or the number of processes that join.
     min_workers
-        Makes the training elastic, on this machine, on `hosts`, on `slurm` without ``nodes``,
-        where each worker is a job, or on `kubernetes`: ``workers`` is the number to begin with, and
-        training continues without a worker that fails or is preempted (SIGTERM), as long as this
-        many are left. The processes of the others keep running; only their connections are opened
-        again. The epoch in which a worker fails is repeated from its beginning, and one that is
-        preempted leaves after its epoch, so each epoch uses each row exactly once, and the result
-        is that of one process on the batches of so many workers as each epoch had
-        (`TrainResult.workers_by_epoch`). Every worker keeps all rows, and, in memory, the state of
-        the epoch's beginning. None: a worker that is lost ends the training.
+        Makes the training elastic: it continues without workers that fail or are preempted, as long
+        as this many are left. None (default): a lost worker ends the training.
     max_workers
-        Others are started until there are so many, at the beginning and whenever a worker has gone;
-        they join between two epochs, when they are ready. Of `hosts` all slots are used, and one
-        where none can be started is tried again every 30 seconds. None: none are.
+        In an elastic training, new workers are started until there are this many. None (default):
+        lost workers are not replaced.
     epochs
-        Passes over the data: each row is used exactly once in each.
+        Passes over the data. Each pass uses each row exactly once.
     initial_epoch
-        Epochs that were trained before: training starts with epoch ``initial_epoch + 1`` and ends
-        with epoch ``epochs``, as in Keras's ``fit``.
+        Number of epochs that were trained before. Training starts with epoch ``initial_epoch + 1``
+        and ends with epoch ``epochs``, as in Keras's ``fit``.
     batch_size
-        Most rows per worker and step. Rows are spread evenly over the steps: a global batch has at
-        most ``workers * batch_size`` rows, which `replay_batches` lists.
+        Maximum rows per worker and step. A global batch has at most ``workers * batch_size`` rows.
+        Rows are spread evenly over the steps; `replay_batches` lists them.
     steps_per_epoch
-        Steps of an epoch; the next one goes on with the rows that follow. None: use all rows.
+        Steps per epoch. The next epoch continues with the rows that follow. None (default): as many
+        as all rows need.
     validation_data
-        As ``data``; evaluated by all workers together after each epoch.
+        As ``data``. All workers evaluate it together after each epoch.
     validation_split
-        The fraction of the rows, from the end of arrays or of a data frame (not of Spark), before
-        they are shuffled, that validates in place of ``validation_data``.
+        Fraction of the rows to use for validation instead of ``validation_data``. They are the last
+        rows of arrays or of a data frame (not of Spark), before shuffling.
     validation_freq
-        Evaluate after every so many epochs, or after the epochs in a list, counted from 1.
+        Number of epochs between validations, or a list of the epochs to validate after, counted
+        from 1.
     callbacks
-        Keras callbacks. All run on every worker, except those that write files
-        (``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor``) and those with an
-        attribute ``rank_0_only`` that is true, which run on rank 0: files with relative paths lie
-        in its folder. Copies run on the workers: what they keep in attributes stays there. When
-        one asks to stop, all workers stop after the same step. ``BackupAndRestore`` stands for
-        ``checkpoint`` with its folder, and ``resume``. An `Observer` among them is called in this
-        session.
+        Keras callbacks. Each worker runs its own copies, whose attributes stay on the worker.
+        ``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor`` and callbacks with a
+        true attribute ``rank_0_only`` run on rank 0 only, in whose folder files with relative paths
+        are written. If one callback stops the training, all workers stop after the same step.
+        ``BackupAndRestore`` is replaced by ``checkpoint`` with its folder, and ``resume``. An
+        `Observer` runs in this session.
     class_weight
-        Class to weight of its rows in the loss, for models with one output: by its code, or, if the
-        label is text, by its level. Not together with sample weights.
+        Maps each class to the loss weight of its rows, for models with one output. Keys are class
+        codes, or the values of a text label. Cannot be combined with sample weights.
     seed
-        Makes the training repeatable. None: drawn at random, and reported in the result.
+        Makes the training repeatable. None (default): drawn at random, and reported in the result.
     shuffle
-        True or ``"shard"``: each worker uses its rows in a new order each epoch. ``"global"``
-        (arrays and files): the workers share out a new order of all rows each epoch, so every
-        worker keeps all rows. False: rows are used in the order in which they come.
+        True (default) or ``"shard"``: each worker shuffles its own rows in each epoch. ``"global"``
+        (arrays and files): all rows are shuffled and redistributed in each epoch, for which every
+        worker stores all of them. False: rows keep their order.
     features
-        Columns of a data frame or of files. A list: side by side, one input, of whole numbers if
-        all columns are; text among them is one-hot. A mapping from the model's input names to
-        columns: several inputs, of which a text column gives strings, unless ``encode`` of the
-        options says otherwise. None: all columns that are not used otherwise.
+        Columns of a data frame or of files. A list: the columns form one input, of whole numbers if
+        all columns are, with text as one-hot columns. A mapping from input names to columns:
+        several inputs; a text column becomes strings, unless ``encode`` of the options is set. None
+        (default): all other columns, or those of the training if ``model`` is a `TrainResult`.
     label
-        The label's column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
+        The label column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
         sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.
-        None: the rows have no labels.
+        None: the rows have no labels. A `TrainResult` does not remember ``label`` or ``weight``.
     weight
         Column with the weight of each row in the loss.
     data_options
-        `DataOptions`: the types and shapes of columns, categories, and where workers keep their
-        rows.
+        `DataOptions`: dtypes and shapes of columns, categories, and where workers store their rows.
     exchange
-        `Exchange`, by which the result is that of one process, or `LocalSteps` for slow networks.
+        `Exchange` (default): gradients are averaged in every step. `LocalSteps`: for slow networks;
+        the result is no longer that of one process.
     scale_lr
-        ``"linear"`` or ``"sqrt"``: the learning rate is multiplied by the number of workers or by
-        its square root, since a step has the rows of all of them. `ScaleLearningRate` adds warm-up
-        and decay. The history has the rate of each epoch's last step, as ``learning_rate``. Not for
-        data sets of global batches. None: the rate is that of the optimizer.
+        ``"linear"`` or ``"sqrt"``: multiplies the learning rate by the number of workers or by its
+        square root, because a step has the rows of all workers. `ScaleLearningRate` adds warm-up
+        and decay. The history reports the rate of each epoch's last step as ``learning_rate``. Not
+        supported for data sets of global batches. None (default): the optimizer's rate.
     resources
-        `Resources`: the cores, memory and GPUs of each worker. None: workers that share a machine
-        divide its cores and GPUs.
+        `Resources`: cores, memory and GPUs of each worker. None (default): workers on the same
+        machine divide its cores and GPUs.
     model_uri
-        Where rank 0 writes the trained model (a path that all hosts share, or a URI for fsspec)
-        instead of sending it through the driver. Needed for models of a gigabyte.
+        Where rank 0 writes the trained model instead of sending it through the driver: a path that
+        all hosts share, or a URI for fsspec. Needed for models of a gigabyte or more.
     checkpoint
-        `Checkpoint`, or just its folder: keeps the training's state, from which it can go on.
+        `Checkpoint`, or only its folder: saves the training's state, so that it can resume.
     resume
-        Go on from the newest intact checkpoint; without any, begin at the beginning. The same call
-        must be made: another model, other data or settings are refused, but ``epochs`` may be
-        raised. The result is that of a training without an interruption, its history included.
-        Between two epochs ``workers`` may change: then the weights, the optimizer and the history
-        are those of the checkpoint, and the training goes on as one process does on the batches
-        of so many workers, with other dropout masks.
+        True: resume from the newest intact checkpoint, or start from the beginning if there is
+        none.
     restarts
-        How often the workers are started again if one is lost, killed, stopped or out of memory:
-        from the newest checkpoint, or else from the beginning. With `checkpoint` also if workers
-        were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit. What
-        the model, the data or a callback raises is not tried again.
+        Number of times that the workers are restarted after one was lost, killed, stopped or out of
+        memory: from the newest checkpoint, or else from the beginning. With ``checkpoint`` also
+        after a preemption (SIGTERM, an eviction) and after the time limit of a job. Errors that the
+        model, the data or a callback raises are not retried.
     strategy
-        ``"parameter_server"`` trains asynchronously, by TensorFlow's ``ParameterServerStrategy``
-        and ``ClusterCoordinator``: the weights lie on parameter servers, and each worker takes
-        steps on batches of its own rows without waiting for others. The result is *not* that of
-        one process, and differs from run to run. An epoch has as many steps as all rows make
-        batches; workers take them as they are ready, so that a faster one takes more, and their
-        rows more often. A worker that is lost is done without (not on Spark, nor in processes that
-        join). None: synchronous, and exact. The names of TensorFlow's other strategies are refused,
-        and say what to use.
+        ``"parameter_server"``: asynchronous training, with a result that is not that of one
+        process. None (default): synchronous and exact. The names of TensorFlow's other strategies
+        raise an error that says what to use.
     roles
-        With ``strategy``, how many processes have which role, ``{"chief": 1, "worker": 2,
-        "ps": 1}``: one chief, which schedules the steps and has the model at the end. Without it,
-        there is one parameter server, and ``workers`` is the number of those that take steps.
+        Number of processes by role, with ``strategy``: ``{"chief": 1, "worker": 2, "ps": 1}``. The
+        one chief schedules the steps and has the model at the end. None (default): a chief, one
+        parameter server, and ``workers`` workers that take steps.
     tensorboard
-        Where to write what TensorBoard shows: the figures of each epoch, those of rank 0's rows
-        every 50 steps, and the graph. A folder of this machine, on any cluster: rank 0 writes with
-        Keras's callback, and sends what it has written here, at each epoch's end and every 10
-        seconds. True: a new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes
-        there itself. See ``tfdist tensorboard`` and `TrainResult.tensorboard`; for a profile pass
-        a ``keras.callbacks.TensorBoard`` among the ``callbacks``.
+        Folder of this machine for TensorBoard's event files: the metrics of each epoch, those of
+        rank 0's rows every 50 steps, and the graph. On every cluster, rank 0 writes them with
+        Keras's callback and sends them here at the end of each epoch and every 10 seconds. True: a
+        new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes there directly.
+        See ``tfdist tensorboard`` and `TrainResult.tensorboard`. For a profile, pass a
+        ``keras.callbacks.TensorBoard`` in ``callbacks``.
     custom_objects
-        Name to class or function, for custom layers, losses and metrics. Custom classes that a
-        given model consists of, and functions that it has as losses, are found without it.
+        Maps names to classes or functions, for custom layers, losses and metrics. The custom
+        classes of a model that you pass, and its loss functions, are found without it.
     safe_mode
-        False lets a model that a function builds come back as a whole file although it carries
-        Python code (a ``Lambda`` layer). Otherwise its weights come back, and the function builds
-        the model here. A model that is passed itself needs no such leave.
+        False: a model that a function builds may come back as a whole file although it contains
+        Python code (a ``Lambda`` layer). True (default): its weights come back, and the function
+        rebuilds the model here. A model that you pass needs no such permission.
     verbose
-        0 silent, 1 progress, 2 also whatever the workers print. Progress is a bar with loss, rows
-        per second and the time that is left, on a terminal and in a notebook that has ipywidgets,
-        and elsewhere a line per epoch. Python's logger ``tfdist`` has all of it, whatever
-        ``verbose`` says.
+        0: silent. 1 (default): progress. 2: also what the workers print. Progress is a bar with the
+        loss, rows per second and the remaining time, on a terminal and in a notebook with
+        ipywidgets; elsewhere it is a line per epoch. Python's logger ``tfdist`` gets all of it at
+        every level.
     timeout
-        Seconds that workers wait for each other to start, and after which a worker counts as lost
-        that was stopped or whose machine does not answer. A slow one is waited for (six hours at
-        most), and named once a minute.
+        Seconds that workers wait for each other to start. After the same time, a worker that was
+        stopped or whose machine does not answer counts as lost. A worker that is only slow is
+        waited for, six hours at most, and named once a minute.
 
     Returns
     -------
     TrainResult
+        The trained model, its history, and a report of each worker.
 
     Raises
     ------
     InputError
-        An argument is wrong; nothing was started.
+        An argument is wrong. Nothing was started.
     ClusterError
-        Spark cannot run the job.
+        The cluster cannot run the job.
     WorkerFailedError
-        A worker failed: rank, host, traceback and last log lines are in the message.
+        A worker failed. The message has its rank, host, traceback and last log lines.
     SerializationError
         The model cannot be encoded.
+
+    Notes
+    -----
+    ``data`` is one of
+
+    - ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row. ``x`` and
+      ``y`` may be lists or dicts of arrays. Data without labels are an array, a dict, or ``(x,)``:
+      the model trains as by ``fit(x)``, and its ``train_step`` gets the same. Sparse matrices of
+      scipy become dense;
+    - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
+      streams. Columns hold numbers, arrays, ML vectors, bytes or text;
+    - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not of Spark) and of arrays or
+      series, which become its columns by position. Text labels become codes;
+    - the path or URI (by fsspec) of Parquet or TFRecord files: a file, a folder, a pattern
+      (``"day=*/rows.parquet"``), or a list of them. The workers read the files themselves;
+    - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
+      ``(x, y, sample_weight)``. This process reads all of it, and the workers share the rows of
+      each batch; ``batch_size`` and ``shuffle`` are ignored. A model with its own ``train_step``
+      may take two or three tensors of a batch as its inputs, such as ``(anchor, positive,
+      negative)``;
+    - a function ``data(context)``, called on each worker with a `WorkerContext`, that returns a
+      ``tf.data.Dataset`` of local batches. They are used unchanged; ``batch_size``, ``shuffle`` and
+      ``in_memory`` are ignored. A worker whose data end earlier adds nothing to the remaining
+      steps. Endless data need ``steps_per_epoch``. With it, data continue from epoch to epoch, and
+      start again at their end.
+
+    **Elastic training.** ``min_workers`` works on this machine, on `hosts`, on `kubernetes`, and on
+    `slurm` without ``nodes``, where each worker is a job. Training starts with ``workers`` workers.
+    When one fails, the processes of the others stay alive and only reconnect, and the epoch is
+    repeated from its beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. So
+    each epoch uses each row exactly once, and the result is that of one process on the batches of
+    as many workers as each epoch had (`TrainResult.workers_by_epoch`). Every worker stores all
+    rows, and holds the state at the epoch's beginning in memory. With ``max_workers``, workers are
+    added at the beginning and after each loss. They join between two epochs, as soon as they are
+    ready. On `hosts` all slots are used; one where no worker can be started is retried every 30
+    seconds.
+
+    **Resuming.** ``resume`` needs the same call: another model, other data or other settings raise
+    an error, but ``epochs`` may be larger. The result, including its history, is that of an
+    uninterrupted training. ``workers`` may change between two epochs. Then the weights, the
+    optimizer and the history are those of the checkpoint, and training continues as one process
+    does on the batches of the new number of workers, with other dropout masks.
+
+    **Parameter servers.** ``strategy="parameter_server"`` uses TensorFlow's
+    ``ParameterServerStrategy`` and ``ClusterCoordinator``. The weights are on parameter servers,
+    and each worker takes steps on batches of its own rows without waiting for others. The result
+    differs from run to run. An epoch has as many steps as all rows make batches. A faster worker
+    takes more steps, and uses its rows more often. Training continues without a lost worker, except
+    on Spark and in processes that join.
     """
     call = TrainingCall(
         spark=spark,

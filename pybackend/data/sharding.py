@@ -167,30 +167,30 @@ def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
 def replay_batches(
     rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: Shuffle = True
 ) -> list[Any]:
-    """Rows of an array that all workers together use at each step of an epoch.
+    """List the rows of an array that all workers together use at each step of an epoch.
 
-    Training one process on these batches gives the weights that ``workers`` processes reach.
+    One process that trains on these batches reaches the weights of ``workers`` processes.
 
     Parameters
     ----------
     rows
-        How many there are: of arrays and data frames in their order, of files one after the other,
-        as their paths sort or are listed. Those of a Spark DataFrame have no order.
+        Number of rows. Arrays and data frames are counted in their order; files one after the
+        other, as their paths sort or are listed. The rows of a Spark DataFrame have no order.
     workers, batch_size, seed, shuffle
-        As in `barrier_train`; the seed of a training without one is ``result.seed``.
+        As in `barrier_train`. The seed of a training without one is ``result.seed``.
     epoch
-        Counted from 0. With ``steps_per_epoch`` the steps are those of epochs of all rows, one list
-        after the other.
+        Index of the epoch, from 0. With ``steps_per_epoch``, the steps are those of epochs of all
+        rows, one list after the other.
 
     Returns
     -------
     list of int64 arrays
-        One per step; together a permutation of ``range(rows)``.
+        One array per step; together a permutation of ``range(rows)``.
 
     Raises
     ------
     InputError
-        Names the argument and what is expected.
+        An argument is wrong. The message names it and the expected value.
     """
     check_whole_number("rows", rows, least=1)
     check_whole_number("workers", workers, least=1)

@@ -1,4 +1,4 @@
-"""Where and how often a training is kept, so that it can go on after a worker was lost."""
+"""Options for checkpoints, from which a training can resume."""
 
 from __future__ import annotations
 
@@ -18,44 +18,43 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 @dataclass(frozen=True, init=False)
 class Checkpoint:
-    """Keeps the state of a training, from which it can go on as if nothing had happened.
+    """Save the state of a training, so that it can resume after an interruption.
 
     A checkpoint holds the weights and all other variables of the model, its loss, metrics and
-    optimizers, the random generators of each worker, what callbacks keep in attributes of plain
-    data and arrays, and the history. It is written beside the training, and is complete or not
-    there at all. A training that goes on from one ends with the weights and the history, bit for
-    bit, of one that was not interrupted. Callbacks must have the settings that they had, except
-    for paths. Not kept are
+    optimizers, the random generators of each worker, callback attributes that are plain data or
+    arrays, and the history. It is written in the background, and is either complete or absent. A
+    training that resumes from it ends with the same weights and history, bit for bit, as an
+    uninterrupted one. Callbacks must have the same settings, except for paths. Not saved are
 
     - TensorFlow's own stateful random operations (``tf.random.uniform``; ``keras.random`` with a
-      ``SeedGenerator`` is kept);
+      ``SeedGenerator`` is saved);
     - Python attributes that callbacks change on layers or optimizers (``trainable``, ``clipnorm``,
-      a dropout's ``rate``; a learning rate is a variable, and kept);
-    - what callbacks write elsewhere: files have the repeated epochs twice, except for that of a
+      a dropout's ``rate``; a learning rate is a variable, and saved);
+    - the output of callbacks: files have the repeated epochs twice, except for that of a
       `CSVLogger` on a disk.
 
-    If a worker is told to end by SIGTERM, as before a preemption, all workers keep one more
-    checkpoint, of the same step, and leave.
+    If a worker gets SIGTERM, as before a preemption, all workers save one more checkpoint, of the
+    same step, and exit.
 
-    With ``jit_compile=True`` the uninterrupted training must have a checkpoint, too: XLA rounds
-    otherwise without one.
+    With ``jit_compile=True`` the uninterrupted training must have a checkpoint, too, because XLA
+    rounds differently without one.
 
     Parameters
     ----------
     uri
-        A folder of this training's own: a path that the machines of all workers share, or a URI for
-        fsspec. On one machine any path will do.
+        A folder for this training only: a path that the machines of all workers share, or a URI for
+        fsspec. On one machine it may be any path.
     every
-        ``"epoch"``, a number of steps, or a time such as ``"600s"``, ``"10min"`` or ``"1h"``. The
-        end of the training is always kept.
+        ``"epoch"`` (default), a number of steps, or a time such as ``"600s"``, ``"10min"`` or
+        ``"1h"``. The end of the training is always saved.
     keep
-        How many checkpoints there are at most; after as many failures to write one, the
-        training ends.
+        Maximum number of checkpoints. The training ends if this many in a row, but at least two,
+        could not be written.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     uri: str
@@ -74,12 +73,12 @@ class Checkpoint:
 
     @property
     def steps(self) -> int | None:
-        """Steps from one checkpoint to the next, if they are counted."""
+        """Number of steps between checkpoints, if ``every`` is a number of steps."""
         return self.every if isinstance(self.every, int) else None
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from one checkpoint to the next, if they are counted."""
+        """Number of seconds between checkpoints, if ``every`` is a time."""
         span = _SPAN.fullmatch(self.every) if isinstance(self.every, str) else None
         return float(span[1]) * _UNITS[span[2]] if span else None
 

@@ -15,20 +15,20 @@ Announce = Callable[[str, str], object]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """One worker among the others; the first argument of the function.
+    """The worker that runs a function of `barrier_run`; the function's first argument.
 
     Attributes
     ----------
     rank, world_size
-        This worker's number, from 0, and how many there are.
+        Rank of this worker, from 0, and the number of workers.
     addresses
-        ``host:port`` of every worker, by rank. Each port is reserved for its worker: TensorFlow
-        can bind it, no other user's process can take it.
+        ``host:port`` of every worker, by rank. Each port is reserved for its worker: TensorFlow can
+        bind it, and processes of other users cannot take it.
     tf_config
-        The TF_CONFIG text; the environment variable of that name holds it too.
+        The TF_CONFIG text, which is also in the environment variable of that name.
     role, index
-        ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``, and this worker's number among those
-        of its role. Without ``roles`` all are workers, and the number is the rank.
+        ``"chief"``, ``"worker"``, ``"ps"`` or ``"evaluator"``, and this worker's index within its
+        role. Without ``roles``, every worker is a ``"worker"`` and its index is its rank.
     """
 
     rank: int
@@ -46,12 +46,12 @@ class WorkerContext:
             object.__setattr__(self, "index", self.rank)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Give every worker the values of all, by rank. All workers call it, as often as others.
+        """Return the values of all workers, by rank. Every worker must call it equally often.
 
         Parameters
         ----------
         value
-            What a function of `barrier_run` may return.
+            Any value that a function of `barrier_run` may return.
 
         Raises
         ------
@@ -65,11 +65,11 @@ class WorkerContext:
         return list(map(decode_value, self.gather("all_gather", encode_value(value))))
 
     def barrier(self) -> None:
-        """Wait until all workers have called it. Errors are those of `all_gather`."""
+        """Wait until all workers have called it. Raises the errors of `all_gather`."""
         self.gather("barrier", "")
 
     def gather(self, call: str, text: str) -> list[str]:
-        """The texts of all workers, by rank, if all make the same call, of this name."""
+        """Return the texts of all workers, by rank, if all make the call of this name."""
         if self._gather is None:
             raise ClusterError("only functions that `barrier_run` runs can share values")
         return self._gather(call, text)
@@ -80,7 +80,7 @@ class WorkerContext:
         Parameters
         ----------
         batch_size
-            Most rows of a batch; the last one may have fewer.
+            Maximum rows per batch. The last batch may have fewer.
 
         Yields
         ------
@@ -90,7 +90,7 @@ class WorkerContext:
         Raises
         ------
         InputError
-            The call that runs the function gives it no rows.
+            The call that runs the function has no ``data``.
         """
         if self._source is None:
             raise InputError(
@@ -101,16 +101,16 @@ class WorkerContext:
 
     @property
     def source(self) -> Any:
-        """Where this worker's rows come from, None if it has none; see `feed`."""
+        """Source of this worker's rows, or None; `feed` iterates over it."""
         return self._source
 
     def announce(self, name: str, text: str) -> None:
-        """Tell the driver something, for whoever listens there; nothing is printed."""
+        """Send a message to the driver's listeners. Nothing is printed."""
         if self._announce is not None:
             self._announce(name, text)
 
     def to_dict(self) -> dict[str, Any]:
-        """What the attributes say, and what can be called, by name."""
+        """Return the attributes and the methods by name."""
         named = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         calls = {"all_gather": self.all_gather, "barrier": self.barrier, "feed": self.feed}
         return {**named, **calls}

@@ -1,4 +1,4 @@
-"""How the learning rate follows the number of workers, and the epochs."""
+"""Scale the learning rate by the number of workers and the epoch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _RULES = ["linear", "sqrt"]
 
 @dataclass(frozen=True)
 class ScaleLearningRate:
-    """Steps with a learning rate that fits a batch of all workers.
+    """Scale the learning rate with the number of workers.
 
-    N workers take steps on N times the rows of one. Each step's rate is that of the optimizer, as
-    it is compiled or as callbacks set it, times `multiple`; what the optimizer keeps stays as it
-    is. The trained model, and every checkpoint, have the unscaled rate.
+    N workers take steps on N times the rows of one. Each step's rate is the optimizer's own, as
+    compiled or as callbacks set it, times `multiple`. The optimizer's variable does not change: the
+    trained model, and every checkpoint, have the unscaled rate.
 
     Parameters
     ----------
     rule
         ``"linear"``: N times the rate (Goyal et al., 2017). ``"sqrt"``: the square root of N times
-        (Krizhevsky, 2014), which suits Adam and its like.
+        the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
     warmup_epochs
-        Epochs, not necessarily whole, over which the rate rises from the unscaled one to the
-        scaled one, a little at each step: gradual warm-up (Goyal et al., 2017).
+        Epochs, not necessarily whole, over which the rate rises step by step from the unscaled to
+        the scaled one: gradual warm-up (Goyal et al., 2017).
     decay
-        Number of epochs that are done to the multiple of the rate from there on:
-        ``{30: 0.1, 60: 0.01}``. None: the rate does not decay.
+        Maps the number of completed epochs to the multiple of the rate from there on: ``{30: 0.1,
+        60: 0.01}``. None (default): no decay.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     rule: Literal["linear", "sqrt"] = "linear"
@@ -49,7 +49,7 @@ class ScaleLearningRate:
         object.__setattr__(self, "decay", _check_decay(self.decay))
 
     def multiple(self, workers: int, epochs: float) -> float:
-        """By what the rate is multiplied when so many epochs, and parts of one, are done."""
+        """Return the factor of the rate after a number of epochs, which may be a fraction."""
         most = float(workers) if self.rule == "linear" else math.sqrt(workers)
         risen = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
         begun = [epoch for epoch in self.decay or {} if epoch <= epochs]

@@ -1,4 +1,4 @@
-"""Options of a training that few need, in groups that cannot hold a wrong combination."""
+"""Less common options of a training, in groups that reject wrong combinations."""
 
 from __future__ import annotations
 
@@ -28,42 +28,43 @@ ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 @dataclass(frozen=True)
 class Exchange:
-    """Workers exchange gradients in every step: the result is that of one process.
+    """Average the gradients in every step, so that the result is that of one process.
 
-    With one worker there is nothing to exchange, and these options do nothing.
+    With one worker these options have no effect.
 
     Parameters
     ----------
     transport
-        What carries the gradients: ``"tcp"``, or ``"tf"`` for TensorFlow's collectives (NCCL
-        between GPUs), whose servers serve whoever connects: for networks that you trust.
+        ``"tcp"`` (default), or ``"tf"`` for TensorFlow's collectives (NCCL between GPUs).
+        TensorFlow's servers accept every connection: use ``"tf"`` only on networks that you trust.
     compression
-        ``"fp16"`` or ``"bf16"`` halves the bytes that are sent. Rounding errors are kept and sent
-        later (error feedback), but the result is no longer that of one process. None: exact. Only
-        with ``transport="tcp"``.
+        ``"fp16"`` or ``"bf16"`` halves the bytes that are sent. Rounding errors are added to later
+        steps (error feedback), but the result is no longer that of one process. None (default):
+        exact. Needs ``transport="tcp"``.
     bucket_mb
-        Megabytes of gradients that are sent together, while the backward pass is still running.
-        ``float("inf")``: all at once, after it.
+        Megabytes of gradients per message, sent while the backward pass is still running.
+        ``float("inf")``: all gradients at once, after the backward pass.
     loss_over
-        What the loss is computed over. ``"rows"``: each worker computes the loss of its own rows,
-        which must be a mean over rows. ``"global batch"``: the workers send each other their
-        outputs, labels and weights in each step, and compute the loss of all rows. Then it may
-        compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and
-        masks may reach several losses.
+        Rows over which the loss is computed. ``"rows"`` (default): each worker computes the loss of
+        its own rows, which must be a mean over rows. ``"global batch"``: in each step the workers
+        exchange their outputs, labels and weights, and compute the loss of all rows. The loss may
+        then compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums),
+        and masks may reach several losses.
     encrypt
-        Whether what the workers send each other is encrypted and authenticated (TLS 1.3). None:
-        what leaves a machine is. False: nothing is, which is for fast networks that you trust.
+        True encrypts and authenticates the data that the workers exchange (TLS 1.3). None
+        (default): only between machines. False: never, for fast networks that you trust.
     audit
-        Whether some steps are repeated as one process takes them, on the rows of all workers, and
-        what comes of them is compared: the first and the last of the first epoch, the first of the
-        second one, and of later ones as many as take 2 % of the time. A difference that rounding
-        does not explain is an error; with ``"warn"`` a note. It alone finds losses that are no mean
-        over rows. With ``compression`` the repeated step is exchanged without it.
+        True (default) repeats some steps in one process, on the rows of all workers, and compares
+        the outcome: the first and the last step of the first epoch, the first of the second, and of
+        later ones as many as take 2 % of the time. A difference that rounding does not explain
+        raises an error; with ``"warn"`` it gives a note. Only the audit finds losses that are not a
+        mean over rows. With ``compression``, the repeated step is exchanged uncompressed. False: no
+        audit.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     transport: Literal["tcp", "tf"] = "tcp"
@@ -90,24 +91,25 @@ class Exchange:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Each worker takes several steps on its own before the weights are averaged (local SGD).
+    """Let each worker take several steps before the weights are averaged (local SGD).
 
-    This suits slow networks, and changes the result: the loss, too, is that of each worker's own
-    rows, whether or not it is a mean over them. With one worker these options do nothing.
+    This suits slow networks, and changes the result. The loss, too, is always that of each worker's
+    own rows, even if it is not a mean over them. With one worker these options have no effect.
 
     Parameters
     ----------
     steps
         Steps between two averages, at least 2.
     learning_rate, momentum
-        How the average change of the weights is applied. 0.7 and 0.9 give DiLoCo.
+        Learning rate and momentum with which the average change of the weights is applied. 0.7 and
+        0.9 give DiLoCo.
     compression, encrypt
         As in `Exchange`.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     steps: int
@@ -129,39 +131,42 @@ class LocalSteps:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How columns and files are read, and where workers keep their rows.
+    """Options for reading columns and files, and for storing rows on the workers.
 
     Parameters
     ----------
     tensors
-        Column to ``(dtype, shape)`` of its rows: how bytes are read (little-endian), and the shape
-        that arrays must have. ``(dtype, (None,))`` lets arrays have any length: they are padded
-        with zeros to the longest of all workers' rows.
+        Maps columns to the ``(dtype, shape)`` of a row: how bytes are read (little-endian), and the
+        shape that arrays must have. ``(dtype, (None,))`` allows arrays of any length, which are
+        padded with zeros to the longest row of all workers.
     categories
-        Column to the list of its values, which become 0, 1, 2, ...; any other value is an error.
+        Maps columns to the list of their values, which become 0, 1, 2, ... Any other value is an
+        error.
     tfrecord_spec
-        Feature to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]`` for lists.
-        None: as the files' manifest says, or their first records show.
+        Maps features to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]``
+        appended for lists. None (default): taken from the files' manifest, or inferred from their
+        first records.
     encode
-        How feature columns of text, and those with ``categories``, become numbers: ``"one_hot"``, a
-        number for each value, 1 where a row has it, else 0; or ``"integer"``, the value's code, for
-        an ``Embedding`` layer. Or column to one of these, also for columns of whole numbers.
-        None: text beside other columns of an input is one-hot, text that is an input by itself
-        remains text, and columns with ``categories`` become codes. Without ``categories`` the
-        values are those of the training data, sorted (`TrainResult.categories`).
+        Encoding of feature columns that are text or have ``categories``. ``"one_hot"``: one number
+        per value, 1 if the row has it, else 0. ``"integer"``: the value's code, for an
+        ``Embedding`` layer. Or a mapping from columns to one of these, also for columns of whole
+        numbers. None (default): text is one-hot if it shares an input with other columns, text that
+        is an input by itself stays text, and columns with ``categories`` become codes. Without
+        ``categories``, the values are those of the training data, sorted
+        (`TrainResult.categories`).
     repartition
-        False keeps a DataFrame's own partitions, of which there must be ``workers``, and gives each
-        worker one stretch of the rows of files: faster to read, but if rows are sorted, workers
-        then differ in their classes.
+        False uses a DataFrame's own partitions, of which there must be ``workers``, and gives each
+        worker one contiguous range of the rows of files. This reads faster, but sorted rows then
+        give the workers different classes.
     in_memory
-        Workers keep their rows in memory, if they fit into half of what is free there; others stay
-        on disk, and a note says so. By default all rows are on the worker's disk, and memory does
-        not grow with them. The order is the same.
+        True: workers hold their rows in memory, if the rows fit into half of its free space.
+        Otherwise they stay on disk, and a note reports it. False (default): all rows are on the
+        worker's disk, and memory does not grow with them. The order of rows is the same.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     tensors: Mapping[str, Promise] | None = None

@@ -1,4 +1,4 @@
-"""What each worker reports when it has ended."""
+"""Reports of the workers."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ PARTS = ("data", "compute", "communication", "waiting")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the time of a worker's steps went, in seconds per step; the four parts are all of it.
+    """Time of a worker's steps by part, in seconds per step. The four parts add up to a step.
 
-    Measured over the last 512 steps, or executions of several steps, but the first ones.
+    Measured over the last 512 steps, or executions of several steps. The first ones are left out.
 
     Attributes
     ----------
     steps
-        How many were measured.
+        Number of measured steps.
     data
         Waiting for the next batch.
     compute
-        All that is none of the others: gradients, the update, callbacks.
+        All other time: gradients, the update, callbacks.
     communication
-        Exchanging with the other workers once all of them have come to it.
+        Exchange with the other workers, from the moment when all of them have arrived.
     waiting
-        Waiting until they have.
+        Waiting for the other workers to arrive.
     jitter
-        Standard deviation of the logarithm of what a step took without the exchange.
+        Standard deviation of the logarithm of a step's time without the exchange.
     stretches
-        The four parts of up to ten stretches of steps, one after the other.
+        The four parts in up to ten successive stretches of steps.
     buffers
-        Bytes of the buffers that a step exchanges, each by itself.
+        Bytes of each buffer that a step exchanges.
     costs
-        Seconds of an empty message, of each byte, and of adding each byte, as measured when the
-        workers met; None for one worker.
+        Seconds of an empty message, of each byte, and of adding each byte, measured when the
+        workers connected. None for one worker.
     cores
-        Of the worker's machine.
+        Number of cores of the worker's machine.
     machine
-        Identifies it, for containers and network namespaces alike; empty if that is not known.
+        Identifier of the machine, the same in all of its containers and network namespaces; empty
+        if unknown.
     quantiles
-        Of what a step took, in seconds: 21 of them, from the shortest step over each twentieth of
-        all steps to the longest. Several steps per execution count as equally long.
+        21 quantiles of a step's time in seconds, from the shortest step in steps of 5 % to the
+        longest. Several steps per execution count as equally long.
     """
 
     steps: int
@@ -75,21 +76,21 @@ class StepTimes:
 
 @dataclass
 class Audit:
-    """Steps of a training that were repeated as one process takes them.
+    """Comparison of some steps of a training with the same steps in one process.
 
     Attributes
     ----------
     steps, rows
-        How many were compared, and rows of their global batches.
+        Number of compared steps, and of rows in their global batches.
     weights
-        The largest difference of a variable of the model or an optimizer, as a part of its change
-        in the step.
+        Largest difference of a variable of the model or an optimizer, relative to its change in the
+        step.
     metrics
-        The same of a metric's variable.
+        The same for the variables of metrics.
     skipped
-        Why steps that were chosen were not compared.
+        Reasons why chosen steps were not compared.
     differences
-        What differed, with ``audit="warn"``.
+        The differences that were found, with ``audit="warn"``.
     """
 
     steps: int = 0
@@ -102,37 +103,37 @@ class Audit:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What one worker did.
+    """Report of one worker.
 
     Attributes
     ----------
     rank, host, pid
-        Which process it was.
+        Rank, host name and process ID.
     rows
-        Rows of its shard: each is used exactly once per epoch, unless ``steps_per_epoch`` ends
-        the epochs earlier.
+        Rows of its shard. Each is used exactly once per epoch, unless ``steps_per_epoch`` ends the
+        epochs earlier.
     steps
-        Optimizer steps taken.
+        Number of optimizer steps.
     seconds
         Wall time of the training itself, without start-up.
     waited
-        Of these the seconds in which it waited for other workers (training); None if that is not
-        known: TensorFlow's own collectives do not tell.
+        Seconds of it spent waiting for other workers (training). None if unknown: TensorFlow's own
+        collectives do not report it.
     step_times
-        Where the time of its steps went (training); None if that is not known, as above, or if
-        there were too few steps.
+        Time of its steps by part (training). None if unknown, as above, or if there were too few
+        steps.
     audit
-        Of its steps, what was compared with one process (training, rank 0).
+        Comparison of steps with one process (training, rank 0).
     value
-        What the function returned (`barrier_run`), or the history (training).
+        Return value of the function (`barrier_run`), or the history (training).
     weights_sha256
         Digest of the final weights, equal on all ranks after a training.
     model_sha256
         Digest of the model file, on the rank that wrote it.
     inputs
-        Shape and type of each input of a row, nested as the model has them (training).
+        Shape and dtype of each input of a row, nested as in the model (training).
     failure
-        None if the worker succeeded.
+        The `Failure` of the worker. None if it succeeded.
     """
 
     rank: int
@@ -152,24 +153,24 @@ class WorkerReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the worker succeeded."""
+        """True if the worker succeeded."""
         return self.failure is None
 
 
 @dataclass(frozen=True)
 class Gang:
-    """The workers of a stretch of an elastic training.
+    """Worker group of an elastic training, for some of its epochs.
 
     Attributes
     ----------
     epoch
-        The first that they train, from 1.
+        First epoch that it trains, from 1.
     workers
-        Their numbers, by rank. A number stays a worker's own, and is never given again.
+        Numbers of its workers, by rank. A worker keeps its number, which is never reused.
     joined
-        Those of them that are new.
+        Numbers of the new workers.
     left
-        Why workers of the gang before are no longer there, by their numbers as text.
+        Maps the numbers, as text, of workers that left the group before to the reasons.
     """
 
     epoch: int
@@ -180,16 +181,17 @@ class Gang:
 
 @dataclass(frozen=True)
 class Restart:
-    """Workers that were started again in the middle of a training.
+    """Restart of the workers in the middle of a training.
 
     Attributes
     ----------
     time
-        When the loss was noticed, in seconds since 1970.
+        Time at which the loss was noticed, in seconds since 1970.
     lost
-        What was lost: the first line of the error.
+        First line of the error that reported the loss.
     checkpoint
-        From where the training went on, e.g. ``"epoch 2, step 5"``; None: from its beginning.
+        Checkpoint from which the training resumed, e.g. ``"epoch 2, step 5"``. None: it started
+        from the beginning.
     """
 
     time: float

@@ -1,4 +1,4 @@
-"""What each worker may use of its machine."""
+"""Resources of each worker."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _LEAST_MEMORY = 1 << 20
 
 @dataclass(frozen=True)
 class Resources:
-    """What each worker may use, the same on every launcher.
+    """Resources of each worker, the same on every launcher.
 
-    Whatever a launcher cannot give is an error before the training starts.
+    If a launcher cannot provide them, an error is raised before the training starts.
 
     Parameters
     ----------
     cpus
-        Threads of TensorFlow in each worker. None: workers that share a machine divide its cores.
+        Number of TensorFlow threads in each worker. None (default): workers on the same machine
+        divide its cores.
     memory
-        Most memory of a worker and of all that it starts: bytes, or text such as ``"4GB"``,
-        ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker that takes more is
-        ended. None: no limit.
+        Memory limit of a worker and all processes that it starts: bytes, or text such as ``"4GB"``,
+        ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker above the limit is
+        killed. None (default): no limit.
     gpus
-        GPUs of each worker, which no other worker gets; 0 hides all of them. None: workers that
-        share a machine get its GPUs in turn.
+        Number of GPUs for each worker's exclusive use; 0 hides all of them. None (default): workers
+        on the same machine get its GPUs in turn.
 
     Raises
     ------
     InputError
-        Names the option and what is expected.
+        An option is wrong. The message names it and the expected value.
     """
 
     cpus: int | None = None
@@ -52,7 +53,7 @@ class Resources:
 
     @property
     def bytes(self) -> int | None:
-        """The memory as a number."""
+        """Memory limit in bytes."""
         assert not isinstance(self.memory, str)
         return self.memory
 

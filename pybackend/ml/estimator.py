@@ -25,28 +25,28 @@ from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
 class KerasEstimator(
     Estimator["KerasModel"], TrainingParams, MLWritable, MLReadable["KerasEstimator"]
 ):
-    """Trains a Keras model by `barrier_train` on the rows of a DataFrame.
+    """Train a Keras model by `barrier_train` on the rows of a DataFrame.
 
     Parameters
     ----------
     model
-        A compiled Keras 3 model, which each `fit` begins with and none changes, or a function that
-        returns one: called on every worker, with the Param ``modelArgs`` by name, so that
-        ``ParamGridBuilder`` can vary them.
+        A compiled Keras 3 model, from which each `fit` starts and which stays unchanged; or a
+        function that returns one. The function is called on every worker, with the Param
+        ``modelArgs`` as named arguments, so that ``ParamGridBuilder`` can vary them.
     customObjects, safeMode
-        As ``custom_objects`` and ``safe_mode`` of `barrier_train`; they are not saved.
+        As ``custom_objects`` and ``safe_mode`` of `barrier_train`. They are not saved.
     params
-        Params by name. As pyspark's classifiers have them: ``featuresCol``, ``labelCol``,
-        ``weightCol``, ``predictionCol``, ``probabilityCol``, ``rawPredictionCol``,
-        ``validationIndicatorCol`` (True for rows that validate). As `barrier_train` has them:
-        ``features`` (columns side by side, or a mapping from input names), ``labels`` (a mapping
-        from output names), ``workers``, ``epochs``, ``batchSize``, ``seed``, ``verbose`` (0 by
-        default), and all others in ``trainOptions``, e.g. ``{"exchange": LocalSteps(8)}``.
+        Params by name. As in pyspark's classifiers: ``featuresCol``, ``labelCol``, ``weightCol``,
+        ``predictionCol``, ``probabilityCol``, ``rawPredictionCol``, ``validationIndicatorCol``
+        (True for validation rows). As in `barrier_train`: ``features`` (columns of one input, or a
+        mapping from input names), ``labels`` (a mapping from output names), ``workers``,
+        ``epochs``, ``batchSize``, ``seed``, ``verbose`` (default 0), and all others in
+        ``trainOptions``, e.g. ``{"exchange": LocalSteps(8)}``.
 
     Raises
     ------
     InputError
-        ``model`` is neither. `fit` raises what `barrier_train` raises.
+        ``model`` is neither. `fit` raises the errors of `barrier_train`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class KerasEstimator(
 
     @classmethod
     def read(cls) -> MLReader[KerasEstimator]:
-        """A reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
+        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
         return EstimatorReader(cls)
 
 

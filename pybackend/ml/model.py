@@ -21,29 +21,29 @@ from pybackend.model.serialization import model_from_bytes
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
-    """Adds the predictions of a Keras model to the rows of a DataFrame.
+    """Add the predictions of a Keras model to the rows of a DataFrame.
 
-    Made by `KerasEstimator.fit`, by `KerasModel.load`, or of a model that is trained already:
-    ``KerasModel(model, featuresCol="x")``. A model with a number for each class, or of a
-    probability by one of Keras's binary losses, adds ``rawPredictionCol``, ``probabilityCol`` (ML
-    vectors) and ``predictionCol``, the class as a double; where the loss is ``from_logits``, the
-    probabilities are the softmax or sigmoid of the numbers. Any other adds ``predictionCol``: a
-    double, a vector, or nested arrays; of several outputs ``<predictionCol>_<output>`` for each.
+    Made by `KerasEstimator.fit`, by `KerasModel.load`, or from a trained model: ``KerasModel(model,
+    featuresCol="x")``. A model with a number for each class, or with one probability and one of
+    Keras's binary losses, adds ``rawPredictionCol``, ``probabilityCol`` (ML vectors) and
+    ``predictionCol``, the class as a double. If the loss is ``from_logits``, the probabilities are
+    the softmax or sigmoid of the numbers. Any other model adds ``predictionCol``: a double, a
+    vector, or nested arrays; for several outputs ``<predictionCol>_<output>`` for each.
 
     Parameters
     ----------
     model
         A Keras model, or the `TrainResult` of `barrier_train`.
     customObjects, safeMode
-        As ``custom_objects`` and ``safe_mode`` of `barrier_train`; they are not saved. After
-        loading they are set by `setCustomObjects` and `setSafeMode`.
+        As ``custom_objects`` and ``safe_mode`` of `barrier_train`. They are not saved; after
+        loading, set them with `setCustomObjects` and `setSafeMode`.
     params
         Params by name: ``featuresCol`` or ``features``, ``predictionCol``, ...
 
     Raises
     ------
     InputError
-        ``model`` is something else.
+        ``model`` has another type.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
 
     @property
     def model(self) -> Any:
-        """The Keras model, decoded when first asked for.
+        """The Keras model, decoded at first use.
 
         Raises
         ------
         SerializationError
-            A saved model was damaged, needs `setCustomObjects`, or carries Python code.
+            A saved model was damaged, needs `setCustomObjects`, or contains Python code.
         """
         if isinstance(self._source, TrainResult):
             return self._source.model
@@ -92,12 +92,12 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
 
     @property
     def result(self) -> TrainResult | None:
-        """How the training went; None after loading."""
+        """Result of the training; None after loading."""
         return self._source if isinstance(self._source, TrainResult) else None
 
     @property
     def history(self) -> Mapping[str, Any]:
-        """As in `TrainResult`; it is saved with the model."""
+        """History as in `TrainResult`. It is saved with the model."""
         return self.trained.history
 
     @property
@@ -106,14 +106,15 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self.trained.levels
 
     def setCustomObjects(self, value: Mapping[str, Any] | None) -> KerasModel:
-        """Set what a saved model needs of classes and functions, and return this stage."""
+        """Set the custom classes and functions of a saved model, and return this stage."""
         self._custom_objects = value
         return self
 
     def setSafeMode(self, value: bool) -> KerasModel:
-        """Set whether a saved model may run code that it carries, and return this stage.
+        """Set the safe mode for a saved model, and return this stage.
 
-        False is only for files that you trust.
+        False allows the model to run Python code that it contains: use it only for files that you
+        trust.
         """
         self._safe_mode = value
         return self
@@ -157,24 +158,24 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         return self.trained.features
 
     def content(self) -> bytes:
-        """The model's file, as `write` saves it.
+        """Return the model's file, as `write` saves it.
 
         Raises
         ------
         InputError, SerializationError
-            Keras's file would forget something of the model.
+            Keras's file would lose a part of the model.
         """
         if isinstance(self._source, bytes):
             return self._source
         return encode(self.model, self._custom_objects, "predict")
 
     def write(self) -> MLWriter:
-        """A writer of this stage; ``save(path)`` is short for ``write().save(path)``."""
+        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``."""
         return ModelWriter(self)
 
     @classmethod
     def read(cls) -> MLReader[KerasModel]:
-        """A reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
+        """Return a reader of such stages; ``load(path)`` is short for ``read().load(path)``."""
         return ModelReader(cls)
 
 

@@ -97,7 +97,7 @@ def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
 class PredictionParams(
     HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol
 ):
-    """Params of predicting, which a fitted model takes over from its estimator."""
+    """Params for predictions; a fitted model takes them over from its estimator."""
 
     features = param(
         "features",
@@ -133,7 +133,7 @@ class PredictionParams(
 
 
 class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
-    """Params of training: the arguments of `barrier_train`, in pyspark's spelling."""
+    """Params for trainings: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels = param(
         "labels", "a mapping from the model's output names to columns; before labelCol", _to_mapping

@@ -42,7 +42,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool = False) -> bytes:
-    """Encode a Keras model with its weights and compile settings, and a digest behind them.
+    """Encode a Keras model with its weights and compile settings, and append a digest.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
     format
         ``"h5"`` (HDF5: functional and Sequential models) or ``"keras"`` (any serializable model).
     include_optimizer
-        Whether the optimizer's state (momenta, step count) travels too. The choice of optimizer
-        and its settings always do.
+        True includes the optimizer's state (momenta, step count). The optimizer's class and
+        settings are always included.
 
     Raises
     ------
@@ -105,21 +105,22 @@ def model_from_bytes(
     sha256: str | None = None,
     compile: bool = True,
 ) -> Any:
-    """Decode what `model_to_bytes` wrote; the format is recognized from the content.
+    """Decode the bytes of `model_to_bytes`; the format is recognized from the content.
 
     Parameters
     ----------
     data
-        The content of an ``.h5`` or ``.keras`` file.
+        Content of an ``.h5`` or ``.keras`` file.
     custom_objects
-        Name to class or function, for custom layers, losses and metrics.
+        Maps names to classes or functions, for custom layers, losses and metrics.
     safe_mode
-        False allows a model that carries Python code to run it. Only for files you trust.
+        False allows a model that contains Python code to run it. Use it only for files that you
+        trust.
     sha256
-        If given, the hexadecimal digest that ``data`` must have; None: the digest that
-        `model_to_bytes` wrote behind the content, if there is one.
+        Hexadecimal digest that ``data`` must have. None (default): the digest that `model_to_bytes`
+        appended to the content, if there is one.
     compile
-        Whether to compile the model as it was when saved.
+        True (default) compiles the model with its saved settings.
 
     Returns
     -------
@@ -128,8 +129,8 @@ def model_from_bytes(
     Raises
     ------
     SerializationError
-        The data are truncated, corrupted, written by Keras 2, need ``custom_objects``, or reach
-        outside the file or claim more than they hold, as no file of Keras does.
+        The data are truncated, corrupted, written by Keras 2, or need ``custom_objects``; or they
+        refer to other files or claim more content than they hold, which Keras's files never do.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
@@ -237,9 +238,9 @@ def model_from_base64(
 
 
 def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False) -> Path:
-    """Write a Keras model, or the base64 text of one, to an ``.h5`` or ``.keras`` file.
+    """Write a Keras model, or its base64 text, to an ``.h5`` or ``.keras`` file.
 
-    The file appears complete or not at all. Errors as in `model_to_bytes`.
+    The file is either complete or absent. Errors as in `model_to_bytes`.
     """
     path = Path(path)
     suffix = path.suffix
@@ -263,8 +264,8 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
 def load_model(path: str | Path, **options: Any) -> Any:
     """Load an ``.h5`` or ``.keras`` file; options and errors as in `model_from_bytes`.
 
-    The first ``.h5`` file without a digest, as Keras itself writes them, is an
-    `UnverifiedFileWarning`: what has happened to its weights, nobody can see.
+    The first ``.h5`` file without a digest, as Keras itself writes them, gives an
+    `UnverifiedFileWarning`, because damage to its weights cannot be detected.
     """
     path = Path(path)
     if not path.is_file():
@@ -293,7 +294,7 @@ def _warn_of_unverified(name: str) -> None:
 
 
 def sha256_of(model: str | bytes) -> str:
-    """Hexadecimal SHA-256 of a model's bytes, given as such or as base64 text."""
+    """Return the hexadecimal SHA-256 of a model's bytes or of its base64 text."""
     data = decode_base64(model) if isinstance(model, str) else model
     return hashlib.sha256(data).hexdigest()
 

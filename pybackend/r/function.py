@@ -33,21 +33,20 @@ _LARGEST_EXACT = 1 << 53
 class RFunction:
     """A function written in R, for `barrier_train` and `barrier_run`.
 
-    It travels to the workers as text or bytes, and runs there in the process of TensorFlow, so
-    that models built in R are trained as they are, layers, losses and metrics written in R
-    included. Of such a model the weights come back, and the function is called where the model is
-    asked for. The workers' machines need R with the package reticulate, and rpy2 beside their
-    TensorFlow.
+    It is sent to the workers as text or bytes, and runs there in TensorFlow's process. So models
+    built in R are trained unchanged, including layers, losses and metrics written in R. The weights
+    of such a model come back, and the function is called again when the model is used. The workers'
+    machines need R with the package reticulate, and rpy2 in the Python environment of TensorFlow.
 
     Parameters
     ----------
     code
-        R's source text of a function, e.g. ``"function() keras_model()"``, or the bytes that R's
-        ``serialize(f, NULL)`` gives.
+        R source text of a function, e.g. ``"function() keras_model()"``, or the bytes of R's
+        ``serialize(f, NULL)``.
     packages
         R packages to attach before it runs.
     library_paths
-        Folders to look for R packages in, if they exist, in addition to R's own.
+        Further folders to search for R packages, if they exist.
 
     Raises
     ------

@@ -28,31 +28,31 @@ from pybackend.reporting.training import make_training_page
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write the report of a training: one HTML page that needs nothing else, and no network.
+    """Write the report of a training as one HTML page that works offline.
 
-    Curves of all figures, what each worker did, where the time of its steps went, failures and
-    restarts, the model, settings and versions; for light and dark, wide and narrow. All numbers are
-    in tables too, and for programs in the element ``tfdist-run``: the JSON of
-    `TrainResult.to_dict` without the model's file, and ``rows_per_second`` of each worker.
+    It shows the curves of all metrics, the work of each worker, the time of its steps by part,
+    failures and restarts, the model, settings and versions, in light and dark, on wide and narrow
+    screens. All numbers are also in tables. For programs, the element ``tfdist-run`` has the JSON
+    of `TrainResult.to_dict` without the model file, with ``rows_per_second`` of each worker.
 
     Parameters
     ----------
     what
-        A `TrainResult`; or a `WorkerFailedError`, of which the page has each worker's failure.
+        A `TrainResult`; or a `WorkerFailedError`, for a page with each worker's failure.
     path
-        ``*.html``; it appears complete or not at all.
+        Path of the page, ``*.html``. The file is either complete or absent.
     title
-        Of the page; None: the model's name.
+        Title of the page. None (default): the model's name.
 
     Returns
     -------
     Path
-        Of the page.
+        Path of the page.
 
     Raises
     ------
     InputError
-        There is nothing to report, or the path is none of an HTML file or cannot be written.
+        There is nothing to report, or the path does not name an HTML file or cannot be written.
     """
     target = check_page_path(path)
     if isinstance(what, WorkerFailedError):

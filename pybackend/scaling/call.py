@@ -34,46 +34,45 @@ def bench_scale(
     arguments: Sequence[str] = (),
     verbose: int = 1,
 ) -> ScalingResult:
-    """Train with several numbers of workers, and compare their steps.
+    """Train with several numbers of workers, and compare the times of their steps.
 
     Parameters
     ----------
     train
-        A function that is called as ``train(workers=..., batch_size=...)``, passes both on to
-        `barrier_train` and returns its result; or the path of a script that calls it. A script
-        is run in a process of its own, where `barrier_train` takes the workers and the batch size
-        from here, whatever the script says, and keeps no checkpoint; of several calls the last one
-        counts. A training should take 50 steps at least: the first three are left out.
+        A function, called as ``train(workers=..., batch_size=...)``, that passes both to
+        `barrier_train` and returns its result; or the path of a script that calls `barrier_train`.
+        A script runs in its own process, where `barrier_train` uses the workers and the batch size
+        from here instead of the script's, and saves no checkpoint. Of several calls the last one
+        counts. A training should take at least 50 steps: the first three are left out.
     workers
         The numbers of workers.
     mode
-        ``"strong"``: the workers share one batch; ``"weak"``: each has one of its own; or
-        ``"both"``.
+        ``"strong"``: the workers share one batch. ``"weak"``: each has its own batch. ``"both"``.
     batch_size
-        Rows of that batch, which all numbers of workers must divide for strong scaling. None: 32,
-        or what the script says.
+        Rows of that batch. For strong scaling, every number of workers must divide it. None: 32, or
+        the script's value.
     steps
-        Of a script's training, which takes an epoch of so many. None: as many as the script says.
+        Steps of a script's training, which then takes one epoch. None: the script's number.
     repeats
-        How often each training is run, in turns.
+        Number of runs of each training, in turns.
     arguments
-        Of the script.
+        Arguments of the script.
     verbose
         1 prints a line per training, 0 nothing.
 
     Returns
     -------
     ScalingResult
-        Its ``rows`` have, per mode and number of workers, the seconds of a step, divided into
-        data, computing, communication and waiting for others; rows per second, speed-up and
-        efficiency. ``print()`` shows them as a table.
+        Its ``rows`` have, per mode and number of workers, the seconds of a step, divided into data,
+        computing, communication and waiting for others; rows per second, speed-up and efficiency.
+        ``print()`` shows them as a table.
 
     Raises
     ------
     InputError
-        An argument is wrong; nothing was started. Or the training cannot be measured.
+        An argument is wrong, and nothing was started; or the training cannot be measured.
     ClusterError
-        The script has failed.
+        The script failed.
     """
     counts = _check_workers(workers)
     modes = _MODES[check_choice("mode", mode, choices=list(_MODES))]

@@ -22,7 +22,7 @@ _INTERNAL = ("stretches", "buffers", "costs")
 
 @dataclass(frozen=True)
 class ScalingResult:
-    """How a training scales.
+    """Measured step times of a training by number of workers.
 
     Attributes
     ----------
@@ -42,18 +42,19 @@ class ScalingResult:
         return [{name: getattr(row, name) for name in names} for row in self.rows]
 
     def project(self, to: int = 480, confidence: float = 0.9) -> Projection:
-        """Steps with up to so many workers, from a model of their parts fitted to the rows.
+        """Predict step times with more workers, from a model of their parts fitted to the rows.
 
-        The intervals know of noise between stretches of steps, and between trainings as far as the
-        errors of the fit show it, not of what more workers may bring that few do not show: a shared
-        network, stragglers, buckets whose exchange is no longer hidden behind the backward pass.
+        The intervals cover noise between stretches of steps, and noise between trainings as far as
+        the errors of the fit show it. They do not cover effects that appear only with more workers:
+        a shared network, stragglers, buckets whose exchange is no longer hidden behind the backward
+        pass.
 
         Parameters
         ----------
         to
-            The largest number of workers.
+            Largest number of workers.
         confidence
-            Of the intervals.
+            Confidence level of the intervals, between 0 and 1.
 
         Raises
         ------
@@ -67,7 +68,7 @@ class ScalingResult:
         return project_rows(self.rows, to, share)
 
     def to_dict(self, projection: Projection | None = None) -> dict[str, Any]:
-        """All figures as plain data."""
+        """Return all values as plain data."""
         found: dict[str, Any] = {
             "tfdist": pybackend.__version__,
             "hosts": self.hosts,
@@ -83,21 +84,21 @@ class ScalingResult:
         return found
 
     def to_json(self, path: str | Path | None = None, projection: Projection | None = None) -> str:
-        """All figures as JSON text, which is also written to a file if there is a path."""
+        """Return all values as JSON text, and write it to ``path`` if that is given."""
         text = json.dumps(self.to_dict(projection), indent=2) + "\n"
         if path is not None:
             Path(path).write_text(text)
         return text
 
     def plot(self, path: str | Path | None = None, projection: Projection | None = None) -> Any:
-        """Speed-ups, and where the time of a step goes; needs the extra ``plots``.
+        """Plot speed-ups and the parts of a step's time. Needs the extra ``plots``.
 
         Parameters
         ----------
         path
-            Where the figure is written, as matplotlib writes it: .png, .pdf or .svg.
+            File to write: .png, .pdf, .svg or another format of matplotlib.
         projection
-            Shown beside what was measured.
+            A projection to draw with the measured values.
 
         Returns
         -------
@@ -106,7 +107,7 @@ class ScalingResult:
         Raises
         ------
         InputError
-            matplotlib is missing, or does not know the file's type.
+            matplotlib is missing, or does not support the file's type.
         """
         check_figure(path)
         figure = draw_scaling(self.rows, projection)

@@ -20,32 +20,30 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """A step with one number of workers; all times are seconds per step.
+    """Step time with one number of workers. All times are in seconds per step.
 
     Attributes
     ----------
     mode
-        ``"strong"``: all workers share one batch; ``"weak"``: each has one of its own.
+        ``"strong"``: all workers share one batch. ``"weak"``: each has its own batch.
     workers
-        How many.
+        Number of workers.
     batch_size
-        Rows of a step per worker.
+        Rows per step and worker.
     seconds
-        Of a step; the sum of the four parts, which are those of `StepTimes`, as means over the
-        workers.
+        Time of a step: the sum of the four parts of `StepTimes`, as means over the workers.
     data, compute, communication, waiting
-        See `StepTimes`.
+        Parts of a step, as in `StepTimes`.
     rows_per_second
-        Of all workers.
+        Rows per second of all workers together.
     speedup
-        How many times the rows per second of the fewest workers that were measured, times their
-        number.
+        Rows per second, relative to the smallest measured number of workers, times that number.
     efficiency
-        Of that, the part per worker: 1 is linear scaling.
+        Speed-up per worker: 1 is linear scaling.
     is_crowded
-        Workers share cores, so that they wait for each other's turns.
+        True if workers share cores, so that they wait for each other's turns.
     steps
-        How many were measured, in all runs.
+        Number of measured steps in all runs.
     jitter
         Standard deviation of the logarithm of a worker's own part of a step.
     """

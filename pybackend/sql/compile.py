@@ -39,7 +39,7 @@ class SqlModel:
     Attributes
     ----------
     dialect
-        Of which database.
+        SQL dialect.
     query
         A SELECT of the key and the predictions of each row. It reads the table of weights.
     weights
@@ -47,10 +47,10 @@ class SqlModel:
         array of float32; of float64 in Spark), with pgvector also ``kernel`` (a vector); in SQLite
         ``part``, ``i`` and ``o`` (integers) and ``x`` (real).
     parts
-        Its rows, by ``name``: row n of the array ``numbers`` is that with the place n; in SQLite
-        each row is i, o and x. A vector repeats the numbers of parts with ``is_kernel``.
+        Rows of the table, by ``name``: row n of the array ``numbers`` is the row whose place is n.
+        In SQLite each row is i, o and x. A vector repeats the numbers of parts with ``is_kernel``.
     key, shown
-        Columns of the query: of the key, and of predictions.
+        Columns of the query: those of the key, and those of the predictions.
     """
 
     dialect: str
@@ -61,7 +61,7 @@ class SqlModel:
     shown: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Rows of the table of weights.
+        """Return the rows of the table of weights.
 
         SQLite and Oracle: (part, i, o, x). The others: (part, place, numbers).
         """
@@ -74,16 +74,16 @@ class SqlModel:
                     yield part.name, place, numbers
 
     def package(self, name: str) -> str:
-        """For Oracle, a script: the table of weights, and a package with INIT and SCORE.
+        """Return a script for Oracle: the table of weights, and a package with INIT and SCORE.
 
-        SCORE takes a key and returns the first column of predictions; INIT raises an error if the
-        table does not have all its `rows`, which are inserted in between. No test has run it in
+        SCORE takes a key and returns the first column of predictions. INIT raises an error if the
+        table does not have all of its `rows`, which you insert in between. No test has run it in
         Oracle.
 
         Raises
         ------
         InputError
-            The dialect is another one, or the key is of several columns.
+            The dialect is not Oracle's, or the key has several columns.
         """
         if self.dialect != "oracle":
             raise InputError(f"package() is for dialect='oracle', not {self.dialect!r}")
@@ -110,55 +110,55 @@ def to_sql(
     weights: str = "model_weights",
     has_vectors: bool = False,
 ) -> SqlModel:
-    """Turn a trained Keras model into SQL.
+    """Translate a trained Keras model to SQL.
 
-    The query computes what the model computes, each row on its own, so a condition on the key costs
-    no more than the rows that it chooses (but SQLite computes all rows first). Numbers are float32
-    or better, as in Keras, and are added in another order: expect differences of some 1e-6. A row
-    with a feature that is NULL, not a number, infinite or too large for float32, or with an array
-    of another length, has NULL for predictions. PostgreSQL casts no booleans and no vectors of
-    pgvector to real numbers by itself: `deploy_model` sees to it, here a view has to.
+    The query computes the model for each row separately, so a condition on the key costs only the
+    rows that it selects (except in SQLite, which computes all rows first). Numbers are float32 or
+    better, as in Keras, and are added in another order: expect differences of about 1e-6. A row has
+    NULL predictions if a feature is NULL, not a number, infinite or too large for float32, or if an
+    array has another length. PostgreSQL does not cast booleans and pgvector vectors to real numbers
+    by itself: `deploy_model` does this, but here you need a view.
 
     Parameters
     ----------
     model
         A Keras model of known layers, Sequential or functional, or a `TrainResult`.
     dialect
-        ``"duckdb"``, ``"postgresql"``, ``"sqlite"``, ``"spark"`` or ``"oracle"``. Oracle's text has
-        been parsed and, translated, been run in DuckDB, but never in Oracle.
+        ``"duckdb"``, ``"postgresql"``, ``"sqlite"``, ``"spark"`` or ``"oracle"``. Oracle's text was
+        parsed and, translated, run in DuckDB, but never in Oracle.
 
-        Names are quoted, and so are as they are written here: what was created in Oracle without
-        quotes is ``"DIGITS"``, in PostgreSQL ``"digits"``.
+        Names are quoted, and so are case-sensitive: what was created without quotes is ``"DIGITS"``
+        in Oracle and ``"digits"`` in PostgreSQL.
     table
-        The table of the rows; a list for a name in a schema, as ``["public", "digits"]``.
+        Table of the rows. A list for a name in a schema: ``["public", "digits"]``.
     key
-        Columns that are shown beside the predictions. In Oracle they must tell the rows apart: rows
-        that share a key, or have none, have NULL for predictions.
+        Columns to show with the predictions. In Oracle they must identify the rows: rows that share
+        a key, or have none, have NULL predictions.
     features
-        A column of arrays, in row-major order, in SQLite as JSON text; or a list of columns of one
-        number each, as Oracle needs it; or a mapping from the model's inputs to either. None: the
-        columns of the training, if ``model`` is a `TrainResult`.
+        A column of arrays in row-major order (JSON text in SQLite); or a list of columns of one
+        number each, which Oracle needs; or a mapping from the model's inputs to either. None
+        (default): the columns of the training, if ``model`` is a `TrainResult`.
     type, levels
-        As in `predict_spark`; names of columns are those there.
+        As in `predict_spark`, with the same column names.
     categories, encode
-        As in `predict_spark`: columns of text, or of numbers that are codes, as the training has
-        encoded them. A row with a value that is none of the categories has NULL for predictions.
+        As in `predict_spark`: columns of text, or of numbers that are codes, as encoded in the
+        training. A row with a value outside the categories has NULL predictions.
     weights
         Name of the table of weights.
     has_vectors
-        Whether PostgreSQL has pgvector.
+        True if PostgreSQL has pgvector.
 
     Returns
     -------
     SqlModel
-        ``query``, which reads the table ``weights``; ``rows()`` gives what must be in it: (part, i,
-        o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle ``package(name)``
-        is a script that creates this table and a package.
+        Its ``query`` reads the table ``weights``. ``rows()`` returns the rows of that table: (part,
+        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle,
+        ``package(name)`` returns a script that creates this table and a package.
 
     Raises
     ------
     InputError
-        Names the argument, or the layer that cannot become SQL.
+        An argument is wrong, or a layer cannot be translated to SQL. The message names it.
     """
     question = ask(
         model,

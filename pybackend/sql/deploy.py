@@ -38,18 +38,18 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model in a database.
+    """A model that was deployed to a database.
 
     Attributes
     ----------
     name
-        Of the view.
+        Name of the view.
     version
-        From 1; each deployment under a name is the next one.
+        Version from 1, one higher with each deployment of the same name.
     view, weights
         Names of this version's own view, and of its table of weights.
     difference
-        The largest between numbers that the database and Keras have computed of the same rows.
+        Largest difference between the numbers of the database and of Keras for the same rows.
     """
 
     name: str
@@ -72,17 +72,18 @@ def deploy_model(
     categories: Mapping[str, Sequence[Any]] | None = None,
     encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None = None,
 ) -> Deployment:
-    """Put a trained model into a database: ``SELECT * FROM name`` gives its predictions.
+    """Deploy a trained model to a database: ``SELECT * FROM name`` returns its predictions.
 
-    All is made in one transaction, in which the database computes predictions for a few rows that
-    are compared with Keras's. If anything fails, nothing is left. (Spark has no transactions: what
-    was made is dropped again.)
+    Everything happens in one transaction, in which the database computes predictions for a few rows
+    and compares them with Keras's. If anything fails, nothing remains. (Spark has no transactions:
+    what was created is dropped again.)
 
-    Deployed again under the same name, a model is the next version: ``name`` shows the newest one,
-    and ``name_v1``, ``name_v2`` and so on stay. `undeploy_model` takes them away. The table
-    ``tfdist_models`` says what was deployed when: who deploys may create tables and views, and read
-    that table and add to it. In PostgreSQL deployments wait for each other, and who was granted
-    ``name`` keeps it; grants of its columns, and its comment, are lost if the columns change.
+    Another deployment of the same name is the next version. ``name`` shows the newest one, and
+    ``name_v1``, ``name_v2`` and so on stay. `undeploy_model` removes them. The table
+    ``tfdist_models`` records each deployment and its time. To deploy, you need the right to create
+    tables and views, and to read that table and add to it. In PostgreSQL, deployments wait for each
+    other, and grants on ``name`` are retained; grants on its columns, and its comment, are lost if
+    the columns change.
 
     Parameters
     ----------
@@ -90,22 +91,22 @@ def deploy_model(
         A connection of duckdb, psycopg (3) or sqlite3 that is not within a transaction, or a Spark
         session.
     name
-        Of the view.
+        Name of the view.
     model, table, key, features, type, levels, categories, encode
         As in `to_sql`.
 
     Returns
     -------
     Deployment
-        Its version, and the difference that was found.
+        The version, and the difference from Keras.
 
     Raises
     ------
     InputError
-        Names the argument, or the layer that cannot become SQL. The table and its columns are
-        looked for first.
+        An argument is wrong, or a layer cannot be translated to SQL; the message names it. The
+        table and its columns are looked up first.
     DatabaseError
-        The database has refused something, or computes other numbers.
+        The database rejected a statement, or computes other numbers.
     """
     check_name("name", name)
     database = connect(con)
@@ -148,25 +149,25 @@ def deploy_model(
 
 
 def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
-    """Take a deployed model out of a database.
+    """Remove a deployed model from a database.
 
     Parameters
     ----------
     con
         As in `deploy_model`.
     name
-        Under which it was deployed.
+        Name under which it was deployed.
     version
-        The one to take away; if it is the newest, ``name`` shows the one before from then on.
-        None: all of them, and ``name``.
+        Version to remove. If it is the newest, ``name`` then shows the one before. None (default):
+        all versions, and ``name``.
 
     Raises
     ------
     InputError
         No such model is deployed.
     DatabaseError
-        The database has refused it, as when another view depends on the model's; nothing has
-        changed then.
+        The database rejected it, for example because another view depends on the model's. Nothing
+        has changed.
     """
     check_name("name", name)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):

@@ -1,48 +1,47 @@
 #' Run an R function once per worker
 #'
-#' Runs `f(ctx, ...)` in `workers` R processes at the same time, with `TF_CONFIG` set and its ports
-#' reserved, so that TensorFlow's own distribution strategies just work, and returns the value from
-#' each. Use it for custom training loops; [barrier_train()] does not need it.
+#' Runs `f(ctx, ...)` in `workers` R processes at the same time and returns the value of each.
+#' `TF_CONFIG` is set and its ports are reserved, so TensorFlow's own distribution strategies work
+#' without further setup. Use it for custom training loops; [barrier_train()] does not need it.
 #'
 #' On a sparklyr connection the function runs under `sparklyr::spark_apply(barrier = TRUE)`: the
-#' executors need R with the package reticulate, and Python with whatever `f` uses. Everywhere else
-#' rpy2 runs it in a Python process, so the workers' machines need R, reticulate and rpy2. None of
-#' them needs tfdist itself.
+#' executors need R with the package reticulate, and Python with the packages that `f` uses.
+#' Elsewhere rpy2 runs it in a Python process, so the workers' machines need R, reticulate and rpy2.
+#' They never need tfdist itself.
 #'
 #' @inheritParams barrier_train
-#' @param sc Where the workers run, as in [barrier_train()]; their machines need what is listed
+#' @param sc Where the workers run, as in [barrier_train()]. Their machines need the software listed
 #'   above.
-#' @param f A function whose first argument is the worker's context: a list of `rank` (the first
-#'   is 0), `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
-#'   `TF_CONFIG`), `role` and `index`, and two functions that all workers call equally often:
-#'   `barrier()` waits for all, `all_gather(value)` gives each the values of all; and `feed()`, for
-#'   the rows of `data`. The variables
-#'   that it uses, from its own environment and from the workspace, and all functions of the
-#'   workspace travel with it; packages that it uses and that are attached here are attached
-#'   there. Anything that it names only as text, as in `get("x")`, or through an R6 object of the
-#'   workspace, is not found. Python objects do not travel: create them inside.
+#' @param f A function whose first argument is the worker's context: a list of `rank` (from 0),
+#'   `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
+#'   `TF_CONFIG`), `role` and `index`, and three functions. `barrier()` waits for all workers, and
+#'   `all_gather(value)` returns the values of all workers; every worker must call both equally
+#'   often. `feed()` is for the rows of `data`. Sent with `f` are the variables that it uses, from
+#'   its own environment and from the workspace, and all functions of the workspace. Packages that
+#'   it uses and that are attached here are attached there. Names that appear only as text, as in
+#'   `get("x")`, or that are used only in an R6 object of the workspace, are not found. Python
+#'   objects are not sent: create them inside.
 #' @param ... Further arguments for `f`.
-#' @param packages Names of additional packages to attach in the workers.
-#' @param roles How many workers have which role, such as `c(chief = 1, worker = 2, ps = 1)`, in
-#'   place of `workers`. Ranks are in this order, and `TF_CONFIG` says who is who. As soon as `f`
-#'   has returned on the chief (without one, on all workers), parameter servers are ended, which
-#'   need not return; so are an evaluator and, if there are a chief and parameter servers, the
-#'   workers, unless they return by themselves within 3 seconds. The value of a worker that is
-#'   ended is `NULL`.
-#' @param data Rows that the workers share out, each taken by one of them: a data frame with numbers
-#'   or logicals, a list of arrays with names, whose first dimension counts the rows, a sparklyr
-#'   table, or a PySpark or pandas DataFrame. `feed <- ctx$feed(batch_size)` gives a function; each
-#'   call of `feed()` gives the next rows, a list with a vector or array for each column, and at the
-#'   end `NULL`. With `roles`, these must be chiefs and workers.
-#' @param verbose 2 shows what the workers print, 0 and 1 do not.
-#' @param timeout As in [barrier_train()]; `f` itself may take as long as it likes.
+#' @param packages Names of additional packages to attach on the workers.
+#' @param roles Number of workers by role, such as `c(chief = 1, worker = 2, ps = 1)`, instead of
+#'   `workers`. Ranks follow this order, and `TF_CONFIG` gives each worker's role. As soon as `f`
+#'   has returned on the chief (without a chief, on all workers), parameter servers, which need not
+#'   return, and an evaluator are stopped. If there are a chief and parameter servers, workers that
+#'   do not return within 3 seconds are stopped, too. The value of a stopped worker is `NULL`.
+#' @param data Rows to distribute over the workers, each row to one of them: a data frame with
+#'   numbers or logicals, a named list of arrays whose first dimension counts the rows, a sparklyr
+#'   table, or a PySpark or pandas DataFrame. `feed <- ctx$feed(batch_size)` returns a function.
+#'   Each call of `feed()` returns the next rows, as a list with a vector or array for each column,
+#'   and `NULL` at the end. With `roles`, only the roles chief and worker are allowed.
+#' @param verbose 2 shows the workers' output. 0 and 1 do not.
+#' @param timeout As in [barrier_train()]. The function `f` itself has no time limit.
 #'
 #' @return A list with one value per worker, in the order of the ranks: vectors, factors, lists and
 #'   data frames with their attributes. Return a Keras model as
 #'   `reticulate::import("pybackend")$model_to_base64(model)`.
 #'
 #' @section Errors:
-#' An error in `f` ends all workers and becomes a `tfdist_error_worker_failed` with the message,
+#' An error in `f` stops all workers and becomes a `tfdist_error_worker_failed` with the message,
 #' the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
 #'
 #' @export

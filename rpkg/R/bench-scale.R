@@ -1,34 +1,34 @@
-#' How a training scales with its workers
+#' Measure how a training scales with its workers
 #'
-#' Trains with several numbers of workers, and compares their steps: strong scaling, in which the
-#' workers share one batch, and weak scaling, in which each has one of its own. The time of a step
-#' is divided into data, computing, communication, and waiting for others.
+#' Trains with several numbers of workers, and compares the times of their steps. In strong scaling
+#' the workers share one batch; in weak scaling each has its own batch. The time of a step is
+#' divided into data, computing, communication, and waiting for others.
 #'
-#' @param train A function of `workers` and `batch_size` that passes both on to [barrier_train()]
-#'   and returns its fit; or the path of a script (R or Python) that calls it. A script runs in a
-#'   process of its own, where the workers and the batch size are those that are to be measured,
-#'   whatever it says, and keeps no checkpoint. A training should take 50 steps at least: the first
-#'   three are left out.
+#' @param train A function of `workers` and `batch_size` that passes both to [barrier_train()] and
+#'   returns its fit; or the path of a script (R or Python) that calls it. A script runs in its own
+#'   process, where the measured workers and batch size replace the script's, and no checkpoint is
+#'   saved. A training should take at least 50 steps: the first three are left out.
 #' @param workers The numbers of workers.
 #' @param ... Must be empty.
 #' @param mode `"strong"`, `"weak"` or `"both"`.
-#' @param batch_size Rows of the batch that the workers share, or of which each has one; for strong
-#'   scaling all numbers of workers must divide it. `NULL`: 32, or what the script says.
-#' @param steps Of a script's training, which takes an epoch of so many. `NULL`: as many as it says.
-#' @param repeats How often each training is run, in turns.
+#' @param batch_size Rows of the batch that the workers share, or that each of them has. For strong
+#'   scaling, every number of workers must divide it. `NULL`: 32, or the script's value.
+#' @param steps Steps of a script's training, which then takes one epoch. `NULL`: the script's
+#'   number.
+#' @param repeats Number of runs of each training, in turns.
 #' @param arguments Arguments of the script.
-#' @param project `NULL`, or a number of workers: up to it, steps are projected by a model that is
-#'   fitted to those that were measured.
+#' @param project `NULL`, or a number of workers up to which step times are predicted, by a model
+#'   that is fitted to the measured steps.
 #' @param verbose 1 prints a line per training, 0 nothing.
 #'
 #' @return A data frame with a row per mode and number of workers: `mode`, `workers`, `batch_size`
 #'   (rows per worker), `seconds` (of a step) and its parts `data`, `compute`, `communication` and
 #'   `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is linear), `is_crowded` (more workers
-#'   than cores), `steps` (that were measured), `jitter` (standard deviation of the logarithm of
-#'   what a worker's step takes without the others) and `is_projected`. With `project` there are the
-#'   ends of 90 % intervals, too (`seconds_low`, `seconds_high`, and so on), and what a row was not
-#'   measured, or projected, for is `NA`. Speed-ups are over the fewest workers, which count as
-#'   linear. Printed, it shows the columns that most look for.
+#'   than cores), `steps` (number of measured steps), `jitter` (standard deviation of the logarithm
+#'   of a worker's own part of a step) and `is_projected`. With `project` it also has the ends of 90
+#'   % intervals (`seconds_low`, `seconds_high`, and so on); values that were not measured or
+#'   predicted for a row are `NA`. Speed-ups are relative to the smallest number of workers, which
+#'   counts as linear. `print()` shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{

@@ -1,29 +1,29 @@
-#' Keep a training, and go on after a worker was lost
+#' Save checkpoints and resume a training
 #'
 #' `checkpoint()` is for the argument `checkpoint` of [barrier_train()]: where and how often the
-#' state of the training is written. A training that goes on from there, with `resume = TRUE` or by
-#' itself with `restarts`, ends with the weights and the history, bit for bit, of one that was not
-#' interrupted. `load_checkpoint()` returns the model as it was kept.
+#' state of the training is saved. A training that resumes from there, with `resume = TRUE` or
+#' automatically with `restarts`, ends with the same weights and history, bit for bit, as an
+#' uninterrupted one. `load_checkpoint()` returns the saved model.
 #'
-#' A checkpoint holds the weights, the optimizer's state, each worker's random generators, what
-#' callbacks keep in attributes of plain data, and the history. It is written beside the training,
-#' and is complete or not there at all. A damaged one is passed over for the one before it. If a
-#' worker is told to end by SIGTERM, as before a preemption, all workers keep one more checkpoint,
-#' of the same step, and leave.
+#' A checkpoint holds the weights, the optimizer's state, the random generators of each worker,
+#' callback attributes that are plain data, and the history. It is written in the background, and is
+#' either complete or absent. A damaged one is skipped for the one before it. If a worker gets
+#' SIGTERM, as before a preemption, all workers save one more checkpoint, of the same step, and
+#' exit.
 #'
-#' @param uri A folder of this training's own: a path that the machines of all workers share, or a
-#'   URI with a scheme that Python's fsspec knows. On one machine any path will do.
-#' @param every `"epoch"`, a number of steps, or a time such as `"600s"`, `"10min"` or `"1h"`. The
-#'   end of the training is always kept.
-#' @param keep How many checkpoints there are at most; after as many failures in a row to write one
-#'   (at least two), the training ends.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param model For models that Keras writes no file of: a compiled model like the one that was
-#'   trained, which gets the weights.
+#' @param uri A folder for this training only: a path that the machines of all workers share, or a
+#'   URI with a scheme that Python's fsspec knows. On one machine it may be any path.
+#' @param every `"epoch"` (default), a number of steps, or a time such as `"600s"`, `"10min"` or
+#'   `"1h"`. The end of the training is always saved.
+#' @param keep Maximum number of checkpoints. The training ends if this many in a row, but at least
+#'   two, could not be written.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param model A compiled model like the trained one, which gets the weights. Needed for models of
+#'   which Keras cannot write a file.
 #' @inheritParams model_from_base64
 #'
-#' @return `checkpoint()` an object for [barrier_train()]; `load_checkpoint()` a Keras model. Bad
-#'   arguments are an error of class `tfdist_error_input`.
+#' @return `checkpoint()` returns an object for [barrier_train()], `load_checkpoint()` a Keras
+#'   model. Bad arguments are an error of class `tfdist_error_input`.
 #' @export
 #' @examples
 #' checkpoint("run-1", every = "10min", keep = 3)

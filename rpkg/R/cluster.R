@@ -1,22 +1,22 @@
-#' The TF_CONFIG of one process of a cluster
+#' Create the TF_CONFIG of one process
 #'
 #' TensorFlow's distribution strategies read the addresses of all processes and their own role from
 #' the environment variable `TF_CONFIG`. `make_tf_config()` returns its value. Entries that would
-#' make TensorFlow hang, such as a duplicate address or a port of 0, are errors here.
+#' make TensorFlow hang, such as a duplicate address or a port of 0, raise an error.
 #'
-#' [barrier_train()] does not need it: it places its workers itself.
+#' [barrier_train()] does not need it, because it assigns the addresses of its workers itself.
 #'
-#' Python reads the environment when it starts, so `Sys.setenv(TF_CONFIG = )` must come first.
+#' Python reads the environment when it starts, so call `Sys.setenv(TF_CONFIG = )` first.
 #' `make_tf_config()` does not start Python in this session. If Python is already running, set the
 #' variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
 #'
-#' @param workers Addresses of the workers, as `"host:port"`. If they have names, these are their
-#'   indices, and the list may leave workers out.
-#' @param index Index of this process among those of its role, from 0. `NULL` if the role has only
-#'   one process.
+#' @param workers Addresses of the workers, as `"host:port"`. Names, if given, are the indices of
+#'   the workers; then workers may be left out.
+#' @param index Index of this process within its role, from 0. `NULL` if the role has only one
+#'   process.
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
-#' @param chief,evaluator Address of the chief and of the evaluator, if there are any.
-#' @param ps Addresses of the parameter servers, if there are any.
+#' @param chief,evaluator Addresses of the chief and of the evaluator, if any.
+#' @param ps Addresses of the parameter servers, if any.
 #'
 #' @return A string, the JSON text for `TF_CONFIG`.
 #' @export

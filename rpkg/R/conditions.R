@@ -1,20 +1,20 @@
-#' The errors of tfdist
+#' Errors of tfdist
 #'
 #' Every error that tfdist raises has the class `tfdist_error` and a more specific class, so that
-#' `tryCatch()` can tell them apart:
+#' `tryCatch()` can distinguish them:
 #'
 #' * `tfdist_error_input`: an argument, a model or data that cannot be used. Nothing was started.
-#' * `tfdist_error_cluster`: workers that cannot be placed, reached or described.
-#' * `tfdist_error_worker_failed`: the training code failed in a worker. The error is the failure
+#' * `tfdist_error_cluster`: workers that cannot be started, reached or described.
+#' * `tfdist_error_worker_failed`: the training code failed on a worker. The error is the failure
 #'   that came first; its message lists the others.
 #' * `tfdist_error_peer_lost`: a worker disappeared without a report.
 #' * `tfdist_error_serialization`: a model that cannot be written or read back.
-#' * `tfdist_error_database`: a database has refused a model, or computes other numbers.
-#' * `tfdist_error_python`: the Python half is missing, or failed unexpectedly.
+#' * `tfdist_error_database`: a database rejected a model, or computes other numbers.
+#' * `tfdist_error_python`: the Python package is missing, or failed unexpectedly.
 #'
-#' The condition contains what the worker reported: `rank` (0 is the first worker), `host`,
-#' `exception_type` (the class of the Python exception), `traceback` and `log` (the last lines that
-#' the worker printed). Unknown fields are `NULL`.
+#' The condition has the fields of the worker's report: `rank` (from 0), `host`, `exception_type`
+#' (the class of the Python exception), `traceback` and `log` (the last lines that the worker
+#' printed). Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples

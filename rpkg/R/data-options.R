@@ -1,28 +1,27 @@
-#' How rows are read and stored
+#' Options for reading and storing rows
 #'
 #' For the argument `data_options` of [barrier_train()] and [barrier_evaluate()].
 #'
 #' @param tensors Type and shape of the rows of columns in tables and files, as a named list:
 #'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays row by
-#'   row. `list("int32", NA)` allows rows of any length: they are padded with zeros to the longest.
-#' @param categories Values of columns, as a named list: `list(color = c("blue", "red"))` turns them
-#'   into 0, 1, 2, ... Any other value is an error.
+#'   row. `list("int32", NA)` allows rows of any length, which are padded with zeros to the longest.
+#' @param categories Values of columns, as a named list: `list(color = c("blue", "red"))` encodes
+#'   them as 0, 1, 2, ... Any other value is an error.
 #' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
-#'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` uses the description that
-#'   [write_tfrecords()] leaves beside the files, or else looks at the first records.
-#' @param encode How feature columns of text, factors, and columns with `categories` become numbers:
-#'   `"one_hot"`, a number for each value, 1 where a row has it, else 0; or `"integer"`, the code of
-#'   the value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for
-#'   whole numbers. `NULL`: text and factors are one-hot, and columns with `categories` become
-#'   codes; in a table or files, text that is an input of its own remains text, and so does a
-#'   character column of a data frame if `model` has an input of strings for it. Without
-#'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
-#' @param repartition `FALSE` keeps the partitions of a table, of which there must be `workers`, and
-#'   gives each worker one contiguous range of the rows of files. That is faster to read, but if the
-#'   rows are sorted, the workers see different classes.
-#' @param in_memory Whether workers keep their rows in memory, if they fit into half of what is free
-#'   there. By default they keep them on disk,
-#'   and memory use does not grow with the number of rows.
+#'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` (default): the description that
+#'   [write_tfrecords()] writes next to the files, or else the types in the first records.
+#' @param encode Encoding of feature columns that are text or factors or have `categories`.
+#'   `"one_hot"`: one number per value, 1 if the row has it, else 0. `"integer"`: the code of the
+#'   value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for whole
+#'   numbers. `NULL` (default): text and factors are one-hot, and columns with `categories` become
+#'   codes. In a table or files, text that is an input by itself stays text, and so does a character
+#'   column of a data frame if `model` has an input of strings for it. Without `categories`, the
+#'   values are the levels of a factor, or those of the training data, sorted.
+#' @param repartition `FALSE` uses the partitions of a table, of which there must be `workers`, and
+#'   gives each worker one contiguous range of the rows of files. This reads faster, but sorted rows
+#'   then give the workers different classes.
+#' @param in_memory `TRUE`: workers hold their rows in memory, if the rows fit into half of its free
+#'   space. `FALSE` (default): all rows are on disk, and memory use does not grow with them.
 #'
 #' @return An object for [barrier_train()] or [barrier_evaluate()]. Bad arguments are an error of
 #'   class `tfdist_error_input`.

@@ -1,14 +1,14 @@
 #' Evaluate a fit in this session
 #'
-#' The method for `evaluate()`, of which keras3 and tensorflow have one generic and generics
-#' another. Arrays and data frames are evaluated in this process; tables, files and what else
-#' [barrier_evaluate()] takes by one worker.
+#' The method for `evaluate()`, a generic of keras3 and tensorflow, and another of generics. Arrays
+#' and data frames are evaluated in this process. Tables, files and all other data of
+#' [barrier_evaluate()] are evaluated by one worker.
 #'
 #' @inheritParams barrier_evaluate
 #' @param object A [tfdist_fit].
-#' @param x,y The features and the labels; or `x` alone, the rows in any form that
-#'   [barrier_evaluate()] takes.
-#' @param label The label column, as in [barrier_train()]; `NULL`: that of the training.
+#' @param x,y The features and the labels; or only `x`, the rows in any form that
+#'   [barrier_evaluate()] accepts.
+#' @param label The label column, as in [barrier_train()]. `NULL`: that of the training.
 #'
 #' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a
 #'   metric has several values.

@@ -1,31 +1,31 @@
-#' How the workers exchange what they have learned
+#' Options for the exchange between workers
 #'
-#' For the argument `exchange` of [barrier_train()]. `exchange()` averages the gradients at every
-#' step, which gives the weights of one process on the whole batch. `local_steps()` lets each worker
-#' take several steps on its own and then averages the weights: less traffic for slow networks, but
-#' another result (local SGD). With one worker there is nothing to exchange.
+#' For the argument `exchange` of [barrier_train()]. `exchange()` averages the gradients in every
+#' step, so that the result is that of one process on the global batches. `local_steps()` lets each
+#' worker take several steps before the weights are averaged (local SGD): less traffic for slow
+#' networks, but another result. With one worker these options have no effect.
 #'
-#' @param transport What carries the gradients: `"tcp"`, or `"tf"` for TensorFlow's collectives
-#'   (NCCL between GPUs).
-#' @param compression `"fp16"` or `"bf16"` halves the traffic. Rounding errors are kept and sent
-#'   later, but the result is no longer that of one process. `NULL` is exact.
-#' @param bucket_mb Megabytes of gradients that travel together during the backward pass; `Inf`
-#'   sends everything at once after it.
-#' @param loss_over What the loss is computed over. `"rows"`: each worker computes the loss of its
-#'   own rows, which must be a mean over rows. `"global batch"`: the workers send each other their
-#'   outputs, labels and weights in each step, and compute the loss of all rows. Then it may compare
-#'   or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums), and masks may
-#'   reach several losses.
-#' @param encrypt Whether what the workers send each other is encrypted and authenticated (TLS 1.3).
-#'   `NULL`: what leaves a machine is. `FALSE`: nothing is; that is for fast networks that you
-#'   trust.
-#' @param audit Whether some steps are repeated as one process takes them, on the rows of all
-#'   workers, and what comes of them is compared: the first and the last of the first epoch, the
-#'   first of the second one, and of later ones as many as take 2 % of the time. A difference that
-#'   rounding does not explain is an error; with `"warn"` a note. It alone finds losses that are no
-#'   mean over rows. With `compression` it repeats the step without.
-#' @param steps Steps that each worker takes on its own before the weights are averaged, at least 2.
-#' @param learning_rate,momentum How the average change is applied. 0.7 and 0.9 give DiLoCo.
+#' @param transport `"tcp"` (default), or `"tf"` for TensorFlow's collectives (NCCL between GPUs).
+#'   TensorFlow's servers accept every connection: use `"tf"` only on networks that you trust.
+#' @param compression `"fp16"` or `"bf16"` halves the traffic. Rounding errors are added to later
+#'   steps, but the result is no longer that of one process. `NULL` (default): exact.
+#' @param bucket_mb Megabytes of gradients per message, sent during the backward pass. `Inf`: all
+#'   gradients at once, after it.
+#' @param loss_over Rows over which the loss is computed. `"rows"` (default): each worker computes
+#'   the loss of its own rows, which must be a mean over rows. `"global batch"`: in each step the
+#'   workers exchange their outputs, labels and weights, and compute the loss of all rows. The loss
+#'   may then compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums),
+#'   and masks may reach several losses.
+#' @param encrypt `TRUE` encrypts and authenticates the data that the workers exchange (TLS 1.3).
+#'   `NULL` (default): only between machines. `FALSE`: never, for fast networks that you trust.
+#' @param audit `TRUE` (default) repeats some steps in one process, on the rows of all workers, and
+#'   compares the outcome: the first and the last step of the first epoch, the first of the second,
+#'   and of later ones as many as take 2 % of the time. A difference that rounding does not explain
+#'   raises an error; with `"warn"` it gives a note. Only the audit finds losses that are not a mean
+#'   over rows. With `compression`, the repeated step is exchanged uncompressed. `FALSE`: no audit.
+#' @param steps Steps that each worker takes before the weights are averaged, at least 2.
+#' @param learning_rate,momentum Learning rate and momentum with which the average change of the
+#'   weights is applied. 0.7 and 0.9 give DiLoCo.
 #'
 #' @return An object for [barrier_train()]. Bad arguments are an error of class
 #'   `tfdist_error_input`.

@@ -2,16 +2,16 @@
 
 #' Export the model of a fit
 #'
-#' Methods for generics of other packages: `tensorflow::export_savedmodel()`, which keras3 exports
-#' too, writes the model as a SavedModel, for TensorFlow Serving and the like; `bundle::bundle()`
-#' makes one R object of it that another session can read, as `saveRDS()` by itself does, and also
-#' of a fit whose model is in a file (`model_uri`).
+#' Methods for generics of other packages. `tensorflow::export_savedmodel()`, which keras3 exports
+#' too, writes the model as a SavedModel, for TensorFlow Serving and similar tools.
+#' `bundle::bundle()` converts the fit to one R object that another session can read. `saveRDS()`
+#' alone does this, too, but only `bundle()` includes a model that is in a file (`model_uri`).
 #'
 #' @param object,x A [tfdist_fit].
 #' @param export_dir_base Folder to write.
-#' @param ... For Keras's `model$export()`, such as `format`; not used by `bundle()`.
+#' @param ... Arguments for Keras's `model$export()`, such as `format`; not used by `bundle()`.
 #'
-#' @return `export_savedmodel()` its `object`, invisibly; `bundle()` a bundle.
+#' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` a bundle.
 #' @name export_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)

@@ -1,64 +1,63 @@
-#' The result of a training
+#' Result of a training
 #'
 #' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It contains the
-#' trained model as text, so it can be saved with `saveRDS()` and used in another session.
+#' trained model as text, so you can save it with `saveRDS()` and use it in another session.
 #'
 #' @details
 #' Its elements, with `$`:
-#' * `model`: the trained Keras model, a Python object, decoded when it is first used;
+#' * `model`: the trained Keras model, a Python object, decoded at first use;
 #' * `history`: a named list with one number per epoch for each metric. A metric with several values
 #'   has an entry for each of them: `f1_score_1`, `f1_score_2`, ...;
 #' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
-#'   `seconds`, `waited` (those of them in which it waited for other workers; `NA` if that is not
-#'   known), `ok`;
-#' * `straggler`: the rank of the worker for which the others waited, and for how many `seconds`, as
-#'   a list; `NULL` if for none;
-#' * `audit`: what came of the steps that were repeated as one process takes them, as a list: how
-#'   many `steps`, the `rows` of them, the largest relative difference of `weights` and `metrics`,
-#'   and why some were `skipped`; `NULL` if the training was not audited, see [exchange()];
-#' * `workers_by_epoch`: how many workers each epoch had;
-#' * `gangs`: of a training with `min_workers`, who trained from which epoch on: a data frame with
+#'   `seconds`, `waited` (seconds of it spent waiting for other workers; `NA` if unknown), `ok`;
+#' * `straggler`: the rank of the worker that the others waited for, and for how many `seconds`, as
+#'   a list; `NULL` if there is none;
+#' * `audit`: comparison of some steps with one process, as a list: the number of `steps`, their
+#'   `rows`, the largest relative difference of `weights` and `metrics`, and the reasons why some
+#'   were `skipped`; `NULL` if the training was not audited, see [exchange()];
+#' * `workers_by_epoch`: number of workers in each epoch;
+#' * `gangs`: with `min_workers`, the worker groups and their first epochs, as a data frame with
 #'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
-#'   that had `left`, with the reasons;
-#' * `restarts`: a data frame with a row for each time that the workers were started again: `time`,
-#'   what was `lost`, and the `checkpoint` from which the training went on (`NA`: its beginning);
-#' * `tensorboard`: the folder or URI with what TensorBoard shows; `NULL` if there is none;
-#' * `record`: all figures, those of each worker's steps included, as JSON text for [report()];
+#'   that `left`, with the reasons;
+#' * `restarts`: a data frame with a row for each restart of the workers: `time`, the loss (`lost`),
+#'   and the `checkpoint` from which the training resumed (`NA`: its beginning);
+#' * `tensorboard`: folder or URI of TensorBoard's event files; `NULL` if there is none;
+#' * `record`: all values, including those of each worker's steps, as JSON text for [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (of the whole call), `seed`;
 #' * `settings`: the arguments of the training that are plain values, as a list; `call`: those that
 #'   named data and columns, for [update()][update.tfdist_fit];
-#' * `features`, `levels`: the feature columns (for a model of several inputs, a list of them by the
-#'   names of the inputs) and the levels of the label, if `data` had them;
+#' * `features`, `levels`: the feature columns (for a model with several inputs, a list of them by
+#'   the names of the inputs) and the levels of the label, if `data` had them;
 #' * `label`, `tensors`: the arguments of the training;
-#' * `categories`, `encode`: for each column that was encoded, its values in the order of their
-#'   codes, and how it was encoded;
-#' * `feature_names`: what the numbers of each row are called, in their order; those of a one-hot
-#'   column are `column_level`;
-#' * `formula`, `preparation`: the formula, and, if it computes something or is a recipe, what is
+#' * `categories`, `encode`: for each encoded column, its values in the order of their codes, and
+#'   its encoding;
+#' * `feature_names`: names of the numbers of each row, in their order; those of a one-hot column
+#'   are `column_level`;
+#' * `formula`, `preparation`: the formula; and, if it computes or is a recipe, the steps that are
 #'   applied to new rows;
-#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. If the training has written
-#'   it to a `model_uri`, `model_base64` is empty;
-#' * `model_fn`: of a model with parts that are R functions or classes, a copy of the function that
-#'   has built it. `model_base64` has the weights and the state of the optimizer (`"weights.h5"`),
-#'   and `model` calls the function and puts them in, also in another session.
+#' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`,
+#'   `model_base64` is empty;
+#' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
+#'   builds it. `model_base64` then has only the weights and the optimizer's state (`"weights.h5"`).
+#'   `model` calls the function and sets them, also in another session.
 #'
 #' Any other name is an error.
 #'
-#' A fit is taken wherever a model is: by [barrier_train()], to train on, by [barrier_evaluate()],
-#' [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
+#' A fit can be passed instead of a model: to [barrier_train()], which continues its training, and
+#' to [barrier_evaluate()], [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Must be empty.
 #'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
 #'   [tidy.tfdist_fit], [export_fit].
-#' @return `summary()` returns a list of class `summary.tfdist_fit`, whose `history` has one row
-#'   per epoch and one column per metric, beside `workers`, `audit` and what else it prints.
-#'   `print()` returns its argument, invisibly. `as.data.frame()` returns one row per epoch and
-#'   metric with the columns `epoch`, `metric`, `value` and `data` (`"training"` or
+#' @return `summary()` returns a list of class `summary.tfdist_fit` with all that it prints. Its
+#'   `history` has one row per epoch and one column per metric; other elements are `workers` and
+#'   `audit`. `print()` returns its argument, invisibly. `as.data.frame()` returns one row per epoch
+#'   and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"` or
 #'   `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
-#'   R's own graphics have drawn the plot.
+#'   base graphics drew the plot.
 #'
 #' @name tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

@@ -1,23 +1,23 @@
-#' Run workers on hosts that ssh reaches
+#' Run workers on hosts over ssh
 #'
 #' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
-#' [barrier_apply()] and [train_mnist()]. The hosts need an ssh server that lets this user in
-#' without a password, and Python with TensorFlow; tfdist, the model and the rows are sent there.
-#' The workers connect to each other; with this machine they are connected by ssh only. When a call
-#' ends, however it ends, nothing of it is left on the hosts.
+#' [barrier_apply()] and [train_mnist()]. The hosts need an ssh server that accepts this user
+#' without a password, and Python with TensorFlow. tfdist, the model and the rows are sent to them.
+#' This machine uses only ssh to reach them; the workers connect to each other. When a call ends for
+#' any reason, nothing of it remains on the hosts.
 #'
-#' @param hosts Names of hosts and how many workers each may have (1 by default), as one string or
-#'   several: `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as another user,
-#'   `"[fd00::1]:2"` is an IPv6 address. Workers fill the hosts in this order; all have one, unless
-#'   `workers` says otherwise.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param hostfile In place of `hosts`, a file with a host per line: `a slots=2` or `a:2`.
-#' @param python Path of the hosts' Python, of the same release as this session's (3.11, say), which
-#'   is also the default path.
-#' @param ssh_options Words for ssh's command line, e.g. `c("-p", "2222", "-i", "~/.ssh/cluster")`.
-#'   What `~/.ssh/config` says holds, too.
-#' @param environment Environment variables of the workers, as a named vector. With `TMPDIR` they
-#'   keep their rows there while the call runs.
+#' @param hosts Host names, each with its number of slots (default 1), as one string or several:
+#'   `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as another user, `"[fd00::1]:2"` is an
+#'   IPv6 address. Workers fill the hosts in this order. All slots are used, unless `workers` is
+#'   set.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param hostfile A file instead of `hosts`, with a host per line: `a slots=2` or `a:2`.
+#' @param python Path of the hosts' Python, of the same release as this session's (e.g. 3.11).
+#'   `NULL` (default): the path of this session's Python.
+#' @param ssh_options Options for ssh's command line, e.g.
+#'   `c("-p", "2222", "-i", "~/.ssh/cluster")`. `~/.ssh/config` is respected.
+#' @param environment Environment variables of the workers, as a named vector. With `TMPDIR`, they
+#'   store their rows there during the call.
 #'
 #' @return An object for the argument `sc`. Bad arguments are an error of class
 #'   `tfdist_error_input`.

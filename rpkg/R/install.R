@@ -1,30 +1,31 @@
-#' Install the Python half
+#' Install the Python package of tfdist
 #'
 #' Creates a virtual environment and installs the Python package of the same version, with
-#' TensorFlow, into it. tfdist finds the environment `r-tfdist` on its own. What pip prints goes to
-#' a log, and is shown only if it fails.
+#' TensorFlow, into it. tfdist finds the environment `r-tfdist` by itself. The output of pip goes to
+#' a log, which is shown only if pip fails.
 #'
 #' @section Versions:
-#' The newest Python from 3.10 to 3.13 on this machine is used, since TensorFlow has no releases
-#' for others. `extras = "spark"` installs a PySpark below 4.3: sparklyr's workers start in later
-#' ones only with a further jar. If your cluster runs another Spark, name its version in
+#' The newest Python from 3.10 to 3.13 on this machine is used, because TensorFlow has no releases
+#' for others. `extras = "spark"` installs a PySpark below 4.3: in later ones sparklyr's workers
+#' need another jar to start. If your cluster runs another version of Spark, name it in
 #' `pip_options`, for example `"pyspark==3.5.8"`.
 #'
 #' @section Spark for sparklyr:
-#' PySpark contains a whole Spark. For `sparklyr::spark_connect(master = "local")` to start that
-#' one, `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()]
-#' show: `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. A Spark that
-#' `sparklyr::spark_install()` has installed is found without it.
+#' PySpark contains a complete Spark. For `sparklyr::spark_connect(master = "local")` to use it,
+#' `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()] show:
+#' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet =
+#' TRUE)$spark_home)`. A Spark that `sparklyr::spark_install()` installed is found without it.
 #'
-#' @param source Where the Python package comes from: `NULL` uses what is inside this R package;
-#'   otherwise the path of a wheel (`.whl`) or of a checkout, a directory with `pyproject.toml`.
+#' @param source Source of the Python package. `NULL` (default): the copy inside this R package.
+#'   Otherwise the path of a wheel (`.whl`) or of a checkout, a directory with `pyproject.toml`.
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
 #'   PySpark, and `"r"` for the rpy2 that fits this R, with which Python workers run R functions
 #'   (see [barrier_apply()]).
-#' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13;
-#'   `NULL` takes the newest that is found.
-#' @param pip_options Further words for the command line of `pip install`: options or requirements.
+#' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13.
+#'   `NULL` (default): the newest that is found.
+#' @param pip_options Further arguments for the command line of `pip install`: options or
+#'   requirements.
 #'
 #' @return The path of the environment, invisibly.
 #' @export

@@ -1,26 +1,25 @@
-#' Train together with other R and Python sessions, each started by hand
+#' Train together with other sessions that you start yourself
 #'
-#' Call `join_workers()` in a session on every machine, with the same addresses in the same order,
-#' and then make the same calls in all of them, with `NULL` in place of a connection:
-#' `barrier_train(NULL, ...)`, [train_mnist()] and their like. The sessions find each other at the
-#' first address, in any order of start; each trains on its share of the rows, and each gets the
-#' result. Files, such as checkpoints, are written by the first one alone. Some of them may be
-#' Python, where the function is called `pybackend.join()`.
+#' Call `join_workers()` in a session on every machine, with the same addresses in the same order.
+#' Then make the same calls in all of them, with `NULL` instead of a connection:
+#' `barrier_train(NULL, ...)`, [train_mnist()] and similar functions. The sessions connect to the
+#' first address, in any order of start. Each trains on its shard of the rows, and each gets the
+#' result. Files, such as checkpoints, are written only by the first session. Some sessions may be
+#' Python, where the function is `pybackend.join()`.
 #'
-#' It sets the environment variable `TF_CONFIG`, as [make_tf_config()] describes it. If that is set
-#' already, or if `mpirun` or Slurm's `srun` has started the sessions, `join_workers()` is not
-#' needed.
+#' `join_workers()` sets the environment variable `TF_CONFIG`, as described in [make_tf_config()].
+#' It is not needed if that is already set, or if `mpirun` or Slurm's `srun` started the sessions.
 #'
-#' All sessions must pass the same model, arguments and rows, of which each takes its share; what
-#' differs is an error in all of them. Rows that only one machine has come from a function that
-#' returns a `tf.data.Dataset`.
+#' All sessions must pass the same model, arguments and rows. tfdist distributes the rows. A
+#' difference raises an error in all sessions. If each machine has its own rows, pass a function
+#' that returns a `tf.data.Dataset`.
 #'
 #' @param addresses Addresses of all sessions, as `"host:port"`. Each session listens on its own.
-#' @param index Number of this session among them, from 0.
-#' @param secret_file File with the secret by which the sessions recognize each other: the command
-#'   `tfdist secret` makes one, which has to be copied to all machines. `NULL`: what the environment
-#'   variables `TFDIST_SECRET` or `TFDIST_SECRET_FILE` say, or `~/.config/tfdist/secret`. Sessions
-#'   that are all on one machine (`"127.0.0.1:..."`) need none.
+#' @param index Index of this session in the addresses, from 0.
+#' @param secret_file File with the shared secret with which the sessions authenticate each other.
+#'   The command `tfdist secret` creates it; copy it to all machines. `NULL` (default): the
+#'   environment variables `TFDIST_SECRET` or `TFDIST_SECRET_FILE`, or `~/.config/tfdist/secret`.
+#'   Sessions on one machine (`"127.0.0.1:..."`) do not need it.
 #'
 #' @return `TF_CONFIG`, invisibly.
 #' @export

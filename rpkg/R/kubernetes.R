@@ -2,23 +2,24 @@
 #'
 #' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()]. Each call creates a Job with one pod per worker, shows
-#' what the pods wait for, and deletes the Job in the end, also after an interrupt. This session
-#' reaches the pods through the cluster's API server only.
+#' what the pods wait for, and deletes the Job at the end, also after an interrupt. This session
+#' reaches the pods only through the cluster's API server.
 #'
 #' @param image Container image with TensorFlow, and Python of the same release as this session's.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param namespace,context Where; by default as `kubectl` has it.
-#' @param cpus,memory,gpus What each worker gets: `4` or `"500m"`; `"8Gi"`; `1`.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param namespace,context Namespace and context. `NULL` (default): those of `kubectl`.
+#' @param cpus,memory,gpus Resources of each worker: `4` or `"500m"`; `"8Gi"`; `1`.
 #' @param node_selector Labels of the nodes that may run workers, as a named vector.
 #' @param tolerations Taints to tolerate, as a list of named lists.
 #' @param secrets Names of Secrets whose keys become environment variables of the workers.
 #' @param service_account Service account of the pods.
-#' @param image_pull_secrets Names of Secrets by which nodes pull the image.
-#' @param time_limit Seconds after which Kubernetes ends the Job; by default a week.
-#' @param ttl Seconds that a finished Job stays if this session could not delete it; by default 300.
-#' @param python The image's Python; by default `"python3"`.
-#' @param labels Further labels of what is created, as a named vector.
-#' @param patience Seconds until all pods must run; by default 600.
+#' @param image_pull_secrets Names of Secrets with which nodes pull the image.
+#' @param time_limit Seconds after which Kubernetes ends the Job. `NULL` (default): a week.
+#' @param ttl Seconds that a finished Job stays if this session could not delete it. `NULL`
+#'   (default): 300.
+#' @param python Python in the image. `NULL` (default): `"python3"`.
+#' @param labels Further labels of the Job, its pods and the Service, as a named vector.
+#' @param patience Seconds until all pods must run. `NULL` (default): 600.
 #'
 #' @return An object for the argument `sc`. Bad arguments are an error of class
 #'   `tfdist_error_input`.

@@ -1,16 +1,16 @@
-#' How the learning rate follows the number of workers
+#' Scale the learning rate with the number of workers
 #'
 #' For the argument `scale_lr` of [barrier_train()]. N workers take steps on N times the rows of
-#' one. Each step's rate is that of the optimizer, as it is compiled or as callbacks set it, times a
-#' multiple; what the optimizer keeps stays as it is. The trained model, and every checkpoint, have
+#' one. Each step's rate is the optimizer's own, as compiled or as callbacks set it, times a
+#' multiple. The optimizer's variable does not change: the trained model, and every checkpoint, have
 #' the unscaled rate.
 #'
 #' @param rule `"linear"`: N times the rate (Goyal et al., 2017). `"sqrt"`: the square root of N
-#'   times (Krizhevsky, 2014), which suits Adam and its like.
-#' @param warmup_epochs Epochs, not necessarily whole, over which the rate rises from the unscaled
-#'   one to the scaled one, a little at each step.
-#' @param decay Multiples of the rate, named by the number of epochs that are done when they begin:
-#'   `c("30" = 0.1, "60" = 0.01)`. `NULL`: the rate does not decay.
+#'   times the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
+#' @param warmup_epochs Epochs, not necessarily whole, over which the rate rises step by step from
+#'   the unscaled to the scaled one.
+#' @param decay Multiples of the rate, named by the number of completed epochs at which they begin:
+#'   `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
 #'
 #' @return An object for [barrier_train()]. Bad arguments are an error of class
 #'   `tfdist_error_input`.

@@ -1,49 +1,47 @@
-#' Keras models in pipelines of Spark ML
+#' Use Keras models in Spark ML pipelines
 #'
-#' `ml_keras()` makes a Keras model a stage of sparklyr's pipelines: trained by [barrier_train()] on
-#' the workers of the cluster, it adds its predictions to the rows of a table.
+#' `ml_keras()` turns a Keras model into a stage of sparklyr's pipelines. [barrier_train()] trains
+#' it on the workers of the cluster, and the trained stage adds predictions to the rows of a table.
 #'
 #' @details
-#' The stage is Python's, `pybackend.ml.KerasEstimator`, which Spark's own pipelines cannot hold. So
-#' an `ml_pipeline()` that gets one becomes a `tfdist_ml_pipeline`. More stages are added to it by
-#' `ml_keras()` or [ml_add()], and sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and
-#' `ml_save()` take it like any other. `ml_save()` writes the format of Spark ML, in which Python's
-#' `PipelineModel.load()` reads it; sparklyr's `ml_load()`, which knows stages of the JVM alone,
-#' cannot: use [ml_load_keras()].
+#' The stage is Python's `pybackend.ml.KerasEstimator`, which Spark's own pipelines cannot hold. So
+#' an `ml_pipeline()` with such a stage becomes a `tfdist_ml_pipeline`. `ml_keras()` and [ml_add()]
+#' add more stages, and sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and `ml_save()` work
+#' as usual. `ml_save()` writes the format of Spark ML, which Python's `PipelineModel.load()` reads.
+#' sparklyr's `ml_load()` cannot read it, because it supports only stages of the JVM: use
+#' [ml_load_keras()].
 #'
-#' A model with a number for each class, or of one probability, adds `raw_prediction_col`,
-#' `probability_col` and `prediction_col`, the class as a double, as sparklyr's classifiers do; any
-#' other adds `prediction_col`.
+#' A model with a number for each class, or with one probability, adds `raw_prediction_col`,
+#' `probability_col` and `prediction_col`, the class as a double, as sparklyr's classifiers do. Any
+#' other model adds `prediction_col`.
 #'
-#' @param x A `spark_connection`, an `ml_pipeline`, what `ml_keras()` has made of one, or a
-#'   `tbl_spark`.
+#' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
 #' @param model A compiled Keras model, a [tfdist_fit], or an R function without arguments that
-#'   returns a model; it is called once, here.
-#' @param ... Must be empty: the arguments that follow are given by name.
+#'   returns a model. The function is called once, in this session.
+#' @param ... Must be empty: the arguments that follow must be named.
 #' @param features_col,label_col,prediction_col,probability_col,raw_prediction_col Names of columns,
-#'   as of sparklyr's classifiers.
+#'   as in sparklyr's classifiers.
 #' @param weight_col Column with the weight of each row in the loss, or `NULL`.
-#' @param validation_indicator_col Column that is true for rows that validate, or `NULL`.
-#' @param features Columns side by side, or a named list of columns for each input of the model;
-#'   `NULL` uses `features_col`.
+#' @param validation_indicator_col Column that is true for validation rows, or `NULL`.
+#' @param features Columns that form one input, or a named list of columns for each input of the
+#'   model. `NULL` uses `features_col`.
 #' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,scale_lr,resources As in
 #'   [barrier_train()].
 #' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
-#'   As in [barrier_train()]; the classes are numbers, as they are in `label_col`. A pipeline with
-#'   `callbacks` cannot be saved, but what `ml_fit()` makes of it can.
+#'   As in [barrier_train()]. Classes are numbers, as in `label_col`. A pipeline with `callbacks`
+#'   cannot be saved, but the result of its `ml_fit()` can.
 #' @param model_uri,checkpoint,resume,restarts,strategy,roles,tensorboard,timeout As in
 #'   [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
-#' @param stage A stage of sparklyr's for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
+#' @param stage A sparklyr stage for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
-#' @param path Where `ml_save()` has written: a path that all machines share, or a URI that Spark
-#'   knows.
+#' @param path Path of `ml_save()`: a path that all machines share, or a URI that Spark knows.
 #'
 #' @return
 #' * For a connection or a pipeline, a `tfdist_ml_pipeline`.
-#' * For a table, what `ml_fit()` returns: a `tfdist_ml_model`. Its `keras` is the trained stage, a
+#' * For a table, the result of `ml_fit()`: a `tfdist_ml_model`. Its `keras` is the trained stage, a
 #'   Python object with `keras$model`, `keras$history` and `keras$levels`.
-#' * `ml_load_keras()`: what was saved, a `tfdist_ml_pipeline` or a `tfdist_ml_model`.
+#' * `ml_load_keras()`: the saved `tfdist_ml_pipeline` or `tfdist_ml_model`.
 #'
 #' @inheritSection barrier_train Errors
 #' @export

@@ -1,17 +1,17 @@
-#' The MNIST images
+#' Load the MNIST images
 #'
 #' 60,000 images of handwritten digits to train on and 10,000 to test with, each 28 x 28 pixels.
-#' They come from `path`, else from the file that the environment variable `TFDIST_MNIST` names,
-#' else from Keras's cache or download. If none of these is available, a few thousand images that
-#' come with the package are used instead, and a message says so.
+#' They come from `path`, else from the file in the environment variable `TFDIST_MNIST`, else from
+#' Keras's cache or download. If none of these is available, a few thousand images of this package
+#' are used instead, with a message.
 #'
-#' @param path File `mnist.npz` in the layout of Keras, or `NULL`.
-#' @param limit Use at most this many training images, the first ones, and as many test images;
-#'   `NULL` uses all.
+#' @param path File `mnist.npz` in Keras's layout, or `NULL`.
+#' @param limit Maximum number of training images, the first ones, and of test images. `NULL`
+#'   (default): all.
 #'
 #' @return A list: `x_train` and `x_test`, integer arrays of images x 28 x 28 with grey values from
-#'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, whether
-#'   they are only the images of the package. All images take 220 MB as R integers.
+#'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, `TRUE`
+#'   if they are only the images of the package. All images take 220 MB as R integers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 100)
@@ -57,12 +57,12 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' Train a first network on MNIST
 #'
 #' Trains a small convolutional network on the handwritten digits of [mnist()] and evaluates it on
-#' the test images. Nothing has to be prepared: without a network connection it uses the images that
-#' come with the package.
+#' the test images. It needs no preparation: without a network connection it uses the images of this
+#' package.
 #'
 #' @inheritParams barrier_train
-#' @param workers Number of worker processes; `NULL`: 3, or as many as there are sessions that join
-#'   (see [join_workers()]).
+#' @param workers Number of workers. `NULL`: 3, or the number of sessions that join (see
+#'   [join_workers()]).
 #' @param path,limit See [mnist()].
 #'
 #' @return A [tfdist_fit] object whose `metrics` are `test_loss` and `test_accuracy`.

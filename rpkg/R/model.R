@@ -1,25 +1,25 @@
-#' Models as text and files
+#' Write and read models as text and files
 #'
 #' `model_to_base64()` encodes a Keras model as text that fits into a database, a table or a
-#' message. `model_from_base64()` decodes it. `write_model()` writes a model to a file, or all of a
+#' message. `model_from_base64()` decodes it. `write_model()` writes a model to a file, or a whole
 #' fit, which `read_fit()` reads.
 #'
 #' @param model A Keras model (a Python object) or a [tfdist_fit].
 #' @param x A [tfdist_fit], a Keras model, or the text from `model_to_base64()`. The model of a fit
-#'   is written with the state of its optimizer, in either format; text in its own format.
+#'   is written with the optimizer's state, in either format; text in its own format.
 #' @param format `"h5"` (HDF5) or `"keras"` (Keras's own).
-#' @param include_optimizer Whether to include the optimizer's state, to continue the training
-#'   later. It makes the text up to three times as long.
+#' @param include_optimizer `TRUE` includes the optimizer's state, to continue the training later.
+#'   The text becomes up to three times as long.
 #' @param text The text from `model_to_base64()`.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
-#' @param safe_mode Whether to refuse models that contain Python code (lambda layers). Leave it on
-#'   for text from others.
+#' @param safe_mode `TRUE` (default) rejects models that contain Python code (lambda layers). Set it
+#'   to `FALSE` only for text that you trust.
 #' @param sha256 The digest that the decoded bytes must have, as 64 hexadecimal digits; for a fit it
-#'   is `fit$model_sha256`. `NULL` compares with the digest that the text carries, if it does.
-#' @param compile Whether to return the model compiled, ready to be evaluated and trained.
-#' @param path File to write. Its extension chooses the format: `.h5` or `.keras`; or, for all of a
-#'   fit, `.json`, which `read_fit()` reads, and `TrainResult.load()` of Python.
+#'   is `fit$model_sha256`. `NULL` compares with the digest in the text, if there is one.
+#' @param compile `TRUE` returns the model compiled, ready to be evaluated and trained.
+#' @param path File to write. Its extension chooses the format: `.h5` or `.keras`; or, for a whole
+#'   fit, `.json`, which `read_fit()` and Python's `TrainResult.load()` read.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` a Keras model;
 #'   `write_model()` its `path`, invisibly; `read_fit()` a [tfdist_fit].

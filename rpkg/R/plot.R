@@ -1,10 +1,10 @@
 #' @rdname tfdist_fit
-#' @param metrics Names of the metrics to plot, without `val_`; `NULL`: all of them.
-#' @param smooth Whether to draw a smooth line through the figures, which are then drawn faintly.
-#'   `TRUE` draws it by `stats::lowess()`. A number from 0 to below 1 says how much of the mean so
-#'   far goes into the next point, as in Python and TensorBoard; 0 draws no such line.
-#' @param engine What draws the plot: `"ggplot2"`, R's own graphics (`"base"`), or ggplot2 if it is
-#'   installed (`"auto"`).
+#' @param metrics Names of the metrics to plot, without `val_`. `NULL` (default): all.
+#' @param smooth `TRUE` draws a smooth line by `stats::lowess()`. A number from 0 to below 1 is the
+#'   weight of the running mean in the next point, as in Python and TensorBoard; 0 and `FALSE` draw
+#'   no such line. The original values are drawn faintly behind the line.
+#' @param engine Graphics system: `"ggplot2"`, `"base"`, or `"auto"` (default), which uses ggplot2
+#'   if it is installed.
 #' @export
 plot.tfdist_fit <- function(x, ..., metrics = NULL, smooth = FALSE, engine = "auto") {
   check_dots_empty(...)

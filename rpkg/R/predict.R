@@ -1,39 +1,41 @@
 #' Predict with a trained model
 #'
 #' @param object A [tfdist_fit].
-#' @param newdata Rows in the form in which the model was trained: a data frame with the feature
-#'   columns of the training, an array, or a list of arrays for a model of several inputs. Or a
-#'   sparklyr table, whose rows stay where they are.
+#' @param newdata Rows in the form of the training data: a data frame with the feature columns of
+#'   the training, an array, or a list of arrays for a model with several inputs. Or a sparklyr
+#'   table, whose rows stay in Spark.
 #' @param ... Not used.
-#' @param type What is returned, by the names of tidymodels:
+#' @param type Type of the predictions, by the names of tidymodels:
 #'   * `"class"`: the column `.pred_class`;
 #'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model's loss is
-#'     one of Keras's with `from_logits`, that is the softmax or sigmoid of what the model gives;
-#'     if nothing makes the model's numbers probabilities, it is an error. A model with one number
-#'     per row and one of Keras's binary losses gives the probability of the second class;
-#'   * `"raw"`: the model's numbers as they are, an array; beside a Spark table the column `.pred`,
-#'     or `.pred_<output>` for each of several outputs;
-#'   * `NULL`: `"raw"` for arrays. For data frames and tables, class and probabilities; the class
-#'     alone if the numbers tell classes apart but are no probabilities; and for regression `.pred`,
-#'     or `.pred_<output>` for each of several outputs. If the label of one of these was a factor,
-#'     its numbers are in the order of `object$categories`.
-#' @param features,tensors,categories Which columns of a Spark table are used, and how; see
-#'   [barrier_train()] and [data_options()]. `NULL`: as in the training, or else all columns.
-#' @param on_missing What becomes of a row with a missing value, or with one that is none of its
-#'   column's categories: `"null"`, `NA` for its predictions (`NULL` in Spark), or an `"error"`.
-#' @param batch_size Rows to compute at once; `NULL`: 32, or 256 for a Spark table.
+#'     one of Keras's with `from_logits`, this is the softmax or sigmoid of the output. An error if
+#'     the model's numbers are not probabilities. A model with one number per row and one of Keras's
+#'     binary losses gives the probability of the second class;
+#'   * `"raw"`: the model's unchanged numbers, as an array; for a Spark table the column `.pred`, or
+#'     `.pred_<output>` for each of several outputs;
+#'   * `NULL` (default): `"raw"` for arrays. For data frames and tables: class and probabilities;
+#'     only the class, if the numbers distinguish classes but are not probabilities; for regression
+#'     `.pred`, or `.pred_<output>` for each of several outputs. If the label of such an output was
+#'     a factor, its numbers are in the order of `object$categories`.
+#' @param features,tensors,categories Columns of a Spark table to use, and their options; see
+#'   [barrier_train()] and [data_options()]. `NULL` (default): as in the training, or else all
+#'   columns.
+#' @param on_missing Treatment of a row that has a missing value, or a value outside its column's
+#'   categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"`: an
+#'   error.
+#' @param batch_size Rows to compute at once. `NULL` (default): 32, or 256 for a Spark table.
 #'
 #' @return
 #' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row
 #'   for each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one
 #'   output are a matrix in one column.
-#' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model of several
-#'   outputs. Its columns are named after the levels of the label, if it was a factor.
+#' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
+#'   several outputs. Its columns are named after the levels of the label, if it was a factor.
 #' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
-#'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` keeps them.
-#'   It is a temporary view, which exists as long as the connection.
-#' @seealso [barrier_predict()], which shares the rows out over several workers;
-#'   `generics::augment()`, which puts predictions beside the rows.
+#'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` stores
+#'   them. It is a temporary view, which exists as long as the connection.
+#' @seealso [barrier_predict()], which distributes the rows over several workers;
+#'   `generics::augment()`, which adds the predictions to the rows.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)

@@ -1,7 +1,7 @@
-#' TFRecord files from a Spark table, and back
+#' Write and read TFRecord files in Spark
 #'
-#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`: Spark's tasks write
-#' one file for each partition. [barrier_train()] takes the path of the files as `data`, and so do
+#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`. Spark's tasks write
+#' one file for each partition. [barrier_train()] accepts the path of the files as `data`, and so do
 #' all TensorFlow tools. `read_tfrecords()` reads such files, from any source, as a table.
 #'
 #' @details
@@ -9,20 +9,19 @@
 #' lists of 64-bit integers; all other numbers become lists of 32-bit floats; text and bytes become
 #' lists of bytes. A missing value leaves its feature out of the record.
 #'
-#' Files from `write_tfrecords()` come back with the types that the table had, except for the
-#' precision of doubles. In other files the first records show the features, unless `tfrecord_spec`
-#' names them.
+#' Files of `write_tfrecords()` are read with the types of the table, except for the precision of
+#' doubles. In other files the first records show the features, unless `tfrecord_spec` names them.
 #'
 #' @param tbl A sparklyr table (`tbl_spark`), which may be a dplyr pipeline, or a PySpark DataFrame.
 #' @param path A folder, new or empty, to write to; a file or a folder of files to read. It is a
 #'   path that all machines of the cluster share, or a URI with a scheme that Python's fsspec knows.
-#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param ... Must be empty: the arguments that follow must be named.
 #' @param compression `"gzip"`, `"zlib"` or `NULL`.
-#' @param overwrite Whether to replace records that are already in the folder.
-#' @param partitions Number of files; `NULL` writes one for each partition that has rows.
+#' @param overwrite `TRUE` replaces records that are already in the folder.
+#' @param partitions Number of files. `NULL` (default): one for each partition that has rows.
 #' @param sc A connection from `sparklyr::spark_connect()`, or a PySpark `SparkSession`.
 #' @param tfrecord_spec The features to read, as a named vector of `"int64"`, `"float32"`, `"bytes"`
-#'   or `"string"`, followed by `"[]"` for arrays. `NULL` reads all features.
+#'   or `"string"`, followed by `"[]"` for arrays. `NULL` (default): all features.
 #'
 #' @return
 #' * `write_tfrecords()`: the absolute path, invisibly.

@@ -1,18 +1,18 @@
-#' Report a training as a page
+#' Write the report of a training as a page
 #'
-#' Writes one HTML page that needs nothing else, and no network: curves of all figures, what each
-#' worker did and where the time of its steps went, failures and restarts, the model, settings and
-#' versions. It is for light and dark, wide and narrow. All numbers are in tables too, and, for
-#' programs, as JSON in the element `tfdist-run`.
+#' Writes one HTML page that works offline. It shows the curves of all metrics, the work of each
+#' worker and the time of its steps by part, failures and restarts, the model, settings and
+#' versions, in light and dark, on wide and narrow screens. All numbers are also in tables. For
+#' programs, the element `tfdist-run` has them as JSON.
 #'
-#' @param x A [tfdist_fit], also one that `readRDS()` has read; or the error of a training that has
-#'   failed (see [tfdist_error]), whose page has the failure, its traceback and what the worker
-#'   printed last.
+#' @param x A [tfdist_fit], also one from `readRDS()`; or the error of a failed training (see
+#'   [tfdist_error]), for a page with the failure, its traceback and the last lines that the worker
+#'   printed.
 #' @param path The file to write, `*.html`.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param title Title of the page; `NULL`: the model's name.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param title Title of the page. `NULL` (default): the model's name.
 #'
-#' @return `path`, invisibly. What the fit does not tell, the page names.
+#' @return `path`, invisibly. The page lists what the fit does not contain.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 2, epochs = 2, limit = 640, verbose = 0)

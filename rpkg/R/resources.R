@@ -1,15 +1,16 @@
-#' What each worker may use of its machine
+#' Resources of each worker
 #'
 #' For the argument `resources` of [barrier_train()] and the other calls that start workers. It
-#' means the same wherever they run; what cannot be given is an error before the training starts.
+#' means the same on every launcher. If a launcher cannot provide the resources, an error is raised
+#' before the training starts.
 #'
-#' @param cpus Number of TensorFlow's threads in each worker. `NULL`: workers that share a machine
-#'   divide its cores.
-#' @param memory Most memory of a worker and of all that it starts: a number of bytes, or text such
-#'   as `"4GB"`, `"512MiB"` or `"4g"` (`"4GiB"`, as in Spark and Slurm). A worker that takes more is
-#'   ended, with an error that says so. `NULL`: no limit.
-#' @param gpus Number of GPUs of each worker, which no other worker gets; 0 hides all of them.
-#'   `NULL`: workers that share a machine get its GPUs in turn.
+#' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): workers on the same
+#'   machine divide its cores.
+#' @param memory Memory limit of a worker and all processes that it starts: a number of bytes, or
+#'   text such as `"4GB"`, `"512MiB"` or `"4g"` (`"4GiB"`, as in Spark and Slurm). A worker above
+#'   the limit is killed, with an error that reports it. `NULL` (default): no limit.
+#' @param gpus Number of GPUs for each worker's exclusive use; 0 hides all of them. `NULL`
+#'   (default): workers on the same machine get its GPUs in turn.
 #'
 #' @return An object for [barrier_train()]. Bad arguments are an error of class
 #'   `tfdist_error_input`.

@@ -1,27 +1,27 @@
 #' Evaluate a model, or predict with it, on several workers
 #'
-#' `barrier_evaluate()` shares the rows out over `workers` processes and returns the figures that
+#' `barrier_evaluate()` distributes the rows over `workers` processes and returns the values that
 #' one process would compute from all of them: a metric such as the AUC covers all rows.
 #' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
 #' @param model A [tfdist_fit], a Keras model, or an R function without arguments that returns one.
-#'   It must be compiled to be evaluated.
-#' @param data The rows to evaluate the model on, in any form that [barrier_train()] takes. If
+#'   To be evaluated, it must be compiled.
+#' @param data The rows to evaluate the model on, in any form that [barrier_train()] accepts. If
 #'   `model` is a fit, a factor label must have the levels of the training.
 #' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
-#'   arrays for a model of several inputs, or a data frame.
+#'   arrays for a model with several inputs, or a data frame.
 #' @param on_missing As in [predict.tfdist_fit()].
-#' @param label The label column of a data frame, table or files, as in [barrier_train()]. Text,
-#'   there and in features, needs a fit that knows its values, or `categories` in `data_options`. If
-#'   it is left out, the label of the fit's training is meant; if the data do not have that column,
-#'   or `model` is no fit, the column `label`. `NULL`: the rows have no labels.
-#' @param features The feature columns, as in [barrier_train()]; `NULL` uses those of the fit, or
-#'   else all columns that no other argument names.
-#' @param data_options As in [barrier_train()]; `tensors`, `categories` and, by column, `encode`
-#'   that it leaves out are those of the fit.
+#' @param label The label column of a data frame, table or files, as in [barrier_train()]. A text
+#'   label, and text features, need a fit that has their values, or `categories` in `data_options`.
+#'   The default is the label of the fit's training. If the data do not have that column, or `model`
+#'   is not a fit, it is the column `label`. `NULL`: the rows have no labels.
+#' @param features The feature columns, as in [barrier_train()]. `NULL` (default): those of the fit,
+#'   or else all columns that no other argument names.
+#' @param data_options As in [barrier_train()]. The defaults of `tensors`, `categories` and, by
+#'   column, `encode` are those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
-#'   to Keras's own; `NULL` uses those of the fit.
+#'   to Keras's own. `NULL` (default): those of the fit.
 #' @param verbose 0 and 1: silent; 2: also what the workers print.
 #'
 #' @return
@@ -29,7 +29,7 @@
 #'   several values.
 #' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`.
 #'   An array with a row for each row of `x`, with the levels of the label as column names if
-#'   `model` is a fit that has them; a list of arrays for a model of several outputs.
+#'   `model` is a fit that has them; a list of arrays for a model with several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'

@@ -1,20 +1,20 @@
 #' Options of tfdist
 #'
-#' Set with [options()], for a session or in `.Rprofile`. A value that cannot be used is an error of
-#' the call that would use it, which names the option.
+#' Set them with [options()], for a session or in `.Rprofile`. An invalid value raises an error in
+#' the call that uses it, and the error names the option.
 #'
-#' * `tfdist.workers`: the number of workers of calls that do not say: the default of `workers` in
-#'   [barrier_train()], [train_mnist()], [barrier_evaluate()], [barrier_predict()],
-#'   [barrier_apply()], [ml_keras()] and the engine of [parsnip][parsnip_engine]. Not used where
-#'   `roles` says how many there are. `NULL`, the default: each function's own number.
+#' * `tfdist.workers`: the default of `workers` in [barrier_train()], [train_mnist()],
+#'   [barrier_evaluate()], [barrier_predict()], [barrier_apply()], [ml_keras()] and the engine of
+#'   [parsnip][parsnip_engine]. Not used if `roles` sets the number of workers. `NULL` (default):
+#'   each function's own number.
 #' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
-#'   2 also what the workers print. `NULL`, the default: each function's own level.
-#' * `tfdist.max_function_mb`: how many megabytes an R function may carry to the workers, with the
-#'   variables that it uses. The default is 256.
+#'   2 also what the workers print. `NULL` (default): each function's own level.
+#' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
+#'   workers, with the variables that it uses. The default is 256.
 #'
-#' Progress is a bar in an interactive console that can change its last line, where
-#' `cli::is_dynamic_tty()` is `TRUE`; cli's own options, such as `cli.progress_bar_style`, say what
-#' it looks like. Elsewhere, in documents and scripts, there is a line for each epoch.
+#' In an interactive console that can change its last line, where `cli::is_dynamic_tty()` is `TRUE`,
+#' progress is a bar. cli's own options, such as `cli.progress_bar_style`, set its style. Elsewhere,
+#' in documents and scripts, there is a line for each epoch.
 #'
 #' @name tfdist_options
 #' @examples

@@ -1,16 +1,16 @@
-#' How many numbers a row of the model's input has
+#' Count the input columns of a model
 #'
 #' Text, factors, formulas and recipes make more columns than the data have. `tfdist_shape()` counts
-#' those that [barrier_train()] feeds, to build a model for them.
+#' the columns that [barrier_train()] passes to the model, so that you can build a model for them.
 #'
 #' @inheritParams barrier_train
 #' @param data A data frame.
 #'
-#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` of
-#'   several inputs a list of them, by the names of the inputs. The columns' names are its attribute
-#'   `feature_names`.
+#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` for
+#'   several inputs, a list of numbers by the names of the inputs. The names of the columns are in
+#'   its attribute `feature_names`.
 #' @section Errors:
-#' As those of [barrier_train()] about columns.
+#' Those of [barrier_train()] about columns.
 #' @seealso [barrier_train()], whose fit has `feature_names`, too.
 #' @export
 #' @examples

@@ -1,27 +1,28 @@
-#' What tfdist finds on this machine, and on every host of a cluster
+#' Check this machine, or every host of a cluster
 #'
 #' Prints the versions of R, Python and the packages that matter, which Python is used and why, and
-#' what is missing. If something does not work, look at this first, and include it in a report.
+#' what is missing. If something does not work, run this first, and include its output in a bug
+#' report.
 #'
-#' With `sc`, a short barrier job also asks every slot of the cluster what its host has, tests
-#' whether every worker can reach every other over TCP, and says what to fix, and on which host.
+#' With `sc`, a short barrier job also checks the host of every slot of the cluster, tests whether
+#' every worker can reach every other over TCP, and shows what to fix on which host.
 #'
-#' @param sc `NULL` for this machine alone; or the cluster to examine, as in [barrier_train()].
-#'   `"local[N]"` tests N worker processes on this machine, `"local"` two.
+#' @param sc `NULL` for this machine only; or the cluster to check, as in [barrier_train()].
+#'   `"local[N]"` tests N workers on this machine, `"local"` two.
 #' @param quiet `TRUE` prints nothing.
 #'
-#' @return A list, invisibly: `ready` (whether training on this machine can work), `r`, `packages`,
-#'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
-#'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `rpy2`,
+#' @return A list, invisibly: `ready` (`TRUE` if training on this machine can work), `r`,
+#'   `packages`, `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem`
+#'   (why pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `rpy2`,
 #'   `rpy2_problem` (why rpy2 cannot be used with this R), `spark_home` (the Spark that PySpark
-#'   contains, for `Sys.setenv(SPARK_HOME = )`), `spark_is_found` (whether sparklyr finds a Spark),
-#'   `java`, `cores`. Whatever was not found is `NULL`.
+#'   contains, for `Sys.setenv(SPARK_HOME = )`), `spark_is_found` (`TRUE` if sparklyr finds a
+#'   Spark), `java`, `cores`. Elements that were not found are `NULL`.
 #'
 #'   With `sc` also `cluster` and `problems`. `cluster` is a data frame with a row for each worker:
 #'   `rank`, `host`, `python`, `python_version`, `tensorflow`, `keras`, `r`, `cores`, `memory_gb`,
-#'   `gpus` (their number) and `reaches` (whether it can reach all others), with `NA` for what the
+#'   `gpus` (their number) and `reaches` (`TRUE` if it can reach all others), with `NA` for what the
 #'   host does not have. `problems` are sentences; if there are none, the cluster is ready. If the
-#'   workers could not even start, they say why, and `cluster` has no rows.
+#'   workers could not start, `problems` has the reason, and `cluster` has no rows.
 #' @export
 #' @examples
 #' tfdist_sitrep()

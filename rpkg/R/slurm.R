@@ -1,27 +1,30 @@
-#' Train on the nodes of a Slurm cluster
+#' Run workers on the nodes of a Slurm cluster
 #'
 #' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
-#' [barrier_apply()] and [train_mnist()], in a session on a login node. Each call submits a job of
-#' one task per worker, shows its place in the queue and its progress, and returns the result. An
-#' interrupt cancels the job, and so does the end of this session. A call that does not say how many
-#' `workers` has one per node, or as many as the option `"ntasks-per-node"` says. A training with
-#' `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds before its time is
-#' over (limits of ten minutes and more), or as the option `signal` says: `"TERM@300"`. An elastic
-#' training (`min_workers`) has a job for each worker.
+#' [barrier_apply()] and [train_mnist()], in a session on a login node. Each call submits a job with
+#' one task per worker, shows its position in the queue and its progress, and returns the result. An
+#' interrupt, or the end of this session, cancels the job. Without `workers`, a call has one worker
+#' per node, or as many as the option `"ntasks-per-node"`. A training with `checkpoint` is saved
+#' when Slurm sends the termination signal: 60 seconds before the time limit (limits of ten minutes
+#' and more), or as set by the option `signal`: `"TERM@300"`. An elastic training (`min_workers`)
+#' has one job per worker.
 #'
-#' @param partition Where the job runs; `NULL`: the cluster's default, as for all that follows.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param time Limit in minutes, or as Slurm has it: `"1:30:00"`, `"2-12:00"`.
-#' @param nodes Nodes among which the workers are spread; each has at least one.
+#' @param partition Partition of the job. `NULL` (default): the cluster's default, as for all that
+#'   follows.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param time Time limit in minutes, or in Slurm's format: `"1:30:00"`, `"2-12:00"`.
+#' @param nodes Number of nodes to spread the workers over. Each node has at least one worker.
 #' @param gpus,cpus GPUs and cores of each worker.
-#' @param options Further options of sbatch by their long names, as in
-#'   `list(account = "physics", "mem-per-cpu" = "4G", exclusive = TRUE)`.
-#' @param setup Shell commands before the workers start, such as `"module load cuda"`.
-#' @param folder Where the job's own folder is made, and removed in the end: on a file system that
-#'   nodes share with this machine; `NULL`: `~/.tfdist`.
-#' @param python The Python of the nodes, which needs TensorFlow; `NULL`: this session's path.
-#' @param address An address of this machine that nodes reach; `NULL`: the one on the route to them.
-#' @param patience Seconds that the job may wait in the queue; `NULL`: no limit.
+#' @param options Further options of sbatch by their long names, as in `list(account = "physics",
+#'   "mem-per-cpu" = "4G", exclusive = TRUE)`.
+#' @param setup Shell commands to run before the workers start, such as `"module load cuda"`.
+#' @param folder Parent of the job's own folder, which is removed at the end. It must be on a file
+#'   system that the nodes share with this machine. `NULL` (default): `~/.tfdist`.
+#' @param python The nodes' Python, which needs TensorFlow. `NULL` (default): the path of this
+#'   session's Python.
+#' @param address An address of this machine that the nodes can reach. `NULL` (default): the one on
+#'   the route to them.
+#' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
 #'
 #' @return An object for the argument `sc`. Bad arguments are an error of class
 #'   `tfdist_error_input`.

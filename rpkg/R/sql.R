@@ -1,61 +1,63 @@
-#' Predictions inside a database
+#' Deploy a model to a database as SQL
 #'
 #' A trained model becomes SQL, so that a database classifies its own rows with one `SELECT`,
-#' without Python. `deploy_model()` puts a model into a database as a view, `undeploy_model()` takes
-#' it away. `augment_sql()` adds predictions to a table or query of dbplyr, lazily: nothing is
-#' computed before rows are asked for. `to_sql()` only writes the SQL.
+#' without Python. `deploy_model()` deploys a model to a database as a view, and `undeploy_model()`
+#' removes it. `augment_sql()` adds predictions to a table or query of dbplyr, lazily: nothing is
+#' computed before rows are requested. `to_sql()` only returns the SQL.
 #'
 #' @details
-#' Models of `keras_model_sequential()` and `keras_model()` can become SQL if their layers are among
-#' dense, convolution, pooling, normalization, embedding, recurrent and merging layers; another
-#' layer is named before anything is written. Numbers are float32 or better, and are added in
-#' another order than in Keras: expect differences of some 1e-6. A row with a feature that is
-#' missing, not a number, infinite or too large for float32 has no prediction. Text and factors are
-#' encoded as the training of a fit has encoded them, and a value that it did not have has no
-#' prediction; another column that does not hold numbers raises an error with its name. In
+#' Models of `keras_model_sequential()` and `keras_model()` can be translated to SQL if their layers
+#' are among dense, convolution, pooling, normalization, embedding, recurrent and merging layers.
+#' For any other layer, an error names it before anything is written. Numbers are float32 or better,
+#' and are added in another order than in Keras: expect differences of about 1e-6. A row with a
+#' feature that is missing, not a number, infinite or too large for float32 has no prediction. Text
+#' and factors are encoded as in the training of a fit, and a value that was not in the training has
+#' no prediction. Any other column that does not hold numbers raises an error with its name. In
 #' PostgreSQL, for the SQL of `to_sql()`, cast booleans and vectors of pgvector to numbers in a
 #' view.
 #'
 #' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels of
 #' the training: arithmetic, logarithms, powers, `scale()`, conditions, factors and interactions of
-#' a formula; the steps of a recipe that the package orbital translates. What cannot become SQL is
-#' named. Before anything is made, up to 50 rows of the table are compared with what R computes of
-#' them, and a difference is an error. `to_sql()` needs a connection for this, not just a dialect.
+#' a formula; the steps of a recipe that the package orbital translates. Parts that cannot be
+#' translated are named in an error. Before anything is created, up to 50 rows of the table are
+#' compared with R's results for them, and a difference is an error. For this, `to_sql()` needs a
+#' connection, not only a dialect.
 #'
-#' All that a deployment makes is made in one transaction, in which the database computes
-#' predictions that are compared with those of Keras. If anything fails, nothing is left. (Spark has
-#' no transactions: what was made is dropped again.) Deployed again under the same name, a model is
-#' the next version: the view `name` shows the newest one, and the views `name_v1`, `name_v2` and so
-#' on stay. The table `tfdist_models` says what was deployed when.
+#' A deployment happens in one transaction, in which the database computes predictions that are
+#' compared with those of Keras. If anything fails, nothing remains. (Spark has no transactions:
+#' what was created is dropped again.) Another deployment of the same name is the next version: the
+#' view `name` shows the newest one, and the views `name_v1`, `name_v2` and so on stay. The table
+#' `tfdist_models` records each deployment and its time.
 #'
-#' SQLite needs mathematical functions. That of RSQLite has them in an extension: here it is loaded,
-#' and another session that reads the view calls `RSQLite::initExtension(con, "math")` first.
+#' SQLite needs mathematical functions. RSQLite has them in an extension, which is loaded here.
+#' Another session that reads the view must first call `RSQLite::initExtension(con, "math")`.
 #'
 #' The predictions are the columns `.pred_class`, and `.pred_<level>` with the probability of each
-#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the numbers that the
-#' model gives. If the model's loss is one of Keras's with `from_logits`, SQL computes the softmax
-#' or sigmoid, too. If nothing makes its numbers probabilities, there is no `.pred_<level>`.
+#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the model's numbers. If
+#' the model's loss is one of Keras's with `from_logits`, SQL computes the softmax or sigmoid, too.
+#' If the numbers are not probabilities, there is no `.pred_<level>`.
 #'
-#' `augment_sql()` puts the model's weights into a temporary table of the connection, which is gone
-#' when that closes, and the query with it.
+#' `augment_sql()` writes the model's weights to a temporary table of the connection. The table, and
+#' so the query, exist only as long as the connection.
 #'
 #' @param model A [tfdist_fit] or a Keras model.
-#' @param con A connection of DBI to DuckDB, PostgreSQL or SQLite, outside of a transaction, or of
-#'   sparklyr.
+#' @param con A DBI connection to DuckDB, PostgreSQL or SQLite, outside of a transaction, or a
+#'   connection of sparklyr.
 #' @param dialect A connection, or one of `"duckdb"`, `"postgresql"`, `"sqlite"`, `"spark"` and
 #'   `"oracle"` (whose text no test has run in Oracle).
-#' @param name The view's name.
-#' @param table The table of the rows; with a schema, `c("schema", "table")`, or as DBI and dbplyr
-#'   have it: `DBI::Id()`, `dbplyr::in_schema()`, `dplyr::tbl()`.
-#' @param key Columns that are shown beside the predictions.
-#' @param features The column of arrays that the model takes (SQLite: of JSON text); or a column for
-#'   each number; or a named list of either for several inputs. `NULL`: those of the training.
-#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` for what suits the model, as in
+#' @param name Name of the view.
+#' @param table Table of the rows; with a schema, `c("schema", "table")`, or an object of DBI or
+#'   dbplyr: `DBI::Id()`, `dbplyr::in_schema()`, `dplyr::tbl()`.
+#' @param key Columns to show with the predictions.
+#' @param features The model's column of arrays (SQLite: of JSON text); or a column for each number;
+#'   or a named list of either for several inputs. `NULL` (default): those of the training.
+#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` (default) to choose by the model, as in
 #'   [predict.tfdist_fit()].
-#' @param levels Names of the classes. `NULL`: those of the training, or else their numbers.
+#' @param levels Names of the classes. `NULL` (default): those of the training, or else their
+#'   numbers.
 #' @param weights Name of the table of weights that the query reads.
-#' @param version The version to take away; `NULL`: all of them.
-#' @param x A table or query of dbplyr; its groups are those of the result.
+#' @param version Version to remove. `NULL` (default): all versions.
+#' @param x A table or query of dbplyr. The result has the same groups.
 #'
 #' @return `deploy_model()`: a list of the `name`, the `version`, the names of the version's own
 #'   `view` and of its table of `weights`, and the largest `difference` between numbers of the

@@ -1,17 +1,17 @@
-#' Look at a training in TensorBoard
+#' View a training in TensorBoard
 #'
-#' Starts TensorBoard on this machine, for this machine only, at a free port that it chooses, and
-#' opens it in the browser, or in RStudio's viewer. It ends with this session, or by
-#' `view$close()`. A training with `tensorboard = TRUE` can be watched while it runs, from another
-#' session or by `tfdist tensorboard` on the command line.
+#' Starts TensorBoard on a free port of this machine, reachable only from this machine, and opens it
+#' in the browser, or in RStudio's viewer. It ends with this session, or with `view$close()`. You
+#' can watch a training with `tensorboard = TRUE` while it runs, from another session or with
+#' `tfdist tensorboard` on the command line.
 #'
-#' The functions `tensorboard()` of the packages keras3 and tensorflow are others; they show the
-#' same folder, `fit$tensorboard`.
+#' The functions `tensorboard()` of the packages keras3 and tensorflow are different, but can show
+#' the same folder, `fit$tensorboard`.
 #'
-#' @param x A [tfdist_fit] of a training with `tensorboard`; or a folder, or a URI; `NULL`: the
-#'   folder `logs`, where trainings with `tensorboard = TRUE` write.
-#' @param ... Must be empty: the arguments that follow are given by name.
-#' @param open Whether to open it in the browser.
+#' @param x A [tfdist_fit] of a training with `tensorboard`; or a folder, or a URI. `NULL`
+#'   (default): the folder `logs`, where trainings with `tensorboard = TRUE` write.
+#' @param ... Must be empty: the arguments that follow must be named.
+#' @param open `TRUE` opens it in the browser. By default only in interactive sessions.
 #'
 #' @return The running TensorBoard, a Python object with `url`, `folder` and `close()`, invisibly.
 #'   Needs the Python package tensorboard.

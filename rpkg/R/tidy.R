@@ -9,10 +9,10 @@
 #' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
 #'
 #' @return Tibbles, if the package tibble is installed, or else data frames.
-#' * `tidy()`: the history, as `as.data.frame()` has it;
-#' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last figure of
+#' * `tidy()`: the history, as in `as.data.frame()`;
+#' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last value of
 #'   each metric;
-#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` of a Spark
+#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` for a Spark
 #'   table.
 #' @name tidy.tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")

@@ -1,187 +1,198 @@
 #' Train a Keras model on several workers
 #'
-#' Starts `workers` processes, gives each its share of the rows, and runs the model's own `fit()` in
-#' all of them at once. At every step the gradients are averaged over the workers, so that all of
-#' them have the same weights: those of one process that trains on batches of `workers * batch_size`
-#' rows. The trained model and its history come back to this session.
+#' Starts `workers` processes, gives each its shard of the rows, and runs the model's own `fit()` in
+#' all of them at once. In every step an all-reduce averages the gradients, so that all workers have
+#' the same weights: those of one process that trains on the same global batches of
+#' `workers * batch_size` rows. The trained model and its history come back to this session.
 #'
 #' @param sc Where the workers run:
 #'   * `"local"` or `"local[N]"`: processes on this machine, without Spark;
-#'   * `NULL`: all R and Python sessions that make this call together, if this one was started as
-#'     one of several (see [join_workers()]); else this machine;
+#'   * [hosts()], [slurm()] or [kubernetes()]: machines over ssh, a Slurm job, or pods;
 #'   * a connection from `sparklyr::spark_connect()`, including those of pysparklyr: tasks of that
-#'     Spark application. Its executors need Python with TensorFlow, not R;
+#'     Spark application. Its executors need Python with TensorFlow, but not R;
 #'   * a PySpark `SparkSession`, classic or Connect, held by reticulate;
-#'   * hosts that ssh reaches: [hosts()].
+#'   * `NULL`: all R and Python sessions that were started together and make this call (see
+#'     [join_workers()]), or this machine if there is only this session.
 #' @param model A compiled Keras model, built through reticulate or the R package keras3; a
-#'   [tfdist_fit], to train on from it (see [update.tfdist_fit()]); or an R function without
-#'   arguments that returns a model, which is called in this session (with `seed`, if given, as
-#'   Keras's seed).
-#' @param data The rows to train on:
-#'   * `list(x, y)` with arrays whose first dimension counts the rows; an optional third element is
-#'     a weight for each row. `x` may be a list of arrays, one per input of the model; a named list
-#'     is matched to the names of the inputs. Doubles reach Keras as float32, integers as int32,
-#'     strings as text, one per row, for an input of strings. A factor `y` becomes codes that start
-#'     at 0;
-#'   * without labels, an array, a named list of arrays, or `list(x)`: the model trains as by
-#'     `fit(x)`, and its `train_step` gets the same;
-#'   * a data frame with the column `label`; the other columns, or those that `features` names,
-#'     together make up one matrix. Factors and text are one-hot in it (see [data_options()]);
-#'   * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet,
-#'     which reaches the workers without passing through R. Its columns contain numbers, arrays of
-#'     numbers, ML vectors, bytes or text;
-#'   * paths or URIs (with a scheme that Python's fsspec knows) of Parquet or TFRecord files, files,
-#'     folders or patterns such as `"day=*/rows.parquet"`, which the workers read themselves: all
-#'     their machines must share the paths;
-#'   * an R function, called on each worker as `data(ctx)` with the worker's context (see
-#'     [barrier_apply()], also for what travels with it and what the machines need), that returns a
-#'     `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`, which are used
-#'     as they come; endless data need `steps_per_epoch`. Build it from TensorFlow's own operations:
-#'     TensorFlow calls a generator from its own threads, in which R cannot run;
-#'   * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or whatever else
-#'     Python's `barrier_train()` takes.
+#'   [tfdist_fit], to continue its training (see [update.tfdist_fit()]); or an R function without
+#'   arguments that returns a model. The function is called in this session, with `seed`, if given,
+#'   as Keras's seed.
+#' @param data The rows to train on: `list(x, y)` of arrays, a data frame, a Spark table, paths of
+#'   Parquet or TFRecord files, or an R function that returns a data set on each worker. See the
+#'   section on data.
 #' @param formula Instead of `label` and `features`: a formula, such as `y ~ a + b`, `y ~ .` or
 #'   `y ~ . - id`, or a recipe. See the section on both.
-#' @param ... Must be empty: the arguments that follow are given by name.
+#' @param ... Must be empty: the arguments that follow must be named.
 #' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
-#'   model in every worker. Layers, losses and metrics may then be R functions or classes, too; to
-#'   have such a model, the fit calls a copy of the function in this session, and puts the trained
-#'   weights in. The function travels like that of [barrier_apply()], with the same requirements
-#'   for the workers' machines.
+#'   model on every worker. Layers, losses and metrics may then be R functions or classes, too. To
+#'   return such a model, the fit calls a copy of the function in this session, and sets the trained
+#'   weights. The function is sent like that of [barrier_apply()], with the same requirements for
+#'   the workers' machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
-#'   dplyr, `label = Species`; for a model of several outputs a named list of them, `label =
-#'   list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order, unless
-#'   `data_options` lists its values as `categories`; the fit keeps them as `levels`, those of
-#'   several labels as `categories`. If `model` is a fit, the label of its training need not be
-#'   named again. `NULL`: the rows have no labels.
-#' @param features The feature columns, which side by side form one input of the model: strings, or
-#'   a selection as in `dplyr::select()`, `starts_with("Sepal")`, `c(a, b)`, `-id` (which leaves out
-#'   the label and the weight as well). `NULL` uses all other columns. A named list forms several
+#'   dplyr, `label = Species`. For a model with several outputs, a named list of columns:
+#'   `label = list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order,
+#'   unless `data_options` lists its values as `categories`. The fit stores the values as `levels`,
+#'   those of several labels as `categories`. If `model` is a fit, the default is the label of its
+#'   training. `NULL`: the rows have no labels.
+#' @param features The feature columns, which form one input of the model: strings, or a selection
+#'   as in `dplyr::select()`, such as `starts_with("Sepal")`, `c(a, b)`, or `-id` (which also leaves
+#'   out the label and the weight). `NULL` (default): all other columns. A named list forms several
 #'   inputs, by their names in the model: `list(left = c(a, b), right = image)`. In a table or
-#'   files, a text column that is an input of its own gives strings, unless `data_options` says
-#'   `encode`. A variable that holds strings is looked up if no column has its name; `all_of()`
-#'   makes sure of it.
-#' @param weight Name of the column with the weight of each row in the loss; `NULL` weighs all rows
-#'   equally.
-#' @param data_options How columns are read and rows are stored, made by [data_options()]; `NULL`
-#'   for its defaults.
-#' @param workers Number of worker processes; `NULL`: 2, or as many as there are sessions that join
-#'   (see [join_workers()]). The default is an option, see [tfdist_options].
-#' @param min_workers Makes the training elastic, on this machine (`sc = "local"`), on [hosts()],
-#'   on [slurm()] without `nodes`, where each worker is a job, or on [kubernetes()]: `workers` is
-#'   the number to begin with, and training continues without a worker that fails or is preempted
-#'   (SIGTERM), as long as this many are left. The processes of the others keep running. The
-#'   epoch in which a worker fails is repeated from its beginning, and one that is preempted
-#'   leaves after its epoch, so each epoch uses each row exactly once, and the result is that of
-#'   one process on the batches of so many workers as each epoch had (`workers_by_epoch` of the
-#'   fit). Every worker keeps all rows. `NULL`: a worker that is lost ends the training.
-#' @param max_workers Others are started until there are so many, at the beginning and whenever a
-#'   worker has gone; they join between two epochs, when they are ready. Of [hosts()] all slots are
-#'   used, and one where none can be started is tried again every 30 seconds. `NULL`: none are.
-#' @param epochs Number of the last epoch; the number of passes over the rows, unless
+#'   files, a text column that is an input by itself becomes strings, unless `data_options` has
+#'   `encode`. A variable that holds strings is used if no column has its name; `all_of()` makes
+#'   this explicit.
+#' @param weight Column with the weight of each row in the loss. `NULL` (default): all rows have the
+#'   same weight.
+#' @param data_options Options for reading columns and storing rows, made by [data_options()].
+#'   `NULL`: its defaults.
+#' @param workers Number of workers. `NULL`: 2, or the number of sessions that join (see
+#'   [join_workers()]). The default is an option, see [tfdist_options].
+#' @param min_workers Makes the training elastic: it continues without workers that fail or are
+#'   preempted, as long as this many are left. `NULL` (default): a lost worker ends the training.
+#'   See the section on elastic training.
+#' @param max_workers In an elastic training, new workers are started until there are this many.
+#'   `NULL` (default): lost workers are not replaced.
+#' @param epochs Number of the last epoch. This is the number of passes over the rows, unless
 #'   `initial_epoch` skips some.
-#' @param initial_epoch Number of epochs that count as done already, for schedules and callbacks.
-#' @param batch_size Most rows per step in each worker; rows are spread evenly over the steps.
-#' @param steps_per_epoch Number of steps in an epoch; `NULL` takes as many as the rows need.
+#' @param initial_epoch Number of epochs that count as completed, for schedules and callbacks.
+#' @param batch_size Maximum rows per step on each worker. Rows are spread evenly over the steps.
+#' @param steps_per_epoch Number of steps in an epoch. `NULL` (default): as many as all rows need.
 #' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`
-#'   takes.
-#' @param validation_split Share of the rows, from the end of the arrays or the data frame and
-#'   before any shuffling, that is kept for validation: a number from 0 to below 1.
-#' @param validation_freq Validate after every so many epochs; or, as a vector, after the epochs
-#'   with these numbers.
-#' @param callbacks List of Keras callbacks (Python objects), which run in the workers, and of what
-#'   [observer()] returns: R functions that are called in this session, and may stop the training.
-#'   Files, as of `keras3::callback_csv_logger()`, are written where worker 0 runs: on this machine
-#'   into the working directory, on a cluster best to a full path that all see.
+#'   accepts.
+#' @param validation_split Fraction of the rows to use for validation, from 0 to below 1. They are
+#'   the last rows of the arrays or the data frame, before shuffling.
+#' @param validation_freq Number of epochs between validations; or a vector of the epochs to
+#'   validate after.
+#' @param callbacks List of Keras callbacks (Python objects), which run on the workers, and of
+#'   observers, made by [observer()]: R functions that run in this session and may stop the
+#'   training. Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0
+#'   runs: on this machine in the working directory; on a cluster, use a full path that all machines
+#'   share.
 #' @param class_weight Weight in the loss of the rows of each class, as a named vector or list:
-#'   `c("0" = 1, "1" = 5)`; classes that are left out have the weight 1. If the label is a factor,
+#'   `c("0" = 1, "1" = 5)`. Classes that are left out have the weight 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not together with a weight
 #'   for each row.
-#' @param seed A whole number that makes initial weights, shuffling and dropout repeatable; `NULL`
-#'   draws one, which `set.seed()` decides if the session has called it. `fit$seed` is the one used.
-#' @param shuffle `TRUE` or `"shard"`: each worker visits its rows in a new order in each epoch.
-#'   `"global"`, for arrays, data frames and files: the workers share out a new order of all rows in
-#'   each epoch, for which every worker keeps all of them. `FALSE`: rows are visited in their order.
-#' @param exchange How the workers exchange what they have learned, made by [exchange()] or
-#'   [local_steps()]; `NULL` for the defaults of `exchange()`.
-#' @param scale_lr `"linear"` or `"sqrt"`: the learning rate is multiplied by the number of workers
-#'   or by its square root, since a step has the rows of all of them. [scale_learning_rate()] adds
-#'   warm-up and decay. The history has the rate of each epoch's last step, as `learning_rate`.
-#'   `NULL`: the rate is that of the optimizer.
-#' @param resources The cores, memory and GPUs of each worker, made by [resources()]; `NULL`:
-#'   workers that share a machine divide its cores and GPUs.
+#' @param seed A whole number that makes initial weights, shuffling and dropout repeatable. `NULL`
+#'   (default): drawn at random, from R's random numbers if `set.seed()` was called. `fit$seed` is
+#'   the seed that was used.
+#' @param shuffle `TRUE` (default) or `"shard"`: each worker shuffles its own rows in each epoch.
+#'   `"global"`, for arrays, data frames and files: all rows are shuffled and redistributed in each
+#'   epoch, for which every worker stores all of them. `FALSE`: rows keep their order.
+#' @param exchange Options for the exchange between workers, made by [exchange()] or
+#'   [local_steps()]. `NULL`: the defaults of `exchange()`.
+#' @param scale_lr `"linear"` or `"sqrt"`: multiplies the learning rate by the number of workers or
+#'   by its square root, because a step has the rows of all workers. [scale_learning_rate()] adds
+#'   warm-up and decay. The history has the rate of each epoch's last step as `learning_rate`.
+#'   `NULL` (default): the optimizer's rate.
+#' @param resources The cores, memory and GPUs of each worker, made by [resources()]. `NULL`
+#'   (default): workers on the same machine divide its cores and GPUs.
 #' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
-#'   sending it through this session: a path that all machines share, or a URI. Needed for models of
-#'   a gigabyte. The fit reads the model from there.
-#' @param checkpoint Where and how often the training is kept, made by [checkpoint()], or just a
-#'   folder; `NULL`: nowhere.
-#' @param resume Whether to go on from the newest intact checkpoint; without any, the training
-#'   begins at its beginning. The same call must be made: another model, other data or settings are
-#'   an error, but `epochs` may be raised. Between two epochs `workers` may change, too.
-#' @param restarts How often the workers are started again if one is lost, killed, stopped or out of
-#'   memory: from the newest checkpoint, or else from the beginning. With `checkpoint` also if
-#'   workers were told to end (SIGTERM: preempted, evicted), or a job has reached its time limit.
-#'   What the model, the data or a callback raises is not tried again.
-#' @param strategy `"parameter_server"` trains asynchronously, by TensorFlow's own
-#'   `ParameterServerStrategy`: the weights lie on parameter servers, and each worker takes steps on
+#'   sending it through this session: a path that all machines share, or a URI. The fit reads the
+#'   model from there. Needed for models of a gigabyte or more.
+#' @param checkpoint Where and how often the training is saved, made by [checkpoint()], or only a
+#'   folder. `NULL` (default): nothing is saved.
+#' @param resume `TRUE` resumes from the newest intact checkpoint, or starts from the beginning if
+#'   there is none. The call must be the same: another model, other data or other settings raise an
+#'   error, but `epochs` may be larger. Between two epochs `workers` may change, too.
+#' @param restarts Number of times that the workers are restarted after one was lost, killed,
+#'   stopped or out of memory: from the newest checkpoint, or else from the beginning. With
+#'   `checkpoint` also after a preemption (SIGTERM, an eviction) and after the time limit of a job.
+#'   Errors that the model, the data or a callback raises are not retried.
+#' @param strategy `"parameter_server"`: asynchronous training with TensorFlow's own
+#'   `ParameterServerStrategy`. The weights are on parameter servers, and each worker takes steps on
 #'   batches of its own rows without waiting for others. The result is *not* that of one process,
 #'   and differs from run to run. An epoch has as many steps as all rows make batches; a faster
-#'   worker takes more of them. A worker that is lost is done without (not on Spark, nor in sessions
-#'   that join). `NULL`: synchronous, and exact.
-#' @param roles With `strategy`, how many processes have which role, such as
-#'   `c(chief = 1, worker = 2, ps = 1)`: one chief, which schedules the steps and has the model at
-#'   the end. `NULL`: one parameter server, and `workers` is the number of those that take steps.
-#' @param tensorboard Where to write what TensorBoard shows: the figures of each epoch, those of the
-#'   first worker's rows every 50 steps and the graph. A folder of this machine, on any cluster: the
-#'   first worker sends what it writes to this session, at each epoch's end and every 10 seconds.
-#'   `TRUE`: a new folder in `logs`. A URI that TensorFlow can write to: the worker writes there
-#'   itself. See [view_tensorboard()] and `tensorboard` of the fit; for a profile pass a
-#'   `keras3::callback_tensorboard()` among the `callbacks`. `NULL`: nothing.
+#'   worker takes more of them. Training continues without a lost worker, except on Spark and in
+#'   sessions that join. `NULL` (default): synchronous and exact.
+#' @param roles With `strategy`, the number of processes by role, such as
+#'   `c(chief = 1, worker = 2, ps = 1)`. The one chief schedules the steps and has the model at the
+#'   end. `NULL` (default): a chief, one parameter server, and `workers` workers that take steps.
+#' @param tensorboard Folder of this machine for TensorBoard's event files: the metrics of each
+#'   epoch, those of the first worker's rows every 50 steps, and the graph. On every cluster, the
+#'   first worker sends them to this session at the end of each epoch and every 10 seconds. `TRUE`:
+#'   a new folder in `logs`. A URI that TensorFlow can write to: the worker writes there directly.
+#'   See [view_tensorboard()] and `tensorboard` of the fit. For a profile, pass a
+#'   `keras3::callback_tensorboard()` in `callbacks`. `NULL` (default): nothing is written.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
-#' @param safe_mode Whether to refuse models that contain Python code (lambda layers).
-#' @param verbose 0: silent; 1: progress; 2: also what the workers print. Progress is a bar with the
-#'   loss, rows per second and the time that is left, in an interactive console, and elsewhere a
-#'   line for each epoch: see [tfdist_options].
-#' @param timeout Seconds that workers wait for each other to start, and after which a worker counts
-#'   as lost that was stopped or whose machine does not answer. A slow one is waited for (six hours
-#'   at most), and named once a minute.
+#' @param safe_mode `TRUE` (default) rejects models that contain Python code (lambda layers).
+#' @param verbose 0: silent; 1: progress; 2: also what the workers print. In an interactive console,
+#'   progress is a bar with the loss, rows per second and the remaining time; elsewhere it is a line
+#'   for each epoch. See [tfdist_options].
+#' @param timeout Seconds that workers wait for each other to start. After the same time, a worker
+#'   that was stopped or whose machine does not answer counts as lost. A worker that is only slow is
+#'   waited for, six hours at most, and named once a minute.
 #'
 #' @return A [tfdist_fit] object.
 #'
-#' @section Formulas and recipes:
-#' A formula of names alone selects columns of a data frame, a table or files; text and factors are
-#' one-hot, with a column for each level, whatever their contrasts, and no intercept, which is the
-#' model's bias. On a data frame it may also compute: `log(y) ~ poly(a, 2) + b:c`, by base R's
-#' `model.frame()` and `model.matrix()`; a logical column is 0 or 1, and has a column for each in
-#' an interaction such as `flag:a` without `a`. What the training data fix (levels, the mean in
-#' `scale()`) is kept in the fit, and [predict.tfdist_fit()] and [barrier_evaluate()] compute the
-#' same of later data frames. Variables of this session are not kept: write their values.
-#' Predictions of `log(y)` are on that scale. On a Spark table a formula that computes is refused:
-#' use `dplyr::mutate()` first.
+#' @section Data:
+#' `data` is one of
+#' * `list(x, y)` of arrays whose first dimension counts the rows. An optional third element is a
+#'   weight for each row. `x` may be a list of arrays, one per input of the model; a named list is
+#'   matched to the names of the inputs. Doubles become float32, integers int32, and strings text,
+#'   one per row, for an input of strings. A factor `y` becomes codes from 0;
+#' * an array, a named list of arrays, or `list(x)`, for data without labels. The model trains as by
+#'   `fit(x)`, and its `train_step` gets the same;
+#' * a data frame with the column `label`. The other columns, or those in `features`, form one
+#'   matrix. Factors and text become one-hot columns (see [data_options()]);
+#' * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet. Its
+#'   rows reach the workers without passing through R. Its columns contain numbers, arrays of
+#'   numbers, ML vectors, bytes or text;
+#' * paths or URIs (with a scheme that Python's fsspec knows) of Parquet or TFRecord files: files,
+#'   folders or patterns such as `"day=*/rows.parquet"`. The workers read them themselves, so all
+#'   their machines must share the paths;
+#' * an R function `data(ctx)`, called on each worker with its context, that returns a
+#'   `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`. They are used
+#'   unchanged. Endless data need `steps_per_epoch`. [barrier_apply()] describes the context, what
+#'   is sent with the function, and what the machines need. Build the data set from TensorFlow's own
+#'   operations: TensorFlow calls a generator from its own threads, in which R cannot run;
+#' * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or any other data of
+#'   Python's `barrier_train()`.
 #'
-#' A recipe of the package recipes is prepared (`prep()`) by the data frame `data`, all of its rows,
-#' unless it is prepared already; its outcome is the label, its predictors are the features, and
-#' case weights weigh the rows. The fit keeps it and applies it to later data frames. Steps with
-#' `skip = TRUE` are for the rows of the training alone: if one changes the label, validation and
-#' evaluation, whose labels it would leave as they are, are refused. Spark tables are refused, since
-#' recipes are R code for data frames.
+#' @section Elastic training:
+#' `min_workers` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()], and on
+#' [slurm()] without `nodes`, where each worker is a job. Training starts with `workers` workers.
+#' When one fails, the processes of the others stay alive, and the epoch is repeated from its
+#' beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. So each epoch uses each
+#' row exactly once, and the result is that of one process on the batches of as many workers as each
+#' epoch had (`workers_by_epoch` of the fit). Every worker stores all rows.
+#'
+#' With `max_workers`, workers are added at the beginning and after each loss. They join between two
+#' epochs, as soon as they are ready. On [hosts()] all slots are used; one where no worker can be
+#' started is retried every 30 seconds.
+#'
+#' @section Formulas and recipes:
+#' A formula that only names columns selects them from a data frame, a table or files. Text and
+#' factors become one-hot, with a column for each level, regardless of their contrasts. There is no
+#' intercept, because the model has its bias. On a data frame a formula may also compute:
+#' `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and `model.matrix()`. A logical column
+#' is 0 or 1, and has a column for each in an interaction such as `flag:a` without `a`. Values from
+#' the training data (levels, the mean in `scale()`) are stored in the fit, and
+#' [predict.tfdist_fit()] and [barrier_evaluate()] apply them to later data frames. Variables of
+#' this session are not stored: write their values. Predictions of `log(y)` are on that scale. On a
+#' Spark table, a formula that computes raises an error: use `dplyr::mutate()` first.
+#'
+#' A recipe of the package recipes is prepared (`prep()`) with all rows of the data frame `data`,
+#' unless it is already prepared. Its outcome is the label, its predictors are the features, and
+#' case weights are the weights of the rows. The fit stores the recipe and applies it to later data
+#' frames. Steps with `skip = TRUE` apply only to the rows of the training. If such a step changes
+#' the label, validation and evaluation raise an error, because their labels would not be changed.
+#' Spark tables raise an error, too, because recipes are R code for data frames.
 #'
 #' The columns are expanded in their order, a one-hot column into `column_level` for each of its
-#' levels in their order: `feature_names` of the fit. A model that takes another number of inputs is
-#' refused before the training, with these names. A row with a value that the training did not have
-#' is predicted as missing later, and is an error in a training or an evaluation. What a recipe
-#' makes of such a value is what its steps say: `step_dummy()` gives a missing one,
-#' `step_integer()` 0.
+#' levels in their order: `feature_names` of the fit. A model with another number of inputs raises
+#' an error with these names before the training. A row with a value that was not in the training is
+#' later predicted as missing, and raises an error in a training or an evaluation. For a recipe, its
+#' steps decide: `step_dummy()` gives a missing value, `step_integer()` 0.
 #'
 #' @section Runs of tfruns:
-#' In a script that `tfruns::training_run()` has started, the run is told the figures of each epoch,
-#' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as
-#' keras3's `fit()` does it: `tfruns::ls_runs()` lists them.
+#' In a script that `tfruns::training_run()` has started, the run records the metrics of each epoch,
+#' `samples`, `workers`, `epochs`, `batch_size`, and the model with its loss and optimizer, as with
+#' keras3's `fit()`. `tfruns::ls_runs()` lists them.
 #'
 #' @section Errors:
-#' Wrong arguments are reported at once, before Python or a cluster is used. See [tfdist_error] for
-#' the classes of errors and what they carry.
+#' Wrong arguments raise an error at once, before Python or a cluster is used. See [tfdist_error]
+#' for the classes of errors and their fields.
 #'
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];
 #'   [barrier_evaluate()] and [barrier_predict()] to use a model on several workers.
@@ -297,17 +308,18 @@ barrier_train <- function(
 
 #' Show what a training would start
 #'
-#' `plan()` makes all checks of [barrier_train()] and starts nothing: no worker, and no job of Spark
-#' but those that find the values of text.
+#' `plan()` makes all checks of [barrier_train()] and starts no worker. Spark runs only the jobs
+#' that find the values of text.
 #'
 #' @inheritParams barrier_train
 #'
-#' @return An object of class `tfdist_plan`, which is printed as text. Its elements: `launcher`,
+#' @return An object of class `tfdist_plan`, which prints as text. Its elements: `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
-#'   submitted to Kubernetes or Slurm), and `later`: what is known only when the training starts.
+#'   submitted to Kubernetes or Slurm), and `later`: what is known only after the training has
+#'   started.
 #' @section Errors:
-#' As those of [barrier_train()] before it starts anything.
+#' Those of [barrier_train()] before it starts anything.
 #' @seealso [barrier_train()]
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")

@@ -1,23 +1,23 @@
 # Training on from a fit.
 
-#' Train on from a fit
+#' Continue the training of a fit
 #'
-#' `update()` trains the model of a fit for further epochs, with the state of its optimizer. What is
-#' not given is as in the training: settings by their values, data by what the call named, which is
-#' looked up again where `update()` is called. `generics::fit()`, which keras3 exports too, does the
-#' same.
+#' `update()` trains the model of a fit for more epochs, with the state of its optimizer. Arguments
+#' that you do not pass are as in the training: settings have the same values, and data are looked
+#' up again, by the names in the call, where `update()` is called. `generics::fit()`, which keras3
+#' exports too, does the same.
 #'
 #' @param object A [tfdist_fit].
-#' @param ... Arguments of [barrier_train()], by name, that differ from those of the training:
-#'   another `data`, another `sc`. A fit of [train_mnist()], or of data that were a value and not a
-#'   name, does not know its data; nor does a fit know its `checkpoint` and `model_uri`, which
-#'   belong to one training. A formula or a recipe is part of the fit.
-#' @param epochs How many epochs to train on; `NULL`: as many as there were. They are numbered after
-#'   those of the fit.
+#' @param ... Named arguments of [barrier_train()] that differ from those of the training, such as
+#'   another `data` or another `sc`. Pass `data` again for a fit of [train_mnist()], or if the data
+#'   were a value and not a name. A fit does not store its `checkpoint` and `model_uri` either,
+#'   which belong to one training. A formula or a recipe is part of the fit.
+#' @param epochs Number of further epochs, numbered after those of the fit. `NULL` (default): as
+#'   many as before.
 #'
 #' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of
-#'   a training that has not been interrupted.
-#' @seealso [barrier_train()], which takes a fit as its `model`, too.
+#'   an uninterrupted training.
+#' @seealso [barrier_train()], which accepts a fit as its `model`, too.
 #' @exportS3Method stats::update
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)

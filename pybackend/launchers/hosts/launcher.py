@@ -199,41 +199,41 @@ def hosts(
     ssh_options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Hosts:
-    """Run workers on hosts that ssh reaches; the first argument of a call, in place of a session.
+    """Run workers on hosts that are reachable by ssh. Pass it as the first argument of a call.
 
-    The hosts need an ssh server that lets this user in without a password, and Python with
-    TensorFlow; this package, the model and the rows are sent there. Only ssh connects this machine
-    with them; the workers connect to each other. When a call ends, however it ends, nothing of it
-    is left on the hosts.
+    The hosts need an ssh server that accepts this user without a password, and Python with
+    TensorFlow. This package, the model and the rows are sent to them. This machine uses only ssh to
+    reach them; the workers connect to each other. When a call ends for any reason, nothing of it
+    remains on the hosts.
 
     Parameters
     ----------
     hosts
-        ``"a:2,b:2"``, or a list of such texts: names, and how many workers each host may have
-        (1 by default). ``user@name:2`` logs in as another user, ``[fd00::1]:2`` is an IPv6 address.
-        Workers fill the hosts in this order.
+        ``"a:2,b:2"``, or a list of such texts: host names, each with its number of slots (default
+        1). ``user@name:2`` logs in as another user, ``[fd00::1]:2`` is an IPv6 address. Workers
+        fill the hosts in this order.
     hostfile
-        In place of it, a file with a host per line: ``a slots=2`` or ``a:2``.
+        A file instead of ``hosts``, with a host per line: ``a slots=2`` or ``a:2``.
     python
-        Path of the hosts' Python, of the same release as this one (3.11, say); this one's path by
-        default.
+        Path of the hosts' Python, of the same release as this one (e.g. 3.11). None (default): the
+        path of this Python.
     ssh_options
-        For ssh's command line, e.g. ``["-p", "2222", "-i", "~/.ssh/cluster"]``. What
-        ``~/.ssh/config`` says holds, too.
+        Options for ssh's command line, e.g. ``["-p", "2222", "-i", "~/.ssh/cluster"]``.
+        ``~/.ssh/config`` is respected.
     environment
-        Variables for the workers, e.g. ``{"NCCL_DEBUG": "INFO"}``. With ``TMPDIR`` they keep their
-        rows there while the call runs.
+        Environment variables of the workers, e.g. ``{"NCCL_DEBUG": "INFO"}``. With ``TMPDIR``, they
+        store their rows there during the call.
 
     Returns
     -------
     Hosts
-        To be passed to `barrier_train`, `barrier_evaluate`, `barrier_predict`, `barrier_run` or
-        `train_mnist`.
+        The first argument for `barrier_train`, `barrier_evaluate`, `barrier_predict`, `barrier_run`
+        or `train_mnist`.
 
     Raises
     ------
     InputError
-        Names the argument, or the host in it, that is wrong.
+        An argument, or a host in it, is wrong. The message names it.
 
     Examples
     --------

@@ -13,29 +13,29 @@ from pybackend.tf_config import ClusterSpec, make_tf_config, names_cluster, read
 
 
 def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None = None) -> None:
-    """Make this process one of several that train together, each started by hand.
+    """Make this process one of several that train together and that you start yourself.
 
-    Call it in every process, with the same addresses, before `barrier_train` and its like are
-    called with None as their first argument: all processes then make the same call, meet at the
-    first address in any order of start, train, and each gets the result. It sets TF_CONFIG (and
-    TFDIST_SECRET_FILE) in this process's environment; set there otherwise, they do the same.
+    Call it in every process with the same addresses. Then call `barrier_train` or a similar
+    function with None as its first argument. All processes must make the same call. They connect to
+    the first address, in any order of start, train, and each gets the result. `join` sets TF_CONFIG
+    (and TFDIST_SECRET_FILE) in this process's environment; setting these variables yourself has the
+    same effect.
 
     Parameters
     ----------
     addresses
-        ``host:port`` of every process, in the same order everywhere, as a list or with commas
-        between them. Each listens on its own.
+        ``host:port`` of every process, in the same order everywhere, as a list or separated by
+        commas. Each process listens on its own address.
     index
-        Number of this process among them, from 0.
+        Index of this process in the addresses, from 0.
     secret_file
-        File with the secret that all processes share, which `tfdist secret` makes; None: what
-        TFDIST_SECRET or TFDIST_SECRET_FILE say, or ``~/.config/tfdist/secret``. On the loopback
-        interface none is needed.
+        File with the shared secret, made by `tfdist secret`. None (default): TFDIST_SECRET or
+        TFDIST_SECRET_FILE, or ``~/.config/tfdist/secret``. Not needed on the loopback interface.
 
     Raises
     ------
     ClusterError, InputError
-        Names the address that is wrong, and the fix.
+        An address is wrong. The message names it and the fix.
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     config = make_tf_config(listed, index)

@@ -66,22 +66,22 @@ def kubernetes(
     labels: Mapping[str, str] | None = None,
     patience: float | None = None,
 ) -> KubernetesLauncher:
-    """Train on a Kubernetes cluster: the first argument of a call, in place of a session.
+    """Run workers on a Kubernetes cluster. Pass it as the first argument of a call.
 
     Each call creates a Job with one pod per worker, shows what the pods wait for and their
-    progress, returns the result, and deletes the Job. This package, the model and the rows go to
-    the pods through the API server, so neither they nor this machine have to be reachable from
-    outside; the pods connect to each other. Ctrl-C deletes the Job, and so does the end of this
-    process.
+    progress, returns the result, and deletes the Job. This package, the model and the rows are sent
+    to the pods through the API server, so neither the pods nor this machine must be reachable from
+    outside. The pods connect to each other. Ctrl-C, or the end of this process, deletes the Job.
 
     Parameters
     ----------
     image
-        Container image with TensorFlow, and Python of the same release as this one (3.11, say).
+        Container image with TensorFlow, and Python of the same release as this one (e.g. 3.11).
     namespace, context
-        Where; None: as ``kubectl`` has it, or, in a pod, that pod's namespace and account.
+        Namespace and context. None (default): those of ``kubectl``; in a pod, that pod's namespace
+        and account.
     cpus, memory, gpus
-        What each worker gets, as request and as limit: ``4``, ``"500m"``; ``"8Gi"``; ``1``.
+        Resources of each worker, as request and as limit: ``4`` or ``"500m"``; ``"8Gi"``; ``1``.
     node_selector
         Labels of the nodes that may run workers.
     tolerations
@@ -89,24 +89,24 @@ def kubernetes(
     secrets
         Names of Secrets of the namespace, whose keys become environment variables of the workers.
     service_account
-        Of the pods; None: the default one, whose token they do not get.
+        Service account of the pods. None (default): the namespace's default, without its token.
     image_pull_secrets
-        Names of Secrets by which nodes pull the image.
+        Names of Secrets with which nodes pull the image.
     time_limit
-        Seconds after which Kubernetes ends the Job; None: a week.
+        Seconds after which Kubernetes ends the Job. None (default): a week.
     ttl
-        Seconds that a finished Job stays if this process could not delete it; None: 300.
+        Seconds that a finished Job stays if this process could not delete it. None (default): 300.
     python
-        The image's Python; None: ``"python3"``.
+        Python in the image. None (default): ``"python3"``.
     labels
         Further labels of the Job, its pods and the Service.
     patience
-        Seconds until all pods must run; None: 600. ``float("inf")`` waits without a limit.
+        Seconds until all pods must run. None (default): 600. ``float("inf")``: no limit.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
 
     Examples
     --------

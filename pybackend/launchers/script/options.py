@@ -28,27 +28,59 @@ _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `tfdist run` to its parser."""
     add = parser.add_argument
-    add("-w", "--workers", type=int, metavar="N", help="ranks (default: all slots of the hosts)")
-    add("--hosts", metavar="HOST:SLOTS,...", help="reached by ssh, as in a:2,user@b:2,[fd00::1]:2")
-    add("--hostfile", metavar="FILE", help='in place of it, lines like "a slots=2" or "a:2"')
-    add("--ssh-options", default="", metavar="TEXT", help='for ssh, as in "-p 2222 -i key"')
-    add("--python", metavar="PATH", help="the hosts' Python (default: this one's path)")
-    add("--index", type=int, metavar="R", help="start this rank only; the others by hand, too")
-    add("--addresses", metavar="HOST:PORT,...", help="of all ranks, with --index")
-    add("--sbatch", metavar="OPTIONS", help="print a script for Slurm, as in --sbatch=--time=60")
-    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="set, or pass on")
-    add("--cwd", metavar="DIR", help="the folder in which the script runs (default: this one)")
-    add("--show", metavar="R,...", help="print the lines of these ranks only")
-    add("--output-dir", metavar="DIR", help="write what rank 0 prints into 0.out and 0.err there")
-    add("--grace", type=float, default=10.0, metavar="SECONDS", help="from SIGTERM to SIGKILL")
-    add("--max-restarts", type=int, default=0, metavar="K", help="start again after a failure")
-    add("--dry-run", action="store_true", help="print what would be started, and start nothing")
-    add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
+    add(
+        "-w",
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of ranks (default: all slots of the hosts)",
+    )
+    add("--hosts", metavar="HOST:SLOTS,...", help="hosts for ssh: a:2,user@b:2,[fd00::1]:2")
+    add(
+        "--hostfile",
+        metavar="FILE",
+        help='file instead of --hosts, with lines like "a slots=2" or "a:2"',
+    )
+    add("--ssh-options", default="", metavar="TEXT", help='options for ssh: "-p 2222 -i key"')
+    add("--python", metavar="PATH", help="Python on the hosts (default: the path of this Python)")
+    add("--index", type=int, metavar="R", help="start only rank R; you start the others yourself")
+    add("--addresses", metavar="HOST:PORT,...", help="addresses of all ranks, with --index")
+    add("--sbatch", metavar="OPTIONS", help="print a Slurm batch script, e.g. --sbatch=--time=60")
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable, or pass on its value; may be repeated",
+    )
+    add("--cwd", metavar="DIR", help="working folder of the script (default: this folder)")
+    add("--show", metavar="R,...", help="print only the output of these ranks")
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="write the output of each rank R to R.out and R.err in DIR",
+    )
+    add(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="time from SIGTERM to SIGKILL (default: 10)",
+    )
+    add(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="K",
+        help="restarts after a failure (default: 0)",
+    )
+    add("--dry-run", action="store_true", help="print what would start, and start nothing")
+    add("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     add(
         "script",
         nargs=argparse.REMAINDER,
         metavar="SCRIPT [ARGUMENT ...]",
-        help="a Python file, or an R file (*.R)",
+        help="a Python or R file (*.R)",
     )
 
 

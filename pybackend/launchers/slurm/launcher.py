@@ -73,44 +73,45 @@ def slurm(
     address: str | None = None,
     patience: float | None = None,
 ) -> SlurmLauncher:
-    """Train on the nodes of a Slurm cluster, from a login node: the first argument of a call.
+    """Run workers on the nodes of a Slurm cluster. Pass it as the first argument of a call.
 
-    Each call submits a job of one task per worker, shows its place in the queue and its progress,
-    and returns the result. Ctrl-C cancels the job, and so does the end of this process. A call
-    that does not say how many `workers` has one per node, or as many as ``ntasks-per-node`` says.
-    A training with `checkpoint` is kept when Slurm tells the job to end, which it does 60 seconds
-    before its time is over (limits of ten minutes and more), or as the option ``signal`` says:
-    ``"TERM@300"``. An elastic training (`min_workers`) has a job for each worker.
+    Call it on a login node. Each call submits a job with one task per worker, shows its position in
+    the queue and its progress, and returns the result. Ctrl-C, or the end of this process, cancels
+    the job. Without `workers`, a call has one worker per node, or as many as the option
+    ``ntasks-per-node``. A training with `checkpoint` is saved when Slurm sends the termination
+    signal: 60 seconds before the time limit (limits of ten minutes and more), or as set by the
+    option ``signal``: ``"TERM@300"``. An elastic training (`min_workers`) has one job per worker.
 
     Parameters
     ----------
     partition
-        Where the job runs; None: the cluster's default, as for all that follows.
+        Partition of the job. None (default): the cluster's default, as for all that follows.
     time
-        Limit in minutes, or as Slurm has it: ``"1:30:00"``, ``"2-12:00"``.
+        Time limit in minutes, or in Slurm's format: ``"1:30:00"``, ``"2-12:00"``.
     nodes
-        Nodes among which the workers are spread; each has at least one.
+        Number of nodes to spread the workers over. Each node has at least one worker.
     gpus, cpus
         GPUs and cores of each worker.
     options
-        Further options of sbatch by their long names, as in
-        ``{"account": "physics", "mem-per-cpu": "4G", "exclusive": True}``.
+        Further options of sbatch by their long names, as in ``{"account": "physics", "mem-per-cpu":
+        "4G", "exclusive": True}``.
     setup
-        Shell commands before the workers start, such as ``"module load cuda"``.
+        Shell commands to run before the workers start, such as ``"module load cuda"``.
     folder
-        Where the job's own folder is made, and removed in the end: on a file system that nodes
-        share with this machine; None: ``~/.tfdist``.
+        Parent of the job's own folder, which is removed at the end. It must be on a file system
+        that the nodes share with this machine. None (default): ``~/.tfdist``.
     python
-        The Python of the nodes, which needs TensorFlow; None: the path of this one.
+        The nodes' Python, which needs TensorFlow. None (default): the path of this Python.
     address
-        An address of this machine that nodes reach; None: the one on the route to them.
+        An address of this machine that the nodes can reach. None (default): the one on the route to
+        them.
     patience
-        Seconds that the job may wait in the queue; None: no limit.
+        Seconds that the job may wait in the queue. None (default): no limit.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
 
     Examples
     --------
