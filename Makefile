@@ -160,6 +160,7 @@ py-lint: $(DEV_STAMP)
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) scripts/house.py
+	$(PY) scripts/words.py
 
 r-lint: $(R_STAMP)
 	.venv/bin/air format --check rpkg/R rpkg/tests/*.R rpkg/tests/testthat/*.R scripts examples

@@ -37,9 +37,9 @@ INSTEAD = {
     r"somebody|nobody|whoever": "leave it out, or name who",
     r"so many": "name the number",
     r"whatever \S+ (?:says|passes|has)": "say what holds",
-    r"of the user's|of Spark's|of Keras's": "your; Spark's; Keras's",
+    r"of the user's|of Spark's": "your; Spark's",
     r"(?<!there )(?:is|are|was|were) no (?!more|longer|less)\w+": "is not a ..., there is no ...",
-    r"(?<!there )(?:is|are) none": "there is no ...",
+    r"(?<!there )(?:is|are) (?-i:none)": "there is no ...",
     r"as ever": "unchanged; leave it out",
     r"wish(?:es)?": "request",
     r"goes? on from": "resumes from",
@@ -88,7 +88,8 @@ def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
         text = ast.get_docstring(node)
         if text:
             first = node.body[0].lineno
-            yield from enumerate(text.splitlines(), first)
+            lines = enumerate(text.splitlines(), first)
+            yield from ((n, line) for n, line in lines if not line.strip().isidentifier())
 
 
 def findings_in(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:

@@ -103,7 +103,7 @@ def settle_checkpoint(call: TrainingCall) -> TrainingCall:
 
 
 def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
-    """Refuse, before anything is started, to go on from another training's checkpoint.
+    """Reject another training's checkpoint before anything is started.
 
     Parameters
     ----------

@@ -474,8 +474,8 @@ class TrainResult:
 def encode_record(fields: Mapping[str, Any]) -> str:
     """JSON text of what `TrainResult.to_dict` gives, but for the model's file.
 
-    Each worker has ``rows_per_second`` as well. What is no number in JSON is text: ``"NaN"``,
-    ``"Infinity"``, ``"-Infinity"``, as Python's ``float()`` reads them.
+    Each worker has ``rows_per_second`` as well. Numbers that JSON does not have are text:
+    ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as Python's ``float()`` reads them.
     """
     record = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
     record["model_bytes"] = _count_bytes(fields["model_base64"]) or None

@@ -130,7 +130,7 @@ def count_dealt(rows: int, workers: int) -> list[int]:
 
 
 def order_dealt(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
-    """Order of the data, for consecutive rows of each rank that `deal` has dealt.
+    """Order of the data, for consecutive rows of each rank after `deal`.
 
     Parameters
     ----------

@@ -121,7 +121,7 @@ def _check_every(value: Any) -> int | str:
 def pointing_to(
     checkpoint: Checkpoint | None, sees_some: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Have errors say how to get at what was kept.
+    """Add to errors how to load what was saved.
 
     Parameters
     ----------

@@ -243,7 +243,7 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
 
 
 def read_figures(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """The figures that a worker has reported, by name: each of a kind.
+    """Metrics that a worker has reported, by name, each of type ``kind``.
 
     Raises
     ------

@@ -313,7 +313,7 @@ def _check_keras_model(model: Any) -> None:
 
 @contextmanager
 def silence_keras() -> Iterator[None]:
-    """Keep Keras's advice about HDF5 and fresh optimizers out of the user's console.
+    """Keep Keras's advice about HDF5 and fresh optimizers out of the console.
 
     One thread at a time: these settings are the process's.
     """

@@ -75,7 +75,7 @@ def write_report(
 
 
 def check_page_path(path: Any) -> Path:
-    """Refuse what is no path of an HTML file, before anything is made for it."""
+    """Reject anything but the path of an HTML file, before the page is made."""
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"`path` must be the path of the page, not {path!r}")
     target = Path(path)

@@ -236,7 +236,7 @@ class KubernetesLauncher:
         bundle: Callable[[int], Bundle],
         on_note: Emit,
     ) -> Iterator[Callable[..., Outcome]]:
-        """Create a Job; gives what follows its workers to their end. On leaving, all is gone."""
+        """Create a Job; gives what follows its workers to their end. Deletes it on exit."""
         command, patience = relay_command(self.settings), self.settings.patience
 
         def join(pod: str, rank: int) -> PodChannel:
