@@ -46,8 +46,6 @@ INSTEAD = {
 }
 # A sentence does not begin so.
 OPENINGS = {r"Of an? ": "say the subject first", r"Who(?:ever)? \w+s ": "say who: you, a worker"}
-# The first line of a docstring is an imperative or a noun.
-CLAUSES = ("What ", "Whether ", "How ", "Where ", "Who ", "See `")
 # Where a word is right after all: the file, and the words around it.
 ALLOWED = {
     ("docs/architecture.md", "refused"),  # a connection
