@@ -1,4 +1,4 @@
-"""Tensors from Arrow batches, by column groups; errors name the column and a row."""
+"""Convert Arrow batches to tensors by column groups; errors name the column and a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def describe_schema(schema: Any) -> dict[str, ColumnKind]:
-    """What the columns of an Arrow schema hold."""
+    """Return the kind of each column of an Arrow schema."""
     return {field.name: _describe_type(field.type) for field in schema}
 
 
@@ -51,7 +51,7 @@ def _list_types() -> tuple[Any, ...]:
 
 
 def _is_view(kind: Any, of: str) -> bool:
-    """Whether a type is the view of text or bytes, which old versions of Arrow do not know."""
+    """Return whether a type is a view of text or bytes; old versions of Arrow have no views."""
     import pyarrow as pa
 
     check = getattr(pa.types, f"is_{of}_view", None)
@@ -59,9 +59,9 @@ def _is_view(kind: Any, of: str) -> bool:
 
 
 def drop_views(column: Any) -> Any:
-    """A column (array or chunked) without views of text, bytes or lists.
+    """Convert views of text, bytes or lists in a column (array or chunked) to plain types.
 
-    Arrow computes little with views, which polars and DuckDB write.
+    polars and DuckDB write views; few of Arrow's functions support them.
     """
     import pyarrow as pa
 
@@ -86,7 +86,7 @@ def drop_views(column: Any) -> Any:
 
 
 def has_views(kind: Any) -> bool:
-    """Whether a type is a view, or made of some."""
+    """Return whether a type is a view or contains one."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
     return (
@@ -98,10 +98,10 @@ def has_views(kind: Any) -> bool:
 
 
 class TensorReader:
-    """Makes the tensors of one batch after another; all rows must be as long as the first ones.
+    """Converts batches to tensors; all rows of a column must have the length of the first ones.
 
-    Errors are `InputError`: they name the column, and a row, that holds a null, a NaN label, an
-    unknown category, or a value of another size.
+    An `InputError` names the column and the row that holds a null, a NaN label, an unknown
+    category, or a value of another size.
     """
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
@@ -111,21 +111,22 @@ class TensorReader:
         self._name_row: Callable[[int], str] = str
 
     def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
-        """The tensors of a batch, by the column_groups' keys.
+        """Return the tensors of a batch, by the keys of the column groups.
 
         Parameters
         ----------
-        where
-            Says which row is meant, by its number in the batch; None: by its values.
+        name_row
+            Called with a row's number in the batch; returns its name for errors. None (default):
+            errors show the row's values.
         """
         self._batch = batch
         self._name_row = name_row or self._describe_row
         return {group.key: self._read_tensor(group) for group in self._groups}
 
     def find_complete(self, batch: Any) -> Array:
-        """Whether each row of a batch has a value, and one of the categories, in every column.
+        """Return whether each row of a batch has a value in every column.
 
-        NaN is none.
+        Null, NaN and unknown categories do not count as values.
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
@@ -134,7 +135,7 @@ class TensorReader:
         return found
 
     def _describe_row(self, row: int) -> str:
-        """A row of a table whose rows have no numbers: what it holds."""
+        """Return the values of a row as text, for tables whose rows have no numbers."""
         names = list_columns(self._groups)
         shown = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
@@ -166,7 +167,7 @@ class TensorReader:
         return found.reshape(-1) if group.is_flat else found
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Numbers of shape (rows, width)."""
+        """Return numbers of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -231,7 +232,7 @@ class TensorReader:
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
-        """Numbers in the type of the tensor, in this machine's byte order; none may change."""
+        """Cast numbers to the tensor's type in this machine's byte order, without loss."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -253,7 +254,7 @@ class TensorReader:
         return cast
 
     def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
-        """What lists hold; ``row_sizes`` counts it by row of the batch."""
+        """Return the elements of lists; ``row_sizes`` is their number by row of the batch."""
 
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
@@ -285,7 +286,7 @@ class TensorReader:
 
 
 def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
-    """The place of each value among the categories of a column; null for others."""
+    """Return the position of each value among a column's categories; null for other values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -301,7 +302,7 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
 
 
 def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
-    """Whether each value of a column is one of its categories."""
+    """Return whether each value of a column is one of its categories."""
     known: Array = _look_up(_decode(column), name, categories).is_valid()
     return np.asarray(known)
 
@@ -327,7 +328,7 @@ def _decode(column: Any) -> Any:
 
 
 def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
-    """A column without nulls or a dictionary."""
+    """Return a column without its dictionary encoding; raise an error if it has nulls."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         place = name_row(row)
@@ -348,7 +349,7 @@ def _read_strings(column: Any) -> Ragged:
 
 
 def _read_offsets(wide: Any) -> Array:
-    """Offsets of a large_binary column's rows in its buffer."""
+    """Return the offsets of a large_binary column's rows in its buffer."""
     if not len(wide):
         return np.zeros(1, np.int64)
     every = np.frombuffer(wide.buffers()[1], np.int64)
@@ -357,7 +358,7 @@ def _read_offsets(wide: Any) -> Array:
 
 
 def _measure_lists(lists: Any) -> Array:
-    """Lengths of lists; without nulls, so that fixed-size ones need no look."""
+    """Return the lengths of lists without nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
@@ -366,7 +367,7 @@ def _measure_lists(lists: Any) -> Array:
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Values of each row, from those of the lists in it."""
+    """Return the number of values of each row from those of the lists in it."""
     edges = np.concatenate([[0], np.cumsum(outer)])
     totals = np.concatenate([[0], np.cumsum(inner)])
     summed: Array = totals[edges[1:]] - totals[edges[:-1]]

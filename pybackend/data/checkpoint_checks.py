@@ -1,4 +1,4 @@
-"""Whether a training may go on from a checkpoint: it must be the one that was kept."""
+"""Check that a training may resume from a checkpoint: it must be the training that wrote it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _ROWS = [argument_of(name) for name in ("train", "validation")]
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
-    """The settings that decide on what is trained, as JSON can hold them."""
+    """Return the settings that determine the result of a training, as plain JSON data."""
     described = {name: getattr(job, name) for name in _SETTINGS}
     described["exchange"] = json.loads(encode(job.exchange))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
-    # As runs of equal sizes: a data set of many batches has two.
+    # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
     return dict(json.loads(json.dumps(described)))
 
 
 def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another training.
+    """Reject a checkpoint of another training.
 
     Parameters
     ----------
     described
-        What is known of this training, by the names of its arguments; `describe_settings` at least.
+        Description of this training, by argument; at least that of `describe_settings`.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping
 
 
 def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | None]) -> None:
-    """Refuse, as `check_is_same`, data sets of other numbers of rows; None: not known yet."""
+    """Reject a checkpoint of data sets with other numbers of rows; None: not known yet."""
     for name, here in rows.items():
         argument = argument_of(name)
         there = sum(count for count, _ in kept.job.get(argument) or ())
@@ -86,11 +86,11 @@ def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | No
 
 
 def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | None:
-    """How a training differs from the one that was kept, in words; None: not at all."""
+    """Describe how a training differs from the one in the checkpoint; None if it does not."""
     there = kept.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
-    if there and here and kept.workers != job.workers:  # who deal the rows otherwise
+    if there and here and kept.workers != job.workers:  # the rows are then sharded differently
         there, here = [sum(count for count, _ in rows) for rows in (there, here)]
     if there == here:
         return None
@@ -98,7 +98,7 @@ def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | No
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
-    """What differs, and what to do."""
+    """Describe what differs and what to do."""
     differs = f"is {there!r}, and here it is {here!r}"
     if name == "seed":
         return f"`seed` {differs}: give seed={there!r}"
@@ -118,7 +118,7 @@ def _explain(name: str, there: Any, here: Any) -> str:
 
 
 def _find_first(there: Any, here: Any) -> str:
-    """The first of two lists' items that differs, in words."""
+    """Describe the first item in which two lists differ."""
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
     return f"number {number} is {one}, and here it is {other}"
