@@ -1,4 +1,4 @@
-"""What a folder of records says of itself: the file `_tfdist.json`."""
+"""Manifest of a folder of records: the file `_tfdist.json`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Manifest:
         return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with a digest of the rest."""
+        """Convert to plain data with a digest."""
         values = {
             "format": "tfrecord",
             "version": _VERSION,
@@ -61,12 +61,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """The inverse of `to_json`.
+        """Convert the data of `to_json` back.
 
         Raises
         ------
         ValueError
-            The digest is missing or another one, a value is of the wrong type, or two contradict
+            The digest is missing or wrong, a value has the wrong type, or two values contradict
             each other.
         """
         rest = {name: value for name, value in values.items() if name != _DIGEST}
@@ -84,7 +84,7 @@ class Manifest:
         return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
     def check(self, folder: Folder) -> None:
-        """Reject a folder whose files are not those that were written.
+        """Raise an error if the folder's files are not those that were written.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class Manifest:
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
-    """The manifest of a folder, or None.
+    """Read the manifest of a folder; return None if it does not exist.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _check_part(part: Part) -> None:
     if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
         raise ValueError("it names files outside of its folder")
     ends = [*part.marks, (part.rows, part.size)]
-    # A reader begins at a mark: one that is out of order would bring other rows.
+    # A reader begins at a mark: with marks out of order, it would read other rows.
     is_ordered = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(ends))
     if part.rows < 1 or (part.marks and part.marks[0] != (0, 0)) or not is_ordered:
         raise ValueError(f"the rows, size and marks of {part.name!r} contradict each other")
