@@ -25,8 +25,8 @@ Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 _NUMBERS_FOR_TEXT = (
-    " or booleans: np.unique(labels, return_inverse=True) gives classes and their numbers; or pass "
-    "a data frame and `label=`, whose text is encoded"
+    " or booleans: np.unique(labels, return_inverse=True) gives the classes and their codes; or "
+    "pass a data frame with `label=`, which encodes text"
 )
 _DAYS = {
     "M": "(times - times.min()) / np.timedelta64(1, 'D')",
@@ -54,7 +54,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         if type(data).__name__ == "LazyFrame":
-            raise InputError(f"`{name}` is a lazy frame, without rows yet: pass its collect()")
+            raise InputError(f"`{name}` is a LazyFrame, which has no rows yet: pass its collect()")
         raise InputError(
             f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark, "
             "pandas or polars, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
@@ -176,7 +176,9 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         if (way := _TO_DENSE.get(type(value).__name__)) is not None:
             raise InputError(f"`{key}` of `{name}` is a {type(value).__name__}: pass {way}")
         path = (
-            "; a path is for barrier_train, evaluate and result.predict" if is_path(value) else ""
+            "; only barrier_train, evaluate and result.predict accept a path"
+            if is_path(value)
+            else ""
         )
         raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
@@ -230,7 +232,7 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
     if size > MOST_DENSE_BYTES:
         raise InputError(
             f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which takes "
-            f"{size / 2**30:.1f} GiB as the dense one that is trained on (at most "
+            f"{size / 2**30:.1f} GiB as the dense array that training needs (at most "
             f"{MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass "
             "a function that makes each worker's batches"
         )
@@ -247,8 +249,8 @@ def _is_text(array: Array) -> bool:
 def _to_text(array: Array, key: str, name: str) -> Ragged:
     if array.size != len(array):
         raise InputError(
-            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts in a row; expected "
-            "one: pass a dict of arrays, an input for each"
+            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts per row; expected "
+            "one: pass a dict of arrays, one for each input"
         )
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)

@@ -205,10 +205,10 @@ class TensorReader:
         known = self._widths.setdefault(name, int(sizes[0]) if promised is None else promised)
         if (wrong := np.flatnonzero(sizes != known)).size:
             row = int(wrong[0])
-            expected = "as `tensors` says" if promised is not None else "as in earlier rows"
+            expected = "as in `tensors`" if promised is not None else "as in earlier rows"
             raise InputError(
                 f"column {name!r} holds {int(sizes[row])} {what} in {self._name_row(row)}; "
-                f"expected {known}, {expected}. For rows of any length, say "
+                f"expected {known}, {expected}. For rows of any length, pass "
                 f"tensors={{{name!r}: (dtype, (None,))}}"
             )
 
@@ -219,7 +219,10 @@ class TensorReader:
         sizes = _measure_lists(column)
         values = self._flatten_lists(column, name, sizes)
         if hasattr(values.type, "value_type"):
-            raise InputError(f"column {name!r} holds arrays of arrays: rows of one length need it")
+            raise InputError(
+                f"column {name!r} holds arrays of arrays, whose rows must have one length: give "
+                "the shape without None in `tensors`"
+            )
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         numbers = _read_numbers(values)
 
@@ -268,7 +271,7 @@ class TensorReader:
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
                 f"column {name!r} holds {column[row].as_py()!r} in {self._name_row(row)}, which is "
-                f"none of its categories ({listed})"
+                f"not one of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
@@ -294,9 +297,9 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
         known = pa.array(categories).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {name!r} has type {column.type}, and its categories are "
-            f"{', '.join(map(repr, categories[:10]))}: it must hold these, which are those of the "
-            "training or of `categories`"
+            f"column {name!r} has type {column.type}, which cannot hold its categories "
+            f"{', '.join(map(repr, categories[:10]))} (from the training or `categories`): cast it "
+            "to their type"
         ) from error
     return pc.index_in(column, value_set=known)
 

@@ -56,18 +56,19 @@ def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping
     for name in described:
         if how := _compare(name, kept, job, described[name]):
             raise InputError(
-                f"{which} is of another training: its {how}, or name another folder in `checkpoint`"
+                f"{which} belongs to another training: its {how}, or name another folder in "
+                "`checkpoint`"
             )
     is_other_gang = kept.workers != job.workers
     if is_other_gang and (kept.step or isinstance(job.exchange, LocalSteps)):
         why = (
-            f"lies within an epoch, of which {kept.workers} workers have done their parts"
+            f"is within an epoch, in which {kept.workers} workers have trained on their shards"
             if kept.step
-            else f"has a state for each of {kept.workers} workers, which LocalSteps gives them"
+            else f"has a state for each of {kept.workers} workers, because of LocalSteps"
         )
         raise InputError(f"{which} {why}: resume with workers={kept.workers}")
     if kept.epoch + bool(kept.step) > job.epochs:
-        raise InputError(f"{which} is beyond `epochs`, which is {job.epochs}: raise it")
+        raise InputError(f"{which} is beyond epochs={job.epochs}: increase `epochs`")
 
 
 def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | None]) -> None:
@@ -79,7 +80,7 @@ def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | No
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {kept.place} at {uri!r} is of another training: its "
+                f"the checkpoint of {kept.place} at {uri!r} belongs to another training: its "
                 f"`{argument}` had {there} rows, and here it has {here}. Make the same call again, "
                 "or name another folder in `checkpoint`"
             )
@@ -94,7 +95,7 @@ def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | No
         there, here = [sum(count for count, _ in rows) for rows in (there, here)]
     if there == here:
         return None
-    return f"`{name}` has other rows, or another order of them. Make the same call again"
+    return f"`{name}` has other rows, or the rows in another order. Make the same call again"
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
@@ -108,12 +109,12 @@ def _explain(name: str, there: Any, here: Any) -> str:
     if name == "model":
         return (
             "model has other compile settings, or other arguments of layers: build and compile it "
-            "as it was"
+            "as before"
         )
     if name == "weights":
-        return f"model has other weights ({_find_first(there, here)}): build it as it was"
+        return f"model has other weights ({_find_first(there, here)}): build it as before"
     if name == "batches":
-        return "data set was cut into batches of other sizes: cut it as it was"
+        return "data set had batches of other sizes: batch it as before"
     return f"`{name}` {differs}. Make the same call again"
 
 

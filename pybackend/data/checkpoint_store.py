@@ -156,7 +156,7 @@ class CheckpointStore:
         if names := self.names():
             raise InputError(
                 f"there are checkpoints at {self.uri!r} already ({names[-1]}): give resume=True to "
-                "go on from the newest one, or name another folder in `checkpoint`"
+                "resume from the newest one, or name another folder in `checkpoint`"
             )
 
     def find_newest(self, warn: Callable[[str], object] = lambda text: None) -> Kept | None:
@@ -280,7 +280,7 @@ class CheckpointStore:
         if runs - self._runs:
             raise InputError(
                 f"another training writes to {self.uri!r}: name another folder in `checkpoint`, or "
-                "end that one and go on with resume=True"
+                "stop that one and pass resume=True"
             )
 
     def _write(self, name: str, content: bytes) -> Part:
@@ -309,8 +309,8 @@ class CheckpointStore:
         version = re.search(r'"version": (\d+)', text)
         if version and int(version[1]) > VERSION:
             raise InputError(
-                f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (form "
-                f"{version[1]}; this one knows {VERSION}): install that release"
+                f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (format "
+                f"{version[1]}; this release reads {VERSION}): install that release"
             )
         manifest = decode(text, Manifest)
         if manifest.name != name:
@@ -319,7 +319,7 @@ class CheckpointStore:
 
     def _read_part(self, part: Part) -> bytes:
         if not _OWN.fullmatch(part.name):  # a damaged manifest may name any file
-            raise ValueError(f"{part.name!r} is no file of a checkpoint")
+            raise ValueError(f"{part.name!r} is not a file of a checkpoint")
         content = self._folder.read(part.name)
         if content is None:
             raise ValueError(f"{part.name} is missing")

@@ -123,7 +123,9 @@ class _GroupBuilder:
             if column in given and column in (self._spec.tensors or {}):
                 raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
             if column in given and self._kinds[column].depth:
-                raise self._build_type_error(column, "one value per row, as `categories` names it")
+                raise self._build_type_error(
+                    column, "one value per row, because `categories` names it"
+                )
         return {column: tuple(given[column]) for column in columns if column in given}
 
     def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
@@ -164,7 +166,7 @@ class _GroupBuilder:
         kind = self._kinds[column]
         dtype, shape = promise
         if kind.holds not in ("binary", "number"):
-            raise self._build_type_error(column, "numbers or bytes, as `tensors` names it")
+            raise self._build_type_error(column, "numbers or bytes, because `tensors` names it")
         if kind.holds == "binary" and (kind.depth or None in shape):
             raise self._build_type_error(
                 column, "one value of bytes per row, of a shape without None"
@@ -205,12 +207,12 @@ class _GroupBuilder:
         found = self._kinds[column].name
         if found.startswith("struct<type:") and "indices:" in found:
             expected = (
-                "an array: this is an ML vector as Spark writes it to files, so write "
-                "pyspark.ml.functions.vector_to_array() of it"
+                "an array: this is an ML vector in the form that Spark writes to files, so write "
+                "pyspark.ml.functions.vector_to_array() of it instead"
             )
         if _TIMES.match(found):
             expected = (
-                f"numbers: make them of its times, e.g. {_suggest_number(column, found)}, or leave "
+                f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
             )
         is_label = column in list_groups("y", self._spec.label).get("y", [])

@@ -55,8 +55,9 @@ class Batches:
             raise InputError("shuffle='global' cannot reorder the batches of a data set")
         if job.scale_lr is not None:
             raise InputError(
-                "`scale_lr` does not go with a data set of batches: workers share each of them, so "
-                "a step has the same rows however many they are. Leave `scale_lr` out, or pass rows"
+                "`scale_lr` cannot be combined with a data set of batches: workers share each "
+                "batch, so the rows of a step do not depend on the number of workers. Leave "
+                "`scale_lr` out, or pass rows"
             )
         if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
             raise InputError(
@@ -137,7 +138,8 @@ def _check_ends(data: Any, name: str) -> None:
         is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
     if is_endless:
         raise InputError(
-            f"`{name}` is an endless data set: cut it (.take(), or a PyDataset's __len__). {_ELSE}"
+            f"`{name}` is an endless data set: limit it (.take(), or a PyDataset's __len__). "
+            f"{_ELSE}"
         )
 
 
@@ -161,14 +163,14 @@ def _check_structure(data: Any, name: str) -> None:
         if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
             raise InputError(
                 f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
-                "use .batch(), and pad what is ragged"
+                "use .batch(), and pad ragged tensors"
             )
 
 
 def _check_parts(element: Any, name: str) -> None:
     if isinstance(element, tuple) and not 1 <= len(element) <= 3:
         raise InputError(
-            f"the elements of the data set `{name}` are {len(element)} parts; expected x, (x, y) "
+            f"the elements of the data set `{name}` have {len(element)} parts; expected x, (x, y) "
             "or (x, y, sample_weight)"
         )
 
@@ -219,9 +221,9 @@ def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
         data.on_epoch_end()
     if [_digest(leaves) for leaves in _elements(data, name)] != digests:
         raise InputError(
-            f"`{name}` is a data set that gives other rows at each reading (it shuffles, draws at "
-            "random, or can be read only once), and the workers would see those of one reading in "
-            f"all epochs. Take that out: leave out .shuffle(), use epochs=1. {_ELSE}"
+            f"`{name}` is a data set that yields other rows at each reading (it shuffles, draws at "
+            "random, or can be read only once), but the workers would use the rows of one reading "
+            f"in all epochs. Leave out .shuffle() and other random steps, or use epochs=1. {_ELSE}"
         )
 
 
@@ -230,6 +232,6 @@ def _join(key: str, parts: list[Any], name: str) -> Any:
     if len(shapes) > 1:
         raise InputError(
             f"`{key}` of the data set `{name}` has rows of shape {shapes[0]} and of {shapes[1]} in "
-            "different batches: pad them to one"
+            "different batches: pad them to one shape"
         )
     return np.concatenate(parts)

@@ -36,8 +36,8 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
             raise
         disk = shutil.disk_usage(folder)
         raise ClusterError(
-            f"the disk of {folder} is full: of its {show_bytes(disk.total)} "
-            f"{show_bytes(disk.free)} are free, and the {content} need more. Free space there, or "
+            f"the disk of {folder} is full: {show_bytes(disk.free)} of "
+            f"{show_bytes(disk.total)} are free, and the {content} need more. Free space there, or "
             "set TMPDIR to a folder on a larger disk"
         ) from error
 

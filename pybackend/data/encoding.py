@@ -97,7 +97,7 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
             + (
                 f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
                 if encoding == ONE_HOT
-                else "make it an input of its own, which a StringLookup or Hashing layer takes"
+                else "make it a separate input for a StringLookup or Hashing layer"
             )
         )
 
@@ -113,7 +113,7 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
     if isinstance(spec.encode, Mapping):
         for column in spec.encode:
             if column not in features:
-                raise InputError(f"`encode` names {column!r}, which is none of the features")
+                raise InputError(f"`encode` names {column!r}, which is not one of the features")
     chosen: dict[str, str] = {}
     for columns in inputs.values():
         for column in columns:
@@ -174,7 +174,7 @@ def _add_label_categories(
         values = _sort_values(distinct(label))
         if len(values) > MOST_CATEGORIES:
             raise InputError(
-                f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
+                f"the label column {label!r} holds more than {MOST_CATEGORIES:,} distinct texts: "
                 "it is not a label"
             )
         if not values:
@@ -187,13 +187,14 @@ def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
     if spec.known_from is not None:
         return f"{what} holds text, but numbers in {spec.known_from}"
     return (
-        f"{what} holds text, and its codes are those of the training: give their values in order, "
-        f"DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as the model"
+        f"{what} holds text, and its codes must be those of the training: give their values in "
+        f"order, DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as "
+        "the model"
     )
 
 
 def _explain_empty(what: str) -> str:
-    return f"{what} has no values to encode: the data have no rows, or it holds nulls alone"
+    return f"{what} has no values to encode: the data have no rows, or it holds only nulls"
 
 
 def _sort_values(values: Iterable[Any]) -> list[Any]:

@@ -152,9 +152,9 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
             if len(column) and not find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
-                    f"column {name!r} has none of its categories ({known}"
-                    f"{', ...' if len(values) > _LISTED else ''}) but {column[0].as_py()!r}, say: "
-                    "no row has a prediction",
+                    f"column {name!r} has no value among its categories ({known}"
+                    f"{', ...' if len(values) > _LISTED else ''}), but e.g. "
+                    f"{column[0].as_py()!r}: no row has a prediction",
                     stacklevel=2,
                 )
 
@@ -227,7 +227,7 @@ def _read_table(frame: Any, name: str) -> _Table:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
             f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
-            f"{error}. Cast it to one of 64 bits, or leave it out"
+            f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
     kinds = describe_schema(table.schema)
@@ -270,8 +270,8 @@ def _add_targets(
         column = keys[key]
         if column in table.names:
             raise InputError(
-                f"the data frame in `{name}` has a column {column!r}, and {key} is passed beside "
-                "it: drop the column, or pass the data frame alone"
+                f"the data frame in `{name}` has a column {column!r}, and {key} is passed, too: "
+                "drop the column, or pass the data frame alone"
             )
         array = _read_target(part, key, floatx, name)
         if len(array) != table.rows:
@@ -342,7 +342,7 @@ def _check_names(frame: Any, name: str) -> None:
     bad = [column for column in names if not isinstance(column, str)]
     if bad:
         raise InputError(
-            f"`{name}` has a column named {bad[0]!r}: columns are named by text, e.g. "
+            f"`{name}` has a column named {bad[0]!r}: column names must be text, e.g. "
             "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
         )
     reject_duplicate_columns(names, name)
@@ -367,8 +367,8 @@ def _arrow_column(series: Any, name: str) -> Any:
         ) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` has values of different types, or of one that "
-            f"Arrow does not know ({error}): expected numbers, arrays of numbers, bytes or text"
+            f"column {series.name!r} of `{name}` has values of different types, or of a type that "
+            f"Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or text"
         ) from error
 
 

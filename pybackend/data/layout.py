@@ -136,8 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
 def report_damage(path: Path) -> ClusterError:
     """Return the error for an altered file of rows."""
     return ClusterError(
-        f"{path}, of this worker's rows, was altered or cut off after it had been written, on "
-        f"{socket.gethostname()}: look at that disk, or set TMPDIR to a folder on another one, and "
+        f"{path}, a file of this worker's rows, was altered or truncated after it was written, on "
+        f"{socket.gethostname()}: check that disk, or set TMPDIR to a folder on another one, and "
         "start again"
     )
 

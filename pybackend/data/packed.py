@@ -33,7 +33,7 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
         for key, kind in kinds.items():
             if kind.shape is None:
                 raise InputError(
-                    f"`{argument_of(name)}` has text in {key!r}, which Spark does not carry as "
+                    f"`{argument_of(name)}` has text in {key!r}, which Spark cannot send as "
                     "arrays: pass a Spark DataFrame, e.g. spark.createDataFrame(frame)"
                 )
     return layout

@@ -256,13 +256,11 @@ def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
     """Describe the first column in which two files differ."""
     for one, two in zip_longest(schema, other):
         if one is None or two is None or not one.equals(two):
-            there, here = (
-                "none" if column is None else f"{column.name!r} ({column.type})"
-                for column in (one, two)
-            )
+            there = "no more columns" if one is None else f"{one.name!r} ({one.type})"
+            here = "missing" if two is None else f"{two.name!r} ({two.type})"
             place = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (
-        f"the columns of {file} are not those of {first}: in place {place + 1} it has {here}, "
-        f"where that has {there}"
+        f"the columns of {file} are not those of {first}: column {place + 1} is {here}, expected "
+        f"{there}"
     )

@@ -124,7 +124,7 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
             raise InputError(
                 f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
-                "dense tensors: use .batch(), and pad what is ragged"
+                "dense tensors: use .batch(), and pad ragged tensors"
             )
     return data
 
@@ -154,8 +154,8 @@ def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
             counts = {key: len(leaf) for key, leaf in leaves.items()}
             if len(set(counts.values())) > 1:
                 raise InputError(
-                    f"{describe_uneven(argument, counts)}. Only training takes such batches: call "
-                    "`evaluate` of the trained model on them"
+                    f"{describe_uneven(argument, counts)}. Only training accepts such batches: "
+                    "call `evaluate` of the trained model on them"
                 )
             if any(counts.values()):
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})

@@ -46,7 +46,7 @@ def decode_state(data: bytes) -> Any:
     try:
         magic, size = _HEAD.unpack_from(data)
         if magic != _MAGIC:
-            raise ValueError("it begins otherwise")
+            raise ValueError(f"it does not begin with {_MAGIC.decode()}")
         place = _HEAD.size + size
         tree, kinds = json.loads(data[_HEAD.size : place])
         arrays = []

@@ -53,7 +53,7 @@ def decode_lines(path: Path) -> Iterator[Any]:
                 except Exception as error:  # damage ends in errors of all kinds
                     raise ClusterError(
                         f"line {number} of {path} is damaged ({error}): these are rows that Spark "
-                        "has brought to this worker. Run the job again"
+                        "sent to this worker. Run the job again"
                     ) from error
                 yield from batches
 

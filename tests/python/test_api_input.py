@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "validation_freq alone": (train(validation_freq=2), "`validation_freq` needs `validation_"),
     "two texts in a row": (
         train(data=(np.array([["a", "b"]] * 20), Y)),
-        "`x` of `data` has 2 texts in a row; expected one",
+        "`x` of `data` has 2 texts per row; expected one",
     ),
     "data lengths": (train(data=(X, Y[1:])), "`data`"),
     "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),

@@ -163,7 +163,7 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
         raise _damaged_error(_name_record(chunk), "length")
     if length > _MOST_BYTES:
         raise InputError(
-            f"{_name_record(chunk)} says that it has {length:,} bytes, more than the 2 GB that a "
+            f"{_name_record(chunk)} claims to have {length:,} bytes, more than the 2 GB that a "
             "tf.train.Example may have: write the file again"
         )
     missing = HEAD + length + FOOT - len(content)

@@ -312,7 +312,7 @@ def sample_spec(
     spec = infer_spec(samples)
     if not spec:
         raise InputError(
-            f"`{name}`: the first records of {files[0]} have no feature: say in "
-            "`tfrecord_spec` what the records hold"
+            f"`{name}`: the first records of {files[0]} have no features: specify those of the "
+            "records in `tfrecord_spec`"
         )
     return spec

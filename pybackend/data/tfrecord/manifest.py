@@ -96,8 +96,8 @@ class Manifest:
             if size != part.size:
                 there = "is missing" if size is None else f"has {size} bytes"
                 raise InputError(
-                    f"{folder.path(part.name)} {there}, and {NAME} beside it says that it has "
-                    f"{part.size}: write or copy the data again"
+                    f"{folder.path(part.name)} {there}; expected {part.size} bytes according to "
+                    f"{NAME}: write or copy the data again"
                 )
 
 
@@ -115,7 +115,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
     try:
         values = json.loads(content)
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not a JSON object")
         return Manifest.from_json(values)
     except Exception as error:  # damage ends in errors of all kinds
         raise InputError(

@@ -41,7 +41,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     if old and not overwrite:
         raise InputError(
             f"`path`: {uri!r} is not empty, it holds {old[0]}: choose another folder, or replace "
-            "what is in this one with overwrite=True"
+            "its content with overwrite=True"
         )
     strange = [name for name in old if not _RECORDS.fullmatch(name)]
     if strange:
@@ -79,7 +79,7 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     written = Manifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
-        raise InputError(f"`path`: {old[0]} has come into {uri!r} while the records were written")
+        raise InputError(f"`path`: {old[0]} appeared in {uri!r} while the records were written")
     names = {
         part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
     }
