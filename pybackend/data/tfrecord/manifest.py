@@ -33,7 +33,7 @@ class Manifest:
     Attributes
     ----------
     fields
-        The columns, as the JSON of Spark's StructType.
+        The columns, as JSON of a Spark StructType.
     parts
         The files in the order of their rows.
     """
