@@ -235,7 +235,7 @@ class TensorReader:
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
-        """Cast numbers to the tensor's type in this machine's byte order, without loss."""
+        """Cast numbers to the tensor's type, in this machine's byte order, if they fit into it."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
