@@ -548,7 +548,7 @@ SKIPPED = {
     ),
     "an attribute": (
         Case(stack(Scales, output), (X, Y), callbacks=[Double()], custom_objects=OBJECTS),
-        "a callback has changed attributes of layers: the traced step goes on as before",
+        "a callback changed attributes of layers: the traced step still uses the old ones",
     ),
     "an attribute of a loss": (
         Case(
@@ -557,7 +557,8 @@ SKIPPED = {
             callbacks=[Lower()],
             custom_objects=OBJECTS,
         ),
-        "what the step reads in Python has changed since it was traced; the traced step goes on",
+        "Python values that the step reads have changed since it was traced; the traced step still "
+        "uses the old ones",
     ),
     "a failing repetition": (
         Case(
@@ -571,7 +572,7 @@ SKIPPED = {
             batch_size=8,
             custom_objects=OBJECTS,
         ),
-        "it has to be repeated, and fails outside of a graph (RuntimeError: this needs a graph)",
+        "it has to be repeated, but fails outside of a graph (RuntimeError: this needs a graph)",
     ),
 }
 DIFFERENT |= {
@@ -639,7 +640,7 @@ def test_what_cannot_be_compared_is_said_and_unchanged(name: str, trained: dict[
     audit = trained[name].audit
     assert audit["skipped"] == [reason]
     assert audit["differences"] == []
-    assert any(note.endswith(f"nothing is known of it: {reason}") for note in trained[name].notes)
+    assert any(note.endswith(f"so it was not checked: {reason}") for note in trained[name].notes)
     if name in ("an attribute", "an attribute of a loss", "a failing repetition"):
         check_equal(case, trained[name])
 
@@ -651,7 +652,7 @@ def test_a_difference_may_be_a_note(name: str, trained: dict[str, Any]) -> None:
     assert len(found.audit["differences"]) == 2
     (note,) = found.notes
     assert note.startswith("step 1 of epoch 1 was repeated as one process takes it")
-    assert note.endswith("; the training goes on, as `audit` is 'warn'")
+    assert note.endswith("; the training continues, because `audit` is 'warn'")
 
 
 @pytest.mark.parametrize(("is_endless", "audited"), [(False, 2), (True, 1)])
