@@ -469,7 +469,7 @@ class Auditor:
         if error is None:
             return
         if not self._only_warns:
-            raise InputError(f"{error}. `audit='warn'` of `exchange` only warns")
+            raise InputError(f"{error}. With `audit='warn'` in `exchange`, this is only a warning")
         if not report.differences:
             self._emit(Note(error + _ABOUT_WARNING))
         report.differences.append(error)

@@ -154,4 +154,4 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     train(checkpoint=URI, epochs=2)
     again = train(checkpoint=URI, resume=True)
     assert (again.history, again.workers[0].weights_sha256) == (whole.history, weights)
-    assert "goes on from the checkpoint of epoch 2" in capsys.readouterr().out
+    assert "resumes from the checkpoint of epoch 2" in capsys.readouterr().out
