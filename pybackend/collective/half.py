@@ -78,7 +78,7 @@ class Fp16:
 
 
 class Bf16:
-    """The upper half of float32: 8 bits of significand, the same range."""
+    """Upper half of float32: 8 bits of significand, the same range."""
 
     def __init__(self) -> None:
         try:

@@ -25,7 +25,7 @@ from pybackend.job.notice import PreemptedError
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a training needs to write checkpoints, and to resume.
+    """Checkpoints of a training, and the point from which it resumes.
 
     Attributes
     ----------

@@ -24,7 +24,7 @@ from pybackend.net.rendezvous import address_of, listen
 
 @dataclass(frozen=True)
 class Membership:
-    """What a worker needs to join a generation.
+    """Data and functions that a worker needs to join a generation.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OverBatch:
-    """What is computed from the rows of the global batch; the rest is summed over the workers."""
+    """Values that are computed from the rows of the global batch; others are summed over workers."""
 
     loss: bool = False
     metrics: bool = False

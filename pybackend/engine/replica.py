@@ -91,7 +91,7 @@ class Replica:
 
     @property
     def model(self) -> Any:
-        """The Keras model."""
+        """Keras model of this worker."""
         return self.loaded.model
 
     @property

@@ -43,7 +43,7 @@ _OTHERS_TRAINED = {
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How to write a model: the ending of its file's name, and whether with compile settings.
+    """Format of a model's file, by the ending of its name, with or without compile settings.
 
     ``trained`` has the positions of the weights for which its optimizer has a state.
     """

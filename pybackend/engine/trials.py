@@ -43,7 +43,7 @@ _LARGE_ROW_BYTES = 1 << 20
 _LARGE_MODEL = 10_000_000
 
 MetricsKind = Literal["sums", "not sums", "unknown"]
-"""Whether the state of the metrics passed to `compile` may be summed over the workers."""
+"""Result of the check whether the state of the metrics of `compile` may be summed over workers."""
 
 # Positions at which the rows are cut into parts, as shares of them.
 _SHARES = (0.1, 0.35)
