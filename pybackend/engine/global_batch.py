@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OverBatch:
-    """Values that are computed from the rows of the global batch; others are summed over workers."""
+    """Values that are computed from the rows of the global batch; others are sums over workers."""
 
     loss: bool = False
     metrics: bool = False
