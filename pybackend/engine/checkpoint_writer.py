@@ -103,7 +103,7 @@ class CheckpointWriter:
             self._emit(Note(self._failures.popleft()))
 
     def _describe_last(self) -> str:
-        return f"the newest one is of {self._last}" if self._last else "there is no other"
+        return f"the newest one is of {self._last}" if self._last else "none has been written yet"
 
     def _run(self) -> None:
         while True:
