@@ -252,7 +252,8 @@ def test_models_that_functions_build_are_compared() -> None:
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert "the model of worker 1 has another structure, or was compiled otherwise" in text
+        what = "the model of worker 1 has a different structure, or was compiled differently"
+        assert what in text
 
 
 @pytest.mark.full
