@@ -166,9 +166,9 @@ def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
 
     cores = os.cpu_count() or 1
     assert [v[2] for v in run("a,b:1", cpus=1, memory="1GB", gpus=0)] == ["1", "1"]
-    with pytest.raises(ClusterError, match=rf"2 workers want {2 * cores} cpus .*, but b has \d+"):
+    with pytest.raises(ClusterError, match=rf"2 workers need {2 * cores} cpus .*, but b has \d+"):
         run("a,b:2", cpus=cores)
-    with pytest.raises(ClusterError, match=r"a worker wants 1 gpus, but a has 0"):
+    with pytest.raises(ClusterError, match=r"a worker needs 1 gpus, but a has 0"):
         run("a", gpus=1)
 
 
@@ -210,7 +210,7 @@ def kill_a_process(context: Any, victim: str) -> None:
 @pytest.mark.parametrize(
     ("victim", "exception", "message"),
     [
-        full("worker", "ProcessDied", "ended by SIGKILL"),
+        full("worker", "ProcessDied", "killed by SIGKILL"),
         ("agent", "HostLost", "the process that runs the workers of its host was killed"),
     ],
 )

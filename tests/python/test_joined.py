@@ -195,7 +195,7 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert text.startswith("InputError: 2 workers want ")
+        assert text.startswith("InputError: 2 workers need ")
         assert f", but the machine of worker 0 ({addresses[0]}) has " in text
 
 

@@ -258,7 +258,7 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
     assert "its node does not answer Slurm any more" in result.gangs[1].left["0"]
     left = {cluster.hosts[node].address for node in NODES if node not in failed}
     assert {worker.host for worker in result.workers} == left
-    assert f"worker 0 on {failed[0]} is gone" in capsys.readouterr().out
+    assert f"worker 0 on {failed[0]} was lost" in capsys.readouterr().out
     test_elastic.check_exact(result)
 
 
