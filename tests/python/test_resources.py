@@ -139,7 +139,7 @@ def test_nothing_starts_where_there_is_too_little(capfd: pytest.CaptureFixture[s
 def test_a_job_of_slurm_asks_for_what_its_workers_are_to_have() -> None:
     made = with_resources(SlurmSettings(gpus=2), Resources(cpus=3, memory="1GiB"))
     assert (made.cpus, made.gpus, made.options) == (3, 2, {"mem-per-cpu": "342M"})
-    with pytest.raises(InputError, match=r"slurm\(cpus=2\) says something else"):
+    with pytest.raises(InputError, match=r"slurm\(cpus=2\) differs"):
         with_resources(SlurmSettings(cpus=2), Resources(cpus=3))
     with pytest.raises(InputError, match="so does 'mem' in `options`"):
         with_resources(SlurmSettings(options={"mem": "4G"}), Resources(memory="1g"))
