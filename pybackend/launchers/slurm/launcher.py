@@ -335,7 +335,7 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Ctrl-C is for the processes of the terminal's group.
+            # Ctrl-C must reach only the terminal's process group.
             start_new_session=True,
         )
 
