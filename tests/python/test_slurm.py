@@ -295,7 +295,7 @@ def test_workers_that_go_and_come_have_a_job_each() -> None:
     settings = {"workers": 2, "min_workers": 1}
     options = {"ntasks-per-node": 1}
     for place in (pybackend.slurm(nodes=2), pybackend.slurm(nodes=2, options=options)):
-        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) asks"):
+        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) requests"):
             pybackend.plan(place, build_dense, test_elastic.X, **settings)
     planned = pybackend.plan(
         pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings
