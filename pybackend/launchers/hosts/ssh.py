@@ -113,8 +113,8 @@ class Ssh:
 
 def environment() -> dict[str, str]:
     """Return the variables for ssh, without programs that would ask for a password."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
-    return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
+    variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
+    return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
 
 
 def _program() -> str:

@@ -65,8 +65,8 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
         if _is_settled(outcome) or restart == plan.restarts or requeued:
             break
         say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
-    if told := describe(outcome, plan):
-        say(told)
+    if message := describe(outcome, plan):
+        say(message)
     if requeued:
         say("Slurm will start this job again")
         time.sleep(_REQUEUED_SECONDS)  # Slurm ends this process before
