@@ -86,7 +86,7 @@ def test_workers_are_to_have_no_more_than_a_task(spark: Any) -> None:
         run(cpus=2)
     with pytest.raises(InputError, match=r"has 0: start .* spark\.task\.resource\.gpu\.amount=1$"):
         run(gpus=1)
-    with pytest.raises(InputError, match="2 workers want 2 TB of memory"):
+    with pytest.raises(InputError, match="2 workers need 2 TB of memory"):
         run(memory="1TB")
 
 

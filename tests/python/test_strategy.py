@@ -124,7 +124,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
     result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
     said = output.getvalue()
-    assert "worker 2 on 127.0.0.1 was lost (the process was ended by SIGKILL)" in said
+    assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
     assert "starting again from the newest checkpoint (restart 1 of 1)" in said
     assert re.search("resumes from the checkpoint of epoch [23]\n", said)
