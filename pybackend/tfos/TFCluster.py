@@ -506,14 +506,14 @@ def run(
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    gang = _LaunchedCluster(num_executors)
+    launched = _LaunchedCluster(num_executors)
     if is_fed:
-        files[FEED_TOKEN] = gang.token.encode()
-        gang.fed = DetachedLauncher(session, gang.look)
-    launcher = gang.fed or SparkLauncher(session, gang.look)
-    gang.launch = partial(launcher.launch, job, files, {}, gang.hear)
-    gang.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
-    return TFCluster(session, gang, settings, input_mode)
+        files[FEED_TOKEN] = launched.token.encode()
+        launched.fed = DetachedLauncher(session, launched.look)
+    launcher = launched.fed or SparkLauncher(session, launched.look)
+    launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
+    launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
+    return TFCluster(session, launched, settings, input_mode)
 
 
 def _count_roles(

@@ -153,7 +153,7 @@ class DataFeed:
         return self.done_feeding
 
     def batch_results(self, results: Sequence[Any]) -> None:
-        """Return one result for each row that was taken, in their order."""
+        """Send one result for each row that was taken, in their order."""
         self.queue_out.give(results)
 
     def terminate(self) -> None:
