@@ -156,12 +156,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "class_weight of two outputs": (
         train(data=(X, {"a": Y, "b": Y}), class_weight={0: 1}),
-        "`class_weight` needs labels, of a model with one output",
+        "`class_weight` needs labels and a model with one output",
     ),
     "class_weight without labels": (train(data=X, class_weight={0: 1}), "`class_weight` needs"),
     "class_weight beside sample weights": (
         train(data=(X, Y, np.ones(20)), class_weight={0: 1}),
-        "`class_weight` and sample weights exclude each other",
+        "`class_weight` and sample weights cannot be combined",
     ),
     "evaluate workers": (
         lambda: barrier_evaluate(None, build, (X, Y), workers=0),
@@ -209,16 +209,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "weight without a label": (train(weight="w", label=None), "`weight` weighs the loss of labels"),
     "features of arrays": (
         train(features=["a"]),
-        "`features` is about columns, but `data` has none",
+        "`features` needs data with columns, but `data` has none",
     ),
     "data function without a parameter": (
         train(data=lambda: None),
         "the function is called as data(context)",
     ),
-    "weight of arrays": (train(weight="w"), "`weight` is about columns, but `data` has none"),
+    "weight of arrays": (
+        train(weight="w"),
+        "`weight` needs data with columns, but `data` has none",
+    ),
     "data_options of arrays": (
         train(data_options=DataOptions(tfrecord_spec={"a": "int64"})),
-        "`tfrecord_spec` is about",
+        "`tfrecord_spec` needs data with columns",
     ),
     "initial_epoch": (train(initial_epoch=1), "`initial_epoch` must be below `epochs` (1,"),
     "validation_split": (train(validation_split=1), "`validation_split` must be a number from 0"),
@@ -236,15 +239,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "validation_split beside validation_data": (
         train(validation_data=(X, Y), validation_split=0.5),
-        "`validation_data` and `validation_split` exclude each other",
+        "`validation_data` and `validation_split` cannot be combined",
     ),
     "validation_split of files": (
         train(data="rows.parquet", validation_split=0.5),
-        "memory; `data` is files: use other files for the validation data",
+        "memory, but `data` is files: pass other files as `validation_data`",
     ),
     "validation_split of a function": (
         train(data=lambda context: None, validation_split=0.5),
-        "memory; `data` is a function: use another function for the validation data",
+        "memory, but `data` is a function: pass another function as `validation_data`",
     ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
@@ -260,7 +263,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "evaluate weight": (
         lambda: barrier_evaluate(None, build, (X, Y), weight="w"),
-        "`weight` is about columns",
+        "`weight` needs data with columns",
     ),
     "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
     "custom_objects that are none": (train(custom_objects={"a": 5}), "not 'a' to 5"),

@@ -795,7 +795,7 @@ def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> N
 
 @pytest.mark.full
 def test_a_session_that_asks_for_encryption_gets_no_servers_without(shown: str) -> None:
-    assert "spark.ssl.enabled is true, but what TensorFlow's own servers send" in shown
+    assert "spark.ssl.enabled is true, but TensorFlow's own servers do not encrypt" in shown
 
 
 @pytest.mark.full
