@@ -175,7 +175,7 @@ class WorkerProcess(Generic[Kind]):
 
     @contextlib.contextmanager
     def join(self, order: Order, has_read: bool) -> Iterator[Collective]:
-        """Return the collective of all workers of the order; ``has_read``: they read data before."""
+        """Return the collective of all workers of the order; they may have read data before."""
         from pybackend.collective import LONGEST_SECONDS, Alone, Patience, join_mesh
 
         collective: Collective = Alone()
