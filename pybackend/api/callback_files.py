@@ -26,9 +26,9 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
     if launcher.is_here or not found:
         return None
     return Note(
-        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute path "
-        "on storage that this session can read; or use the result's `history`, `checkpoint`, or "
-        "early stopping with `restore_best_weights` instead"
+        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
+        "path on storage that this session can read; or use `history` of the result, `checkpoint`, "
+        "or early stopping with `restore_best_weights`"
     )
 
 
