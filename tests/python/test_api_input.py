@@ -130,7 +130,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy scale_lr": (
         train(strategy="parameter_server", scale_lr="linear"),
-        "`scale_lr` does not go with strategy='parameter_server': a step has the rows of one",
+        "`scale_lr` cannot be combined with strategy='parameter_server': a step has the rows of "
+        "one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -311,15 +312,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "min_workers and strategy": (
         train(min_workers=1, strategy="parameter_server"),
-        "`min_workers` does not go with strategy='parameter_server'",
+        "`min_workers` cannot be combined with strategy='parameter_server'",
     ),
     "min_workers and a function": (
         train(min_workers=1, data=lambda context: None),
-        "`min_workers` does not go with a function `data`",
+        "`min_workers` cannot be combined with a function `data`",
     ),
     "min_workers and files": (
         train(min_workers=1, data="rows.parquet"),
-        "`min_workers` does not go with files of which each worker reads its share: give shuffle=",
+        "`min_workers` cannot be combined with files of which each worker reads a share: pass "
+        "shuffle='global', so that every worker has all rows",
     ),
     "min_workers in Slurm": (
         lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), min_workers=1),
@@ -330,15 +332,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
     "strategy exchange": (
         train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
-        "`exchange` does not go with strategy='parameter_server': workers exchange nothing",
+        "`exchange` cannot be combined with strategy='parameter_server': workers do not exchange",
     ),
     "strategy callbacks": (
         train(strategy="parameter_server", callbacks=[object()]),
-        "`callbacks` does not go with strategy='parameter_server': no step is the same",
+        "`callbacks` cannot be combined with strategy='parameter_server': the workers have no "
+        "common step",
     ),
     "strategy steps": (
         train(strategy="parameter_server", steps_per_epoch=3),
-        "`steps_per_epoch` does not go with strategy='parameter_server'",
+        "`steps_per_epoch` cannot be combined with strategy='parameter_server'",
     ),
     "strategy checkpoint": (
         train(strategy="parameter_server", checkpoint=pybackend.Checkpoint("kept", every=5)),
@@ -346,7 +349,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy shuffle": (
         train(strategy="parameter_server", shuffle="global"),
-        "shuffle='global' does not go with strategy='parameter_server'",
+        "shuffle='global' cannot be combined with strategy='parameter_server'",
     ),
     "strategy pipeline": (
         train(strategy="parameter_server", data=lambda context: None),

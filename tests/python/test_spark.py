@@ -618,7 +618,7 @@ def test_a_training_goes_on_when_an_executor_was_killed(
 
     found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
     said = capsys.readouterr().out
-    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     assert "goes on from the checkpoint of epoch 2, step 3" in said
     whole = train(verbose=0)
     assert found.history == whole.history
