@@ -93,17 +93,17 @@ class TensorBoardView:
         output: Any = self._process.stdout
         limit = threading.Timer(_START_SECONDS, self._process.kill)
         limit.start()
-        said: deque[str] = deque(maxlen=_SHOWN_LINES)
+        printed: deque[str] = deque(maxlen=_SHOWN_LINES)
         try:
             for line in output:
-                said.append(line)
+                printed.append(line)
                 if found := _SERVES.search(line):
                     threading.Thread(target=_drain, args=(output,), daemon=True).start()
                     return found[0]
         finally:
             limit.cancel()
         output.close()
-        raise ClusterError(f"TensorBoard did not start:\n{''.join(said).rstrip()}")
+        raise ClusterError(f"TensorBoard did not start:\n{''.join(printed).rstrip()}")
 
 
 def view_tensorboard(what: Any = None) -> TensorBoardView:

@@ -62,14 +62,14 @@ def load_checkpoint(
         The model cannot be read; see `load_model`.
     """
     store = CheckpointStore(Checkpoint(uri).uri)
-    kept = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
-    if kept is None:
+    newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
+    if newest is None:
         raise InputError(
             f"there is no checkpoint at {uri!r}: name the folder of a training's `checkpoint`"
         )
     from pybackend.model.kept import restore_kept
 
-    return restore_kept(kept, model, custom_objects, safe_mode)
+    return restore_kept(newest, model, custom_objects, safe_mode)
 
 
 def settle_checkpoint(call: TrainingCall) -> TrainingCall:

@@ -63,7 +63,7 @@ def encode_model(
 
     check_model(model, job)
     extras = _encode_extras(callbacks, custom_objects)
-    refused: TfdistError | None = None
+    file_error: TfdistError | None = None
     if as_file or not holds_parts(callbacks):
         try:
             file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
@@ -71,12 +71,12 @@ def encode_model(
         except (InputError, SerializationError) as error:
             if as_file:
                 raise
-            refused = error
+            file_error = error
     try:
         return encode_objects(model, callbacks, _add_registered_names(custom_objects), rows)
     except Exception as error:  # an open file, a lock
-        if refused is not None:
-            raise type(refused)(f"{refused} It cannot be pickled either: {error}") from error
+        if file_error is not None:
+            raise type(file_error)(f"{file_error} It cannot be pickled either: {error}") from error
         raise InputError(
             f"the callbacks hold parts of the model, and cannot be sent together with it: {error}"
         ) from error

@@ -133,7 +133,7 @@ class TrainResult:
         if self.model_uri is None:
             return base64.b64decode(self.model_base64)
         if self.fetch is None:
-            raise InputError(f"this result does not know how to read {self.model_uri!r}")
+            raise InputError(f"this result has no function to read {self.model_uri!r}")
         return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:

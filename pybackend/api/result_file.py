@@ -59,8 +59,8 @@ def read_result(
         raise InputError(f"{path} is a file of R's saveRDS(): read it in R with readRDS(path)")
     if text.startswith((b"\x89HDF", b"PK")):
         raise InputError(
-            f"{path} is a model file, not a result file (`result.save('fit.json')` writes one): read "
-            "the model with load_model(path)"
+            f"{path} is a model file, not a result file (`result.save('fit.json')` writes one): "
+            "read the model with load_model(path)"
         )
     try:
         return _read(kind, json.loads(text), custom_objects, safe_mode)
