@@ -36,7 +36,7 @@ from standalone import CONNECT_IN_R, Cluster, standalone_cluster  # noqa: E402
 
 Table = dict[str, dict[str, float]]
 TITLE = "killed at random moments: runs equal to one left alone"
-_AGAIN = "starting again from"
+_AGAIN = "restarting from"
 _LATEST_DELAY = 0.03
 _LIMIT = 600
 IN_R = """

@@ -1,4 +1,4 @@
-"""``python -m pybackend`` is the command ``tfdist``."""
+"""Run the command ``tfdist`` as ``python -m pybackend``."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""What the R package calls: results and failures as plain data.
+"""Functions that the R package calls: results and failures as plain data.
 
-reticulate passes R the text of a Python exception, but not its attributes; so each call returns an
-envelope with either the value or everything about the failure.
+reticulate passes the text of a Python exception to R, but not its attributes. So each call returns
+an envelope with either the value or all details of the failure.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 
 
 def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Call a function: ``{"ok": True, "value": ...}`` or ``{"ok": False, "error": {...}}``.
+    """Call a function: return ``{"ok": True, "value": ...}`` or ``{"ok": False, "error": {...}}``.
 
     Only errors that tfdist itself raises are turned into data. Ctrl-C and programming errors
     pass through.
@@ -75,13 +75,13 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
 
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`capture`, of a call whose progress a function of R shows: see `Told`."""
+    """Call a function like `capture`, and pass its progress to a function of R for display."""
     with told_to(lambda kind, fields: tell(kind, _show_nul(fields))):
         return capture(fn, *args, **kwargs)
 
 
 def _show_nul(value: Any) -> Any:
-    r"""Write ``\0`` for the NULs of texts, which R cannot hold: a call of R's would crash R."""
+    r"""Replace NULs in text by ``\0``: R cannot hold them, and passing one to R would crash it."""
     if isinstance(value, str):
         return value.replace("\0", r"\0")
     if type(value) is dict:
@@ -92,10 +92,10 @@ def _show_nul(value: Any) -> Any:
 
 
 def answer(request: str) -> str:
-    """`capture` in a separate process: JSON in, JSON out.
+    """Run `capture` in a separate process, with a request and an answer in JSON.
 
-    For calls that must not start Python inside R: it would keep the environment of that moment,
-    and a TF_CONFIG set by R later would never reach TensorFlow.
+    For calls that must not start Python inside R: Python would copy the environment at that time,
+    and a TF_CONFIG that R sets later would never reach TensorFlow.
     """
     call = json.loads(request)
     fn = getattr(pybackend, call["call"])
@@ -103,7 +103,7 @@ def answer(request: str) -> str:
 
 
 def model_of(result: Any) -> Any:
-    """The model of a `TrainResult`."""
+    """Return the model of a `TrainResult`."""
     return result.model
 
 
@@ -113,22 +113,22 @@ def read_model(uri: str, **options: Any) -> Any:
 
 
 def read_model_text(uri: str) -> str:
-    """The model that a training wrote to ``model_uri``, as base64 text."""
+    """Return the model that a training wrote to ``model_uri``, as base64 text."""
     return base64.b64encode(read_model_file(uri)).decode("ascii")
 
 
 def describe_weights(result: Any) -> dict[str, str]:
-    """What `restore_model` needs to know of a `TrainResult` whose weights alone came back."""
+    """Return the details that `restore_model` needs of a `TrainResult` that has only weights."""
     return {"inputs": json.dumps(result.inputs), "digest": result.workers[0].weights_sha256}
 
 
 def restore_model(model: Any, weights: dict[str, str]) -> Any:
-    """Give a model that its function has built anew the trained weights and the optimizer's state.
+    """Set the trained weights and the optimizer's state of a model that its function rebuilt.
 
     Parameters
     ----------
     weights
-        What `describe_weights` gives, ``text``, the file of the weights in base64, and ``sha256``,
+        The dict of `describe_weights`, with ``text``, the weights file in base64, and ``sha256``,
         its digest.
     """
     from pybackend.job.job import WEIGHTS
@@ -146,7 +146,7 @@ def copy_model(uri: str, path: str) -> None:
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
-    """Return the levels of the training's label if the model distinguishes as many classes."""
+    """Return the levels of the training's label if the model has the same number of classes."""
     from pybackend.model.outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
@@ -157,7 +157,7 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 
 
 def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
-    """Predict here: the model's outputs, of arrays that are checked as in a training."""
+    """Predict in this process from arrays, with a training's checks; return the model's outputs."""
     call = PredictionCall(model=model, batch_size=batch_size, type="raw", on_missing="error")
     try:
         return predict_here(lambda: model, None, rows, call)
@@ -166,7 +166,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
-    """Evaluate here; ``data`` as a training takes arrays."""
+    """Evaluate in this process; ``data`` are arrays, as for a training."""
     call = EvaluationCall(model=model, batch_size=batch_size)
     return evaluate_here(lambda: model, None, data, call)
 
@@ -174,13 +174,13 @@ def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
 def predict_columns(
     model: Any, rows: Any, kind: str | None, levels: list[str] | None, batch_size: int
 ) -> dict[str, Any]:
-    """Predict here: the columns that `predict_spark` would add, with the class as its code.
+    """Predict in this process: the columns that `predict_spark` would add, with classes as codes.
 
     Returns
     -------
     dict
         ``names`` and ``columns`` of equal length; ``levels`` of the class if the first column is
-        that, else None.
+        the class, else None.
     """
     from keras import tree
 
@@ -200,28 +200,28 @@ def predict_columns(
 
 
 def check_levels(model: Any, levels: list[str]) -> None:
-    """Reject levels of a label that the model's loss cannot tell apart, or takes for numbers."""
+    """Reject levels of a label that the model's loss cannot distinguish, or uses as numbers."""
     from pybackend.model.labels import check_levels
 
     check_levels(model, levels, "data")
 
 
 def check_inputs(model: Any, names: list[str] | dict[str, list[str]]) -> None:
-    """Reject features that are more or fewer numbers per row than the model's input takes."""
+    """Reject features with more or fewer numbers per row than the model's input has."""
     from pybackend.model.inputs import check_feature_names
 
     check_feature_names(model, names if isinstance(names, dict) else {"": names})
 
 
 def find_text_inputs(model: Any) -> list[str] | None:
-    """Names of the inputs of a model that take text; None if its inputs are not known."""
+    """Return the names of the model's inputs that take text; None if its inputs are unknown."""
     from pybackend.model.inputs import find_text_inputs
 
     return find_text_inputs(model)
 
 
 def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = None) -> list[str]:
-    """The names of the columns of Parquet or TFRecord files."""
+    """Return the column names of Parquet or TFRecord files."""
     from pybackend.data.files import as_places
     from pybackend.data.sources import open_row_files
 
@@ -230,7 +230,7 @@ def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = N
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
-    """One name is that of a column of arrays, unless the model takes a single number."""
+    """Return a single name as text: a column of arrays, unless the model takes a single number."""
     from pybackend.sql.lowering import size_of
 
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
@@ -239,7 +239,7 @@ def pick_columns(model: Any, features: list[str]) -> str | list[str]:
 
 
 def describe_sql(made: Any) -> dict[str, Any]:
-    """A `SqlModel` as plain data, with each of its rows of weights as an array."""
+    """Return a `SqlModel` as plain data, with each of its rows of weights as an array."""
     rows = [
         (part.name, place, row) for part in made.parts for place, row in enumerate(part.numbers)
     ]
@@ -254,12 +254,12 @@ def describe_sql(made: Any) -> dict[str, Any]:
 
 
 def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> None:
-    """Write a fit as `TrainResult.save` writes a result; ``changes`` is what R knows of it."""
+    """Write a fit as `TrainResult.save` writes a result; ``changes`` are the values that R adds."""
     write_result(json.dumps({**json.loads(record), **changes}), model, Path(path))
 
 
 def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:
-    """A result of such a file as it is, and the name of its label."""
+    """Read the file of `save_result`: the result, and the name of its label."""
     result, others = read_result(pybackend.TrainResult, Path(path), custom_objects, safe_mode)
     return {"result": result, "label": others.get("label")}
 
@@ -270,7 +270,7 @@ def report_record(record: str, model: Any, path: str, title: str | None) -> str:
 
 
 def report_failure(*, path: str, title: str | None, message: str, **fields: Any) -> str:
-    """Write the report of an error that `capture` has described."""
+    """Write the report of an error that `capture` described."""
     log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
     # The message begins with the reason; the rest of it is in the other fields.
     failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)

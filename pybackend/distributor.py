@@ -1,4 +1,4 @@
-"""`TFDistributor`: TensorFlow on the workers of a Spark session, as TorchDistributor has it."""
+"""`TFDistributor`: TensorFlow on the workers of a Spark session, with TorchDistributor's API."""
 
 from __future__ import annotations
 

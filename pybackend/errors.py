@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# All but tabs and line breaks; halves of characters, as of file names that are not UTF-8, too.
+# Control characters except tabs and line breaks; also lone surrogates, as in file names that are
+# not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Text of users, workers and files for a terminal: no colours, control characters escaped."""
+    """Return text that is safe for a terminal: without colours, with control characters escaped."""
     return _UNSHOWN.sub(lambda found: repr(found[0])[1:-1], _COLOURS.sub("", text))
 
 
@@ -100,7 +101,8 @@ class PeerLostError(TfdistError):
         return type(self), (self.rank, self.host, self.reason)
 
 
-# What launchers say of a process that was killed, stopped, or is gone with its machine.
+# Exception types that launchers report for a process that was killed or stopped, or whose machine
+# failed.
 _LOSSES = {
     "Disrupted",
     "Evicted",
@@ -116,10 +118,10 @@ _LOSSES = {
     "WorkerStalled",
 }
 
-# A training that is kept may take several of these.
+# A training with checkpoints may run into several of these.
 _LIMITS = {"TimeLimit"}
 
-# What TensorFlow's own collectives, and its coordinator, say on the other workers.
+# Errors of TensorFlow's own collectives, and of its coordinator, on the other workers.
 _LOST_SERVERS = {
     "AbortedError",
     "CancelledError",
@@ -173,9 +175,9 @@ class Failure:
 
 
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
-    """Order failures by time, consequences last, whatever the clocks of two hosts say.
+    """Order failures by time, with consequences last, because the clocks of two hosts may differ.
 
-    Beside a process that was lost, TensorFlow's errors about others are consequences.
+    If a process was lost, TensorFlow's errors about other workers are consequences.
     """
     are_lost = any(failure.is_loss for failure in failures)
     return sorted(failures, key=lambda failure: (failure.follows(are_lost), failure.time))
@@ -210,12 +212,12 @@ class WorkerFailedError(TfdistError):
         super().__init__(_describe(root, others))
 
     def is_loss(self, is_kept: bool) -> bool:
-        """Return True if workers were lost, and none failed because of the code that it ran.
+        """Return True if workers were lost, and no worker failed because of the code that it ran.
 
         Parameters
         ----------
         is_kept
-            True if there are checkpoints: then a time limit counts as a loss, too.
+            True if there are checkpoints: then a time limit also counts as a loss.
         """
         lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)

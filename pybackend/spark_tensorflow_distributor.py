@@ -1,4 +1,4 @@
-"""`MirroredStrategyRunner`, by the name and with the arguments of spark-tensorflow-distributor."""
+"""`MirroredStrategyRunner`, with the names and arguments of spark-tensorflow-distributor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pybackend.launchers import get_session, read_setting
 
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
 _OPEN_SERVERS = (
-    "TensorFlow's own servers, of MultiWorkerMirroredStrategy, listen on all interfaces of the "
-    "workers' hosts, and serve whoever connects, without a token or encryption: use them on "
+    "TensorFlow's own servers (of MultiWorkerMirroredStrategy) listen on all interfaces of the "
+    "workers' hosts, and accept every connection, without a token or encryption: use them only on "
     "networks that you trust"
 )
 
@@ -65,8 +65,8 @@ class MirroredStrategyRunner:
         self._use_custom_strategy = check_flag("use_custom_strategy", use_custom_strategy)
         if local_mode and not use_gpu and num_slots > 1:
             raise InputError(
-                f"`num_slots` is {num_slots}, but without GPUs one process of this machine is one "
-                "slot: pass num_slots=1, or local_mode=False"
+                f"`num_slots` is {num_slots}, but local_mode=True without GPUs has one slot: pass "
+                "num_slots=1, or local_mode=False"
             )
         self._spark = get_session()
         if not local_mode:
@@ -74,11 +74,11 @@ class MirroredStrategyRunner:
 
     @property
     def sc(self) -> Any:
-        """The session's ``SparkContext``; over Spark Connect there is none."""
+        """``SparkContext`` of the session; Spark Connect has no such object."""
         return self._spark.sparkContext
 
     def get_num_tasks(self) -> int:
-        """How many tasks of Spark train together.
+        """Return the number of Spark tasks that train together.
 
         Raises
         ------
@@ -89,15 +89,15 @@ class MirroredStrategyRunner:
             return self._num_slots
         if self._gpu_resource_name != "gpu":
             raise InputError(
-                f"`gpu_resource_name` is {self._gpu_resource_name!r}: workers get the GPUs that "
-                "Spark calls 'gpu' (spark.task.resource.gpu.amount); call them so"
+                f"`gpu_resource_name` is {self._gpu_resource_name!r}: workers only get the GPUs "
+                "that Spark calls 'gpu' (spark.task.resource.gpu.amount): use this name in Spark"
             )
         key = f"spark.task.resource.{self._gpu_resource_name}.amount"
         amount = read_setting(self._spark, key)
         if amount is None or float(amount) < 1:
             raise InputError(
                 f"`use_gpu` is True, but {key} is {amount or 'not set'}: start the session with "
-                "the number of GPUs of a task, or pass use_gpu=False"
+                "the number of GPUs per task, or pass use_gpu=False"
             )
         return math.ceil(self._num_slots / int(float(amount)))
 
@@ -107,16 +107,16 @@ class MirroredStrategyRunner:
         Parameters
         ----------
         train_fn
-            Called as ``train_fn(**kwargs)``. ``BarrierTaskContext.get()`` of pyspark gives it an
-            object that knows its place and speaks with the others.
+            Called as ``train_fn(**kwargs)``. In it, ``BarrierTaskContext.get()`` of pyspark returns
+            an object that has its rank and exchanges messages with the other workers.
         kwargs
-            Its arguments; like the function they are sent pickled.
+            Arguments of the function. Like the function, they are pickled and sent.
 
         Returns
         -------
         Any
-            What `barrier_run` can return. On this machine, too, the function runs in a process of
-            its own.
+            A value that `barrier_run` can return. With ``local_mode=True``, the function also runs
+            in a separate process.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class MirroredStrategyRunner:
         return run_function(self._spark, fn, (), kwargs, **options)[0]
 
     def _gpus_of_driver(self) -> tuple[str, ...]:
-        """As many of the driver's GPUs as there are slots."""
+        """Return the driver's GPUs, one for each slot."""
         found = self.sc.resources.get(self._gpu_resource_name)
         if found is None:
             name = f"spark.driver.resource.{self._gpu_resource_name}"
@@ -159,30 +159,30 @@ class MirroredStrategyRunner:
         return tuple(numbers[: self._num_slots])
 
     def _check_ssl(self) -> None:
-        """Refuse a session that asks for encryption, which TensorFlow's servers do not have."""
+        """Reject a session that requires encryption, which TensorFlow's servers do not support."""
         wants, ignores = (
             (read_setting(self._spark, name) or "false").lower() == "true"
             for name in ("spark.ssl.enabled", _IGNORE_SSL)
         )
         if wants and not ignores:
             raise ClusterError(
-                "spark.ssl.enabled is true, but what TensorFlow's own servers send each other is "
-                f"not encrypted. Set {_IGNORE_SSL}=true in the session to train nevertheless, or "
-                "use `pybackend.barrier_train`, whose workers encrypt"
+                "spark.ssl.enabled is true, but TensorFlow's own servers do not encrypt what they "
+                f"send. Set {_IGNORE_SSL}=true in the session to train anyway, or use "
+                "`pybackend.barrier_train`, whose workers encrypt their connections"
             )
 
 
 def _find_visible(addresses: list[str], shown: list[str]) -> list[str]:
-    """The GPUs with Spark's addresses, of those that a process is shown.
+    """Return the GPUs with Spark's addresses, among those that are visible to this process.
 
-    Scripts that discover GPUs give numbers of the machine's or, if they see as much as the process,
-    numbers among those shown.
+    Discovery scripts return the machine's GPU numbers or, if they see only what the process sees,
+    positions among the visible GPUs.
     """
     if set(addresses) <= set(shown):
         return addresses
     if all(address.isdecimal() and int(address) < len(shown) for address in addresses):
         return [shown[int(address)] for address in addresses]
     raise InputError(
-        f"Spark gives the driver the GPUs {', '.join(addresses)}, but CUDA_VISIBLE_DEVICES shows "
-        f"it {', '.join(shown)}: unset the variable before the session starts"
+        f"Spark assigned the GPUs {', '.join(addresses)} to the driver, but CUDA_VISIBLE_DEVICES "
+        f"lists {', '.join(shown)}: unset the variable before the session starts"
     )

@@ -1,4 +1,4 @@
-"""TensorBoard in a process of its own, on this machine, for as long as this process wants it."""
+"""TensorBoard in a separate process on this machine, at most as long as this process runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _SHOWN_LINES = 20
-# It ends when its input does: whatever ends the process that has started it ends that, too.
+# It ends when its input is closed, so it never outlives the process that started it.
 _PROGRAM = """
 import sys
-del sys.path[0]  # the directory in which the user works
+del sys.path[0]  # the working directory
 import os, signal, threading
 
 def follow():
@@ -58,7 +58,7 @@ class TensorBoardView:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # Ctrl-C in a session of R is not meant for it
+            start_new_session=True,  # Ctrl-C in an R session must not end it
         )
         try:
             self.url = self._read_url()
@@ -93,17 +93,17 @@ class TensorBoardView:
         output: Any = self._process.stdout
         limit = threading.Timer(_START_SECONDS, self._process.kill)
         limit.start()
-        said: deque[str] = deque(maxlen=_SHOWN_LINES)
+        printed: deque[str] = deque(maxlen=_SHOWN_LINES)
         try:
             for line in output:
-                said.append(line)
+                printed.append(line)
                 if found := _SERVES.search(line):
                     threading.Thread(target=_drain, args=(output,), daemon=True).start()
                     return found[0]
         finally:
             limit.cancel()
         output.close()
-        raise ClusterError(f"TensorBoard has not started:\n{''.join(said).rstrip()}")
+        raise ClusterError(f"TensorBoard did not start:\n{''.join(printed).rstrip()}")
 
 
 def view_tensorboard(what: Any = None) -> TensorBoardView:
@@ -135,7 +135,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
 def _find_folder(what: Any) -> str:
     if isinstance(what, TrainResult):
         if what.tensorboard is None:
-            raise InputError("this training has written nothing for it: train with `tensorboard`")
+            raise InputError("this training wrote no event files: train with tensorboard=True")
         what = what.tensorboard
     folder = FOLDER if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
@@ -143,14 +143,14 @@ def _find_folder(what: Any) -> str:
     folder = os.fspath(folder)
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(
-            f"there is no folder {folder!r}: train with tensorboard=True, or name the folder that "
-            "`tensorboard` named"
+            f"there is no folder {folder!r}: train with tensorboard=True, or pass the folder that "
+            "the training had as `tensorboard`"
         )
     return folder
 
 
 def _drain(lines: Any) -> None:
-    """Read what nobody needs: a full pipe would stop who writes it."""
+    """Read and discard the output: a full pipe would block TensorBoard."""
     with lines:
         for _ in lines:
             pass

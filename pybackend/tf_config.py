@@ -1,7 +1,7 @@
-"""TF_CONFIG, by which TensorFlow's processes find each other: made, read and checked.
+"""Write, read and check TF_CONFIG, by which TensorFlow's processes find each other.
 
-TensorFlow answers most mistakes in it with a wait that never ends. Here each is an error that
-names the entry. Pure Python; no name is looked up.
+With most mistakes in it, TensorFlow waits forever. Here each mistake raises an error that names the
+entry. Pure Python; host names are not resolved.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Addresses = Mapping[int, str]
 _INDEX = re.compile(r"[0-9]{1,9}")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
-_FAULTS = (  # in this order: each assumes that those above it were not found
-    (r"\s", "has white space in it, on which TensorFlow hangs: remove it"),
+_FAULTS = (  # in this order: each assumes that the faults above it were not found
+    (r"\s", "contains white space, which makes TensorFlow hang: remove it"),
     (r"://", "begins with a protocol: leave it out, as in '10.0.0.1:2222'"),
     (r"^(:[^:]*)?$", "has no host: expected 'host:port'"),
     (r"^(?!\[).*:.*:", "has several colons: write an IPv6 address as in '[fd00::1]:2222'"),
@@ -134,7 +134,7 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
 
 
 def names_cluster(text: str) -> bool:
-    """Whether a TF_CONFIG may be about several processes; one that cannot be read may be."""
+    """Return whether a TF_CONFIG may describe several processes: True if it cannot be read."""
     try:
         config = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -156,17 +156,17 @@ def _read(text: str | None) -> ClusterSpec:
     if not isinstance(task, dict) or "type" not in task:
         raise ClusterError("TF_CONFIG has no `task`: expected {'type': 'worker', 'index': 0}")
     if isinstance(task.get("index"), str) and _INDEX.fullmatch(task["index"]):
-        task = {**task, "index": int(task["index"])}  # TensorFlow reads text as a number, too
+        task = {**task, "index": int(task["index"])}  # TensorFlow also accepts text
     return _check_cluster(cluster, task)
 
 
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
-    """Host (lower case, IPv6 short and without brackets) and port; ``entry`` is for errors.
+    """Return host (lower case, IPv6 short and without brackets) and port; ``entry`` is for errors.
 
     Raises
     ------
     ClusterError
-        TensorFlow could not use it, or would wait forever.
+        TensorFlow could not use the address, or would wait forever.
     """
     subject = f"{entry} = {address!r}"
     if not isinstance(address, str):
@@ -198,7 +198,7 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> Clust
     for role in [*cluster, task.get("type")]:
         if role not in ROLES:
             fix = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
-            raise ClusterError(f"role {role!r} is none of {', '.join(ROLES)}: {fix}")
+            raise ClusterError(f"role {role!r} is not one of {', '.join(ROLES)}: {fix}")
     seen: dict[tuple[str, int], str] = {}
     tasks = {role: _read_tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
@@ -240,7 +240,7 @@ def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> in
 
 
 def _to_plain(value: Any) -> Any:
-    """What numpy's arrays and numbers hold: R's arrays come as such."""
+    """Return numpy arrays and numbers as Python values: R's arrays come as numpy arrays."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

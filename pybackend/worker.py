@@ -1,9 +1,9 @@
 """One worker process: ``python -m pybackend.worker FOLDER LISTENING_FD EVENTS_FD``.
 
-The launcher beside it gives it a folder with its job, a socket that listens already, and a pipe
-for events; on standard input it sends one line of JSON when all peers are known, and then keeps
-that pipe open as a lifeline: when it closes, the launcher is gone, and the worker ends itself
-and whatever it has started.
+The launcher on the same host gives it a folder with its job, a socket that already listens, and a
+pipe for events. When all peers are known, the launcher sends one line of JSON on standard input.
+This pipe stays open as a lifeline: when it closes, the launcher has exited, and the worker ends
+itself and all processes that it started.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ Kind = TypeVar("Kind", bound=Job)
 
 _OPEN_SERVERS = (
     "TensorFlow's own servers (of the transport 'tf' and the strategy 'parameter_server') listen "
-    "on all interfaces of the workers' hosts, and serve whoever connects, without a token: use "
-    "them on networks that you trust"
+    "on all interfaces of the workers' hosts, and accept every connection, without a token: use "
+    "them only on networks that you trust"
 )
 REPORT = "report.json"
 JOB = "job.json"
@@ -75,7 +75,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Do the job in the folder; the outcome, good or bad, is its report."""
+    """Run the job in the folder, and write a report of its success or failure."""
     folder = Path(arguments[0])
     server = socket.socket(fileno=int(arguments[1]))
     events = os.fdopen(int(arguments[2]), "w", buffering=1)
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
 
 
 class _Conclusion:
-    """Publishes the worker's report; of several the first, whichever thread it comes from."""
+    """Publish the worker's first report, from any thread, and ignore later ones."""
 
     def __init__(
         self, folder: Path, events: IO[str], emit: Emit, at_end: contextlib.ExitStack
@@ -134,14 +134,14 @@ class _Conclusion:
                 return
             self._is_over = True
             try:
-                if report.ok:  # once the report is there, the launcher may end this process
+                if report.ok:  # once the report exists, the launcher may end this process
                     self._at_end.close()
                 _publish(report, self._folder)
                 self._emit(Reported())
                 self._events.close()
             except OSError as error:
-                # The disk is full, or the launcher is gone. Were that the end of this process, the
-                # lifeline could not finish with the folder.
+                # The disk is full, or the launcher exited. If this process ended here, the lifeline
+                # could not delete the folder.
                 with contextlib.suppress(OSError):
                     failure = _failure(report.rank, report.host, error)
                     self._emit(Failed(report.failure or failure))
@@ -149,7 +149,7 @@ class _Conclusion:
 
 @dataclass(frozen=True)
 class WorkerProcess(Generic[Kind]):
-    """Which worker this is, and what its launcher shares with it."""
+    """Rank and host of this worker, and the objects that it shares with its launcher."""
 
     job: Kind
     rank: int
@@ -157,14 +157,14 @@ class WorkerProcess(Generic[Kind]):
     folder: Path
     server: socket.socket
     orders: queue.Queue[Order]
-    asked: threading.Event  # whether another worker waits to join
-    answers: Answers  # of those who observe the training
+    asked: threading.Event  # set while another worker waits to join
+    answers: Answers  # from the observers of the training
     emit: Emit
-    at_end: contextlib.ExitStack  # right before the report is written, if nothing has failed
+    at_end: contextlib.ExitStack  # closed right before the report is written, if nothing failed
     conclude: Callable[[WorkerReport], object]  # publishes the report before `main` does
 
     def report(self, **found: Any) -> WorkerReport:
-        """What this worker did."""
+        """Return a report of this worker."""
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     def receive(self) -> tuple[WorkerProcess[Kind], Order]:
@@ -175,7 +175,7 @@ class WorkerProcess(Generic[Kind]):
 
     @contextlib.contextmanager
     def join(self, order: Order, has_read: bool) -> Iterator[Collective]:
-        """The collective of all workers of the order, which may have had data to read before."""
+        """Return the collective of all workers of the order; they may have read data before."""
         from pybackend.collective import LONGEST_SECONDS, Alone, Patience, join_mesh
 
         collective: Collective = Alone()
@@ -203,10 +203,10 @@ class WorkerProcess(Generic[Kind]):
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
     if isinstance(worker.job, FunctionJob):
         return _run(worker)
-    # It takes seconds: meanwhile the peers' addresses are gathered.
+    # The import takes seconds, while the launcher collects the peers' addresses.
     with uncollected():
         import keras  # noqa: F401
-    gc.freeze()  # this process keeps all of it
+    gc.freeze()  # these objects live as long as the process
     return _train(worker) if isinstance(worker.job, TrainingJob) else _score(worker)
 
 
@@ -311,7 +311,7 @@ def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
 
 
 def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: Any) -> None:
-    """End this process although its function may never return: a server's does not."""
+    """End this process although its function may never return, as in a parameter server."""
     if error is None:
         worker.conclude(worker.report(**found))
     else:
@@ -320,7 +320,7 @@ def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: An
 
 
 def _own_stdin() -> IO[bytes]:
-    """Take standard input away from user code.
+    """Return standard input, and replace it by an empty one for user code.
 
     A forked child closes `sys.stdin`, and would wait forever for the thread that reads it.
     """
@@ -332,9 +332,9 @@ def _own_stdin() -> IO[bytes]:
 
 
 def wake_when_orphaned() -> None:
-    """Have the system continue this process if it is stopped when the one that started it ends.
+    """Have the system continue this process, if it is stopped, when its parent process ends.
 
-    Only a process that runs notices that its lifeline has closed.
+    Only a running process notices that its lifeline was closed.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -347,7 +347,7 @@ def _lifeline(
     asked: threading.Event,
     answers: Answers,
 ) -> None:
-    """Pass on the launcher's orders; when the pipe closes, clean up and end the process group."""
+    """Forward the launcher's orders; when the pipe closes, clean up and end the process group."""
     for line in pipe:
         message = decode(line, *get_args(FromLauncher))
         if isinstance(message, Regroup):
@@ -380,27 +380,27 @@ def _failure(rank: int, host: str, error: BaseException) -> Failure:
 
 
 def _name(error: BaseException) -> str:
-    # numpy has one of its own, which is not public.
+    # numpy raises a private subclass.
     return "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as failed:  # by the code of its class
-        return f"(it has no text: its __str__ has raised {type(failed).__name__})"
+    except Exception as failed:  # in the code of its class
+        return f"(no text: its __str__ raised {type(failed).__name__})"
 
 
 def _message(error: BaseException) -> str:
-    """What went wrong, before all the places at which TensorFlow has defined it."""
+    """Return the text of an error, without TensorFlow's list of the nodes' definitions."""
     text = _text(error)
-    # TensorFlow puts its own words before the first name of a node.
+    # TensorFlow's reason precedes the first name of a node.
     reasons = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
     return reasons[0] if text.startswith("Graph execution error") and reasons else text
 
 
 def _shorten(text: str, most: int) -> str:
-    """The beginning and the end of a long text: all of it would not fit into one event."""
+    """Return the beginning and the end of a long text, so that it fits into one event."""
     half = most // 2
     if len(text) <= most:
         return text
@@ -408,16 +408,16 @@ def _shorten(text: str, most: int) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    if isinstance(error, RError):  # Python's frames would say nothing about it
+    if isinstance(error, RError):  # Python's frames would not help
         return error.calls
-    if isinstance(error, (InputError, PreemptedError)):  # its message says it all
+    if isinstance(error, (InputError, PreemptedError)):  # its message is enough
         return ""
     return "".join(traceback.format_exception(type(error), error, _skip_ours(error.__traceback__)))
 
 
 def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
-    """The frames from the first on that is not of this package; all, if each of them is."""
-    # As frames have it: code that was compiled elsewhere keeps that machine's names.
+    """Return the frames from the first one outside this package on; all if there is none."""
+    # As in the frames: code that was compiled elsewhere has the paths of that machine.
     ours = os.path.dirname(_skip_ours.__code__.co_filename)
     later = frames
     while later is not None and later.tb_frame.f_code.co_filename.startswith((ours, "<frozen")):
@@ -427,7 +427,7 @@ def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
 
 def _advice(error: BaseException) -> str:
     if isinstance(error, PeerLostError):
-        return "see the log of the worker that was lost, and the network between the two hosts"
+        return "check the log of the lost worker, and the network between the two hosts"
     if isinstance(error, PreemptedError):
         return RESTARTS
     if isinstance(error, ModuleNotFoundError):
@@ -435,12 +435,12 @@ def _advice(error: BaseException) -> str:
     text = _text(error)
     if "cudaSetDevice" in text and "out of memory" in text:
         return (
-            "other processes hold the memory of this GPU (`nvidia-smi` shows which): a session "
-            "that uses it itself sets TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
+            "other processes use the memory of this GPU (`nvidia-smi` lists them): if your session "
+            "is one of them, set TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
         )
     if "NCCL" in text:
-        return "NCCL wants one GPU for each worker: start fewer, or leave out transport='tf'"
-    # TensorFlow's, of a GPU's memory or of the machine's.
+        return "NCCL needs one GPU per worker: start fewer workers, or leave out transport='tf'"
+    # TensorFlow's error, for the memory of a GPU or of the machine.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"
     if isinstance(error, ClusterError):
@@ -450,26 +450,28 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, RError):
         return "fix the R function, or what the message names, then start again"
     if isinstance(error, InputError):
-        return ""  # its message says what to do
+        return ""  # its message has the advice
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "a disk is full: free space where the traceback shows, or set TMPDIR to a larger one"
+        return (
+            "a disk is full: free space where the traceback shows, or set TMPDIR to a larger disk"
+        )
     if "label value" in text:
-        return "encode the classes of the label as 0, 1, 2, ...: the model has as many outputs"
+        return "encode the classes of the label as 0, 1, 2, ..., one code for each of the outputs"
     return "fix the error in the traceback, then start again"
 
 
 def _publish(report: WorkerReport, folder: Path) -> None:
-    """Write the report in one piece: a launcher never sees half of it."""
+    """Write the report atomically: a launcher never reads a part of it."""
     partial = folder / f"{REPORT}.partial"
     partial.write_text(encode(report))
     partial.replace(folder / REPORT)
 
 
 def leave(status: int) -> NoReturn:
-    """Say no more, and wait for the lifeline to end this process.
+    """Close the output, and wait for the lifeline to end this process.
 
-    The launcher reads the folder, and lets go. Were this process gone by then, and the launcher
-    killed, as Spark does if another worker has failed, the folder would stay forever.
+    The launcher reads the folder, then closes the lifeline. If this process exited earlier and the
+    launcher was killed (Spark does so if another worker failed), nothing would delete the folder.
     """
     _fall_silent()
     while True:
@@ -477,7 +479,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _fall_silent() -> None:
-    """Close the launcher's pipe: it waits for the last line."""
+    """Close the pipe to the launcher, which reads it to its end."""
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)

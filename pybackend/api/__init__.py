@@ -1,1 +1,1 @@
-"""The calls that users make."""
+"""Calls for users: train, evaluate, predict, run, plan."""

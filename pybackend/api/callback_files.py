@@ -1,4 +1,4 @@
-"""Files that callbacks of Keras's write: worker 0 writes them, wherever it runs."""
+"""Files that Keras callbacks write: on the host of worker 0."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pybackend.api.observer import list_callbacks
 from pybackend.job.messages import Note
 from pybackend.launchers import Launcher
 
-# The attribute that holds the path, by what the classes are called.
+# The attribute that holds the path, by the name of the class.
 _PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
 
 
 def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
-    """Say that files with relative paths will not lie in this session's folder; None: they will.
+    """Return a note if files with relative paths will not be in this session's folder, else None.
 
     Parameters
     ----------
@@ -26,15 +26,15 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
     if launcher.is_here or not found:
         return None
     return Note(
-        f"{', '.join(found)}: worker 0 writes into a folder of its own, on its host. Name a full "
-        "path on storage that this session sees, too; or use what comes back: `history`, "
-        "`checkpoint`, and early stopping with `restore_best_weights`"
+        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
+        "path on storage that this session can read; or use `history` of the result, `checkpoint`, "
+        "or early stopping with `restore_best_weights`"
     )
 
 
 def _relative_paths(callback: Any) -> Iterator[str]:
     for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
-        path = getattr(callback, _PATHS[kind], None)  # None: a class of the user's, of that name
+        path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
         if isinstance(path, (str, os.PathLike)) and not _is_found_anywhere(os.fspath(path)):
             yield f"{kind}({os.fspath(path)!r})"
 

@@ -1,4 +1,4 @@
-"""What a call is asked for: its arguments as they were given, before they are checked."""
+"""Arguments of a call, as they were passed, before they are checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.job.options import DataOptions, Exchange, LocalSteps
 from pybackend.job.resources import Resources
 
-# A path of the driver's, or a URI.
+# A path on the driver, or a URI.
 Place = str | os.PathLike[str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
@@ -24,7 +24,7 @@ Strategy = Literal["parameter_server"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """What calls that use a model have in common; the arguments of `barrier_evaluate`."""
+    """Arguments that all calls with a model share: those of `barrier_evaluate`."""
 
     model: Any
     workers: int | None = 1
@@ -42,12 +42,12 @@ class ModelCall:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCall(ModelCall):
-    """Of `barrier_evaluate` and `TrainResult.evaluate`."""
+    """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
-    """Of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
+    """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
     type: PredictionType | None = None
     levels: Sequence[Any] | None = None
@@ -56,7 +56,7 @@ class PredictionCall(ModelCall):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
-    """Of `barrier_train`; ``discards_checkpoints`` is what a `BackupAndRestore` says."""
+    """Arguments of `barrier_train`; ``discards_checkpoints`` comes from a `BackupAndRestore`."""
 
     spark: Any
     data: Any

@@ -1,4 +1,4 @@
-"""The model in a checkpoint, and what a call takes from one before anything is started."""
+"""Load the model of a checkpoint, and check a call against a checkpoint before the start."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def load_checkpoint(
         The model cannot be read; see `load_model`.
     """
     store = CheckpointStore(Checkpoint(uri).uri)
-    kept = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
-    if kept is None:
+    newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
+    if newest is None:
         raise InputError(
             f"there is no checkpoint at {uri!r}: name the folder of a training's `checkpoint`"
         )
     from pybackend.model.kept import restore_kept
 
-    return restore_kept(kept, model, custom_objects, safe_mode)
+    return restore_kept(newest, model, custom_objects, safe_mode)
 
 
 def settle_checkpoint(call: TrainingCall) -> TrainingCall:
-    """The call, with what it says about checkpoints made plain.
+    """Return the call with its arguments about checkpoints resolved.
 
     A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training that resumes without
     a seed gets the one of its checkpoint, if this process can see it.
@@ -81,7 +81,7 @@ def settle_checkpoint(call: TrainingCall) -> TrainingCall:
     Raises
     ------
     InputError
-        There are checkpoints, and the training is not to resume.
+        There are checkpoints, but the call does not resume.
     """
     call = _adopt_backup(call)
     checkpoint = check_checkpoint(call.checkpoint)
@@ -92,7 +92,7 @@ def settle_checkpoint(call: TrainingCall) -> TrainingCall:
     if callable(call.data) and checkpoint.every != "epoch":
         raise InputError(
             "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "
-            "epoch can be found again in a pipeline"
+            "epoch can be restored in a pipeline"
         )
     if call.resume is False:
         _look(checkpoint, CheckpointStore.check_is_empty)
@@ -108,12 +108,12 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     Parameters
     ----------
     rows
-        Of all workers together, by data set; None: not known yet.
+        Rows of all workers together, by data set; None: not known yet.
 
     Raises
     ------
     InputError
-        Names the setting that differs.
+        A setting differs. The message names it.
     """
     if job.checkpoint is None or not job.resume:
         return
@@ -125,12 +125,12 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
 
 
 def sees_some(checkpoint: Checkpoint | None) -> bool:
-    """Whether this process sees any checkpoint, intact or not."""
+    """Return whether this process sees any checkpoint, intact or not."""
     return checkpoint is not None and bool(_look(checkpoint, CheckpointStore.names))
 
 
 def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | None:
-    """What a look at a folder gives; None if only the workers see it, who look again."""
+    """Return the result of ``look``; None if only the workers can read the folder and check it."""
     try:
         return look(CheckpointStore(checkpoint.uri))
     except InputError:
@@ -140,7 +140,7 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    """Keras's callback asks for what `Checkpoint` does."""
+    """Replace a `BackupAndRestore` among the callbacks by a `Checkpoint`."""
     keras, given = sys.modules.get("keras"), call.callbacks
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:

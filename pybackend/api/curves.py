@@ -1,4 +1,4 @@
-"""Which curves of a history are drawn where, for figures and for HTML alike."""
+"""Curves and panels of a history, for matplotlib and for HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VALIDATION = "val_"
 
 @dataclass(frozen=True)
 class Curve:
-    """Figures of one metric over epochs, of the training or of the validation rows.
+    """Values of one metric by epoch, for the training or the validation rows.
 
     Attributes
     ----------
@@ -28,10 +28,9 @@ class Curve:
     is_validation: bool = False
 
     def smoothed(self, weight: float) -> list[float]:
-        """Exponential means of the figures up to each, in which older ones fade by the weight.
+        """Return exponential moving averages, in which ``weight`` is the decay of older values.
 
-        The sum of weights is 1 from the beginning on, as in TensorBoard: so the first mean is the
-        first figure.
+        The weights always sum to 1, as in TensorBoard, so the first mean is the first value.
         """
         mean, total, found = 0.0, 0.0, []
         for value in self.values:
@@ -54,12 +53,12 @@ def find_panels(
     epochs_of: Callable[[str], Sequence[int]],
     metrics: str | Sequence[str] | None = None,
 ) -> list[Panel]:
-    """A panel for each metric that has figures, training and validation together.
+    """Return a panel for each metric with values, training and validation together.
 
     Parameters
     ----------
     metrics
-        Those to show, in this order, without ``val_``; None: all.
+        Metrics to show, in this order, without ``val_``; None: all.
 
     Raises
     ------
@@ -92,18 +91,19 @@ def check_smoothing(smooth: Any) -> float:
     return weight
 
 
-def _cut(figures: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
-    """One curve, or one for each of a metric's several values.
+def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
+    """Yield one curve, or one for each of a metric's several values.
 
-    None if a callback has added figures to some epochs only: which, the history does not say.
+    Yield nothing if a callback added values in some epochs only: the history does not have these
+    epochs.
     """
-    if len(figures) != len(epochs):
+    if len(series) != len(epochs):
         return
     is_validation = key.startswith(_VALIDATION)
     label = "validation" if is_validation else "training"
-    if not isinstance(figures[0], Sequence):
-        yield Curve(label, epochs, [float(figure) for figure in figures], is_validation)
+    if not isinstance(series[0], Sequence):
+        yield Curve(label, epochs, [float(value) for value in series], is_validation)
         return
-    for number in range(len(figures[0])):
-        values = [float(figure[number]) for figure in figures]
+    for number in range(len(series[0])):
+        values = [float(value[number]) for value in series]
         yield Curve(f"{label} {number}", epochs, values, is_validation)

@@ -10,14 +10,14 @@ from pybackend.api.curves import Curve, Panel
 
 _WIDTH, _HEIGHT = 300, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 26, 30
-# Of middle lightness: they stand out from white and from black.
+# Of medium lightness, for contrast with both white and black.
 _COLORS = ("#3b82c4", "#e0812b", "#35a06b", "#c9559f", "#8a78d8", "#a8872e")
-# A curve of more points is a line without dots.
+# A curve with more points is drawn without dots.
 _DOTTED = 30
 
 
 def draw_panels(panels: Sequence[Panel]) -> str:
-    """Small charts beside each other, one for each metric."""
+    """Return the HTML of small charts side by side, one for each metric."""
     charts = "".join(map(_draw_panel, panels))
     return f'<div style="display:flex;flex-wrap:wrap;gap:8px;margin:6px 0">{charts}</div>'
 
@@ -39,7 +39,7 @@ def _draw_panel(panel: Panel) -> str:
 
 
 class _Scale:
-    """Where epochs and figures are in a chart."""
+    """Coordinates of epochs and values in a chart."""
 
     def __init__(self, first: int, last: int, low: float, high: float) -> None:
         self.first, self.last = first, last
@@ -56,7 +56,7 @@ class _Scale:
 
 
 def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Round numbers, at most so many and one or two more, from ``low`` or below to ``high``."""
+    """Return round numbers that cover ``low`` to ``high``: about ``most``, at most two more."""
     if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
@@ -91,7 +91,7 @@ def _draw_axes(scale: _Scale, ticks: Sequence[float]) -> str:
 
 
 def find_epochs(first: int, last: int, most: int = 5) -> list[int]:
-    """Some of the epochs, evenly spread, that have room beside each other."""
+    """Return evenly spaced epochs for the axis, about ``most`` of them."""
     step = max(1, -(-(last - first) // most))
     return list(range(first, last + 1, step))
 
@@ -117,7 +117,7 @@ def _draw_curve(curve: Curve, number: int, scale: _Scale) -> str:
 
 
 def _draw_legend(curves: Sequence[Curve]) -> str:
-    """The names of the curves, from the right; one alone needs none, and many have no room."""
+    """Return the curves' names, from the right; none for one curve, or for more than fit."""
     if not 2 <= len(curves) <= 3:
         return ""
     found, x = [], float(_WIDTH - _RIGHT)

@@ -1,4 +1,4 @@
-"""Checks of a call's data against its other arguments."""
+"""Check a call's data against its other arguments."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pybackend.job.arguments import find_mismatch
 from pybackend.job.job import ModelJob, TrainingJob, argument_of
 from pybackend.launchers import is_spark_frame
 
-# Kinds of data whose rows are arrays in their `columns`.
+# Types of data whose rows are arrays in their attribute `columns`.
 HELD_AS_COLUMNS = (FrameRows, Batches)
-# Rows on which a copy of a model is tried.
+# Number of rows on which a copy of a model is checked.
 _TRIED = 8
 # Arguments that only data with columns can have.
 _ABOUT_COLUMNS = ("features", "weight")
@@ -31,7 +31,7 @@ _OPTIONS_ABOUT_COLUMNS = ("tensors", "categories", "tfrecord_spec", "encode")
 
 
 def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
-    """Refuse arguments about columns if no data set has any."""
+    """Reject arguments about columns if no data set has columns."""
     if any(isinstance(data, TableRows) for data in datasets.values()):
         return
     options = call.data_options
@@ -39,12 +39,13 @@ def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
     given += [name for name in _OPTIONS_ABOUT_COLUMNS if getattr(options, name, None) is not None]
     if given:
         raise InputError(
-            f"`{given[0]}` is about columns, but `data` has none: it is for data frames and files"
+            f"`{given[0]}` needs data with columns, but `data` has none: use it only with data "
+            "frames and files"
         )
 
 
 def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
-    """Refuse a function that cannot be called with these arguments.
+    """Reject a function that cannot be called with these arguments.
 
     If ``call`` names a context, it is the first of them.
     """
@@ -59,10 +60,10 @@ def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
 
 
 def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> Any:
-    """Refuse rows that the model or its loss cannot take; it has loaded TensorFlow anyway.
+    """Reject rows that the model or its loss cannot take.
 
-    Returns some of the rows to train on, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if
-    the driver has them, else None.
+    Return some of the training rows, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if the
+    driver has them, else None. The model has loaded TensorFlow already.
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (
@@ -116,21 +117,21 @@ def check_can_be_split(data: Any) -> None:
     if is_spark_frame(data):
         what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
     elif is_path(data):
-        what, instead = "files", "other files for the validation data"
+        what, instead = "files", "other files"
     elif is_dataset(data):
-        what, instead = "a data set", "another data set, e.g. data.skip(n) beside data.take(n)"
+        what, instead = "a data set", "another data set, e.g. data.skip(n) of it,"
     elif callable(data):
-        what, instead = "a function", "another function for the validation data"
+        what, instead = "a function", "another function"
     else:
         return
     raise InputError(
-        f"`validation_split` takes the last rows of arrays and data frames in memory; `data` is "
-        f"{what}: use {instead}, passed as `validation_data`"
+        f"`validation_split` needs arrays or a data frame in memory, but `data` is {what}: pass "
+        f"{instead} as `validation_data`"
     )
 
 
 def check_no_records(columns: ColumnSpec, name: str) -> None:
-    # The training data's holds for validation data, too, but these may be of another kind.
+    # It also applies to the validation data, but these may be a data frame.
     if columns.tfrecord_spec is not None and name == "data":
         raise InputError(f"`tfrecord_spec` is given, but `{name}` is a data frame")
 
@@ -138,14 +139,14 @@ def check_no_records(columns: ColumnSpec, name: str) -> None:
 def check_one_label(job: ModelJob, is_one: bool) -> None:
     if isinstance(job, TrainingJob) and job.class_weight and not is_one:
         raise InputError(
-            "`class_weight` needs labels, of a model with one output: weight rows instead"
+            "`class_weight` needs labels and a model with one output: pass sample weights instead"
         )
 
 
 def check_weights(job: ModelJob, has_weights: bool) -> None:
     if isinstance(job, TrainingJob) and job.class_weight and has_weights:
         raise InputError(
-            "`class_weight` and sample weights exclude each other: multiply them into one"
+            "`class_weight` and sample weights cannot be combined: multiply them into one weight"
         )
 
 
@@ -159,7 +160,7 @@ def check_rows(rows: int, name: str, job: ModelJob) -> None:
 
 
 def _check_steps(rows: int, job: TrainingJob) -> None:
-    """Refuse more steps per epoch than the rows give."""
+    """Reject more steps per epoch than the rows give."""
     full = count_steps([-(-rows // job.workers)], job.batch_size)
     if job.steps_per_epoch is not None and job.steps_per_epoch > full:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The data sets of a request: checked, and in the form that launchers take."""
+"""Check the data sets of a request, and convert them to the form that launchers take."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from pybackend.launchers import Launcher, is_spark_frame, read_schema
 def read_training_data(
     launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
 ) -> dict[str, Any]:
-    """The training and validation data of a call."""
-    data, held_out = call.data, call.validation_data
+    """Return the training and validation data of a call."""
+    data, validation = call.data, call.validation_data
     fraction = check_fraction("validation_split", call.validation_split)
-    if fraction and held_out is not None:
-        raise InputError("`validation_data` and `validation_split` exclude each other: use one")
-    if job.validation_freq != 1 and held_out is None and not fraction:
+    if fraction and validation is not None:
+        raise InputError("`validation_data` and `validation_split` cannot be combined: use one")
+    if job.validation_freq != 1 and validation is None and not fraction:
         raise InputError("`validation_freq` needs `validation_data` or `validation_split`")
     if fraction:
         return _read_split(data, fraction, columns, job)
     found = {"train": read_data(launcher, data, "data", columns, job)}
-    if held_out is not None:
+    if validation is not None:
         columns = narrow_columns(columns, found["train"])
-        found["validation"] = read_data(launcher, held_out, "validation_data", columns, job)
+        found["validation"] = read_data(launcher, validation, "validation_data", columns, job)
     return found
 
 
 def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job: ModelJob) -> Any:
-    """Check a data set and give it the form that launchers take.
+    """Check a data set and convert it to the form that launchers take.
 
     Returns
     -------
     Columns of arrays; a `FrameRows` of a table in memory, a `DataFrameRows` of Spark, or the
-    `Batches` of a data set of TensorFlow or Keras; or what workers read themselves: a `FileRows` or
-    a `FunctionRows`.
+    `Batches` of a data set of TensorFlow or Keras; or data that workers read themselves: a
+    `FileRows` or a `FunctionRows`.
     """
     try:
         return _read_rows(launcher, data, name, columns, job)
@@ -83,22 +83,22 @@ def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, jo
 
 
 def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
-    """Say which columns of the training data are no features because they hold an index."""
+    """Yield a note on columns of the training data that are not used because they hold an index."""
     data = datasets.get("train")
     if isinstance(data, TableRows) and data.left_out:
         yield Note(
-            f"not used: {', '.join(data.left_out)}, as an index that pandas or dask has written "
-            "beside the columns. Name it in `features` to use it"
+            f"not used: {', '.join(data.left_out)}, an index that pandas or dask wrote next to the "
+            "columns. Name it in `features` to use it"
         )
 
 
 def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
-    """The columns of validation data: those, and the categories, that the training data gave."""
+    """Return the columns of the validation data: those of the training data, with categories."""
     if not isinstance(trained_on, TableRows):
         return replace(columns, finds_levels=False)
     known = trained_on.spec
     features = known.features
-    if features is None:  # whatever the order of columns there
+    if features is None:  # the columns may have another order in the validation data
         features = [
             c for group in trained_on.column_groups if group.key == "x" for c in group.columns
         ]
@@ -115,15 +115,16 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
     if name == "data" and job.steps_per_epoch not in (None, steps):
         raise InputError(
             f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of {steps} "
-            f"batches: leave it out, and use data.take({job.steps_per_epoch}) for fewer"
+            f"batches: leave it out, and use data.take({job.steps_per_epoch}) for fewer "
+            "steps"
         )
-    # The steps are those of the batches.
+    # The batches define the steps.
     _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
     return batches
 
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-    """Training and validation data of one data set: the last rows validate, as in Keras."""
+    """Return training and validation data of one data set: the last rows validate, as in Keras."""
     check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if holds_frame(data) else None
     found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")
@@ -135,16 +136,16 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) 
             f"{'training' if first == 0 else 'validation'}"
         )
     parts = {"data": slice(first), "validation_data": slice(first, None)}
-    train, held_out = (
+    train, validation = (
         _check_arrays({key: array[part] for key, array in found.items()}, name, job)
         for name, part in parts.items()
     )
     if frame:
         return {
             "train": replace(frame, columns=train),
-            "validation": replace(frame, columns=held_out),
+            "validation": replace(frame, columns=validation),
         }
-    return {"train": train, "validation": held_out}
+    return {"train": train, "validation": validation}
 
 
 def _check_arrays(found: arrays.Columns, name: str, job: ModelJob) -> arrays.Columns:

@@ -1,4 +1,4 @@
-"""How the model of a result is made from what its workers have sent, now or in another session."""
+"""Decode the model of a result from the bytes that its workers sent, in this or another session."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pybackend.model.serialization import model_from_bytes
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes a model of its file or of its weights. It can be pickled.
+    """Build a model from its file or its weights. It can be pickled.
 
     Attributes
     ----------
     kind, digest
         As `TrainResult.model_format` and `TrainResult.model_sha256`.
     make_copy
-        Returns the model as it was before the training; None if the file needs none.
+        Returns the model as it was before the training; None if the file is enough.
     inputs, weights
-        What the workers say of the model: see `pybackend.model.transfer.restore`.
+        The workers' description of the model, for `pybackend.model.transfer.restore`.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Decoder:
     verbose: int
 
     def __call__(self, data: bytes) -> Any:
-        """The model of a file's content, or of that of its weights."""
+        """Return the model from the content of its file, or of its weights file."""
         import_tensorflow(self.verbose)
         with pointing_to(self.checkpoint, partial(sees_some, self.checkpoint)):
             if self.make_copy is None:
@@ -65,5 +65,5 @@ class Decoder:
 
 
 def _restore(content: bytes) -> Decoder:
-    # Part of a pickle that the user is reading: no socket brings one.
+    # Only called when the user unpickles a result; sockets never carry such a pickle.
     return Decoder(**cloudpickle.loads(content))

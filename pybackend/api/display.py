@@ -1,4 +1,4 @@
-"""Where progress is shown: as lines, live in a terminal, or by a session of R."""
+"""Display of progress: as lines, live in a terminal, or by an R session."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 
 
 class Display(AbstractContextManager[None]):
-    """Shows nothing; what shows something derives from it.
+    """Base class of displays, which shows nothing.
 
     Attributes
     ----------
     shows_steps
-        Whether `step` shows anything.
+        True if `step` shows anything.
     """
 
     shows_steps = False
 
     def __exit__(self, *_: object) -> None:
-        """Leave what was shown as it is."""
+        """End the display; what was shown stays."""
 
     def begin(self, text: str, job: Job) -> None:
-        """Workers are being started."""
+        """Show that workers are being started."""
         self.line(text)
 
     def line(self, text: str) -> None:
         """Show a line."""
 
     def printed(self, text: str) -> None:
-        """Show a line that a worker has printed."""
+        """Show a line that a worker printed."""
 
     def step(self, event: StepEnded) -> None:
         """Show how far the epoch is."""
@@ -47,7 +47,7 @@ class Display(AbstractContextManager[None]):
 
 
 class Lines(Display):
-    """Lines on standard output; those of workers only if wanted."""
+    """Print lines on standard output; those of workers only with ``shows_printed``."""
 
     def __init__(self, shows_printed: bool) -> None:
         self._shows_printed = shows_printed
@@ -64,15 +64,15 @@ class Lines(Display):
             pass
 
     def printed(self, text: str) -> None:
-        """See `Display`."""
+        """Print a line of a worker, if wanted."""
         if self._shows_printed:
             self.line(text)
 
 
 class Told(Lines):
-    """A session of R shows it, which can be called on the thread that it calls from only.
+    """Pass progress to an R session, which can only be called on the thread that it calls from.
 
-    Events of other threads, which is how workers that sparklyr starts report, are plain lines.
+    Events on other threads, as with workers that sparklyr starts, become plain lines.
     """
 
     def __init__(self, tell: Tell, shows_printed: bool, shows_steps: bool) -> None:
@@ -82,29 +82,29 @@ class Told(Lines):
         self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """See `Display`."""
+        """Tell R that the display ends."""
         self._pass_on("end", {})
 
     def begin(self, text: str, job: Job) -> None:
-        """See `Display`."""
+        """Tell R that workers are being started."""
         self._pass_on("begin", {"text": text})
 
     def line(self, text: str) -> None:
-        """See `Display`."""
+        """Show a line in R, or print it."""
         if not self._pass_on("line", {"text": text}):
             super().line(text)
 
     def step(self, event: StepEnded) -> None:
-        """See `Display`."""
-        if not self.shows_steps:  # they are there for observers
+        """Pass a step's values to R, if R shows steps."""
+        if not self.shows_steps:  # the events are only for observers
             return
         loss = event.logs.get("loss")
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
-        figures = {name: getattr(event, name) for name in names}
-        self._pass_on("step", {**figures, "loss": loss})
+        values = {name: getattr(event, name) for name in names}
+        self._pass_on("step", {**values, "loss": loss})
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """See `Display`."""
+        """Show the end of an epoch in R, or print it."""
         if not self._pass_on("epoch", {"text": text, "epoch": event.epoch}):
             super().line(text)
 

@@ -1,4 +1,4 @@
-"""Which display shows a job: what a session has asked for, or what its output is."""
+"""Choose the display of a job, by the request of an R session or by the kind of output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 @contextmanager
 def told_to(tell: Tell) -> Iterator[None]:
-    """Have a function show the progress of calls that are made in this context."""
+    """Have the function ``tell`` show the progress of all calls in this context."""
     token = _teller.set(tell)
     try:
         yield
@@ -25,7 +25,7 @@ def told_to(tell: Tell) -> Iterator[None]:
 
 
 def choose_lines(verbose: int) -> Display:
-    """What shows single lines."""
+    """Return a display for single lines."""
     if verbose == 0:
         return Display()
     tell = _teller.get()
@@ -34,7 +34,7 @@ def choose_lines(verbose: int) -> Display:
 
 
 def choose_display(job: Job) -> Display:
-    """What shows a job from its beginning to its end."""
+    """Return a display for a job, from its beginning to its end."""
     if job.verbose == 0 or job.kind != "train":
         return choose_lines(job.verbose)
     tell, shows_printed = _teller.get(), job.verbose > 1
@@ -48,12 +48,12 @@ def choose_display(job: Job) -> Display:
 
 
 def _is_live() -> bool:
-    """Whether what is shown can be changed: on a terminal, or in a notebook."""
+    """Return whether the output can change in place: on a terminal, or in a notebook."""
     from rich.console import Console
 
     console = Console()
     if console.is_jupyter:
-        # By this rich changes what a cell shows.
+        # rich uses it to update the output of a cell.
         return importlib.util.find_spec("ipywidgets") is not None
     try:
         is_terminal = sys.stdout is not None and sys.stdout.isatty()

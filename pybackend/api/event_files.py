@@ -1,4 +1,4 @@
-"""TensorBoard's files of a training, as rank 0 sends them while it writes them."""
+"""TensorBoard's event files of a training, which rank 0 sends while it writes them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pybackend.job.tensorboard import is_uri
 
 
 class EventFiles:
-    """Keeps the files of a training in a folder of this machine.
+    """Write the event files of a training to a folder of this machine.
 
     Parameters
     ----------
     folder
-        Absolute; or a URI, to which rank 0 writes by itself; None: there are no files.
+        An absolute path, or a URI to which rank 0 writes directly. None: no files.
     say
-        Hears, as notes, where the files lie when they come, and what is missing in the end.
+        Gets notes: the location of the files when the first arrives, and at the end what is
+        missing.
 
     Raises
     ------
     InputError
-        The folder cannot be made.
+        The folder cannot be created.
     """
 
     def __init__(self, folder: str | None, say: Emit) -> None:
@@ -43,7 +44,7 @@ class EventFiles:
                 raise InputError(f"`tensorboard`: {folder!r} cannot be written: {error}") from error
 
     def __call__(self, event: Event) -> None:
-        """Keep what an event brings for a file."""
+        """Write the bytes of an event to its file."""
         self._heard.add(event.rank)
         if not isinstance(event, EventBytes) or self._folder is None:
             return
@@ -53,7 +54,7 @@ class EventFiles:
         if event.name and self._error is None:
             try:
                 self._write(self._folder, event)
-            # Neither a full disk nor what was altered on its way is a reason to end the training.
+            # A full disk or corrupted bytes must not end the training.
             except (OSError, ValueError) as error:
                 self._error = error
 
@@ -61,12 +62,12 @@ class EventFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # only what was made here and has nothing in it goes
+        with contextlib.suppress(OSError):  # removes only new folders that are empty
             for folder in self._made:
                 folder.rmdir()
 
     def conclude(self) -> None:
-        """After the training: say what is missing, and why."""
+        """After the training, send a note on what is missing, and why."""
         if (text := self._describe_loss()) is not None:
             self._say(Note(text))
 
@@ -75,22 +76,22 @@ class EventFiles:
             return None
         if self._error is not None:
             return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
-        # Of several processes that join, only the first one hears rank 0, and has the files.
+        # Among processes that join, only the first receives events of rank 0, and has the files.
         if self._is_complete or (self._heard and 0 not in self._heard):
             return None
         return (
-            f"not all of TensorBoard's files have come to {self._folder}: the worker of rank 0 has "
-            "no connection to this process while it trains. Name a URI that it reaches"
+            f"TensorBoard's files in {self._folder} are incomplete: the worker of rank 0 had no "
+            "connection to this process. Pass a URI that it can write to as `tensorboard`"
         )
 
     @staticmethod
     def _write(folder: Path, event: EventBytes) -> None:
         name = PurePosixPath(event.name)
         if name.is_absolute() or ".." in name.parts:
-            raise OSError(f"a worker has sent a file named {event.name!r}")
+            raise OSError(f"a worker sent a file with the invalid name {event.name!r}")
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not appended: a worker that trains in another gang sends its files from their beginning.
+        # Not appended: in a new generation a worker sends its files from their beginning.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             file.seek(event.start)

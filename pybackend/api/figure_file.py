@@ -1,4 +1,4 @@
-"""Whether a figure can be drawn here, and written to a file."""
+"""Check that a figure can be drawn, and write it to a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KINDS = (".png", ".pdf", ".svg")
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Write a figure of matplotlib, in a new folder if its own is not there.
+    """Write a matplotlib figure; create its folder if needed.
 
     Raises
     ------
@@ -27,17 +27,17 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
 
 
 def check_figure(path: str | os.PathLike[str] | None) -> None:
-    """Whether a figure can be drawn and written there.
+    """Check that a figure can be drawn, and written to this path.
 
     Parameters
     ----------
     path
-        None: it is only shown.
+        None: the figure is only shown.
 
     Raises
     ------
     InputError
-        matplotlib is missing, or the file is of another type.
+        matplotlib is missing, or the type of the file is not supported.
     """
     if find_spec("matplotlib") is None:
         raise InputError("plots need matplotlib: pip install 'tfdist[plots]'")

@@ -1,4 +1,4 @@
-"""The rows that a function of `barrier_run` gets by `WorkerContext.feed`: one array per column."""
+"""Rows for `WorkerContext.feed` in a function of `barrier_run`: one array per column."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pybackend.launchers import Launcher, is_spark_frame, read_schema
 
 
 def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
-    """The argument ``data`` in the form that launchers take.
+    """Return the argument ``data`` in the form that launchers take.
 
     Parameters
     ----------
     data
-        A Spark DataFrame, an RDD of what can be one, a data frame of pandas or polars, or a dict of
-        arrays.
+        A Spark DataFrame, an RDD that can become one, a data frame of pandas or polars, or a dict
+        of arrays.
 
     Raises
     ------
     InputError
-        It is none of these, or a column has a type that cannot be an array.
+        The data has another type, or a column cannot become an array.
     """
     if is_frame(data):
         data = data if is_pandas(data) else _to_pandas(data)
@@ -42,7 +42,7 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
         )
     if launcher.session is None:
         raise InputError(
-            "`data` is of Spark, but `spark` is None or 'local': pass its session, e.g. "
+            "`data` belongs to Spark, but `spark` is None or 'local': pass its session, e.g. "
             "barrier_run(df.sparkSession, fn, data=df)"
         )
     return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
@@ -61,10 +61,12 @@ def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:
     if objects := [
         name[2:] for name, column in columns.items() if column.dtype.kind not in "biufc"
     ]:
-        raise InputError(f"the column {objects[0]!r} of `data` holds no numbers: encode it first")
+        raise InputError(f"the column {objects[0]!r} of `data` is not numeric: encode it first")
     if len({len(column) if column.ndim else -1 for column in columns.values()} - {-1}) != 1:
         sizes = {name[2:]: np.shape(column) for name, column in columns.items()}
-        raise InputError(f"all columns of `data` must have as many rows: their shapes are {sizes}")
+        raise InputError(
+            f"all columns of `data` must have the same number of rows: their shapes are {sizes}"
+        )
     return columns
 
 
@@ -83,14 +85,14 @@ def _read_frame(frame: Any) -> Any:
 
     kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
     spec = ColumnSpec(features={name: [name] for name in kinds}, label=None, finds_levels=False)
-    # Doubles stay doubles; what is narrower than that does, too.
+    # Doubles stay doubles, and narrower types keep their width.
     rows = DataFrameRows.of(frame, spec, "float64", "data")
     groups = [_keep_type(group, kinds[group.columns[0]]) for group in rows.column_groups]
     return replace(rows, column_groups=tuple(groups))
 
 
 def _keep_type(group: ColumnGroup, kind: Any) -> ColumnGroup:
-    """One value per row has no axis of its own; numbers keep their type."""
+    """Keep the type of numbers, and give one value per row no extra axis."""
     if kind.holds == "number":
         dtype = kind.dtype if kind.dtype != "bool" else group.dtype
         return replace(group, dtype=dtype, is_flat=not kind.depth)

@@ -1,4 +1,4 @@
-"""A result's model used in this process: rows are read as they were in the training."""
+"""Evaluate or predict with a result's model in this process, with rows read as in the training."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def evaluate_here(
     data: Any,
     call: EvaluationCall,
 ) -> dict[str, Any]:
-    """Evaluate a model in this process; see `TrainResult.evaluate`.
+    """Evaluate a model in this process, for `TrainResult.evaluate`.
 
     Parameters
     ----------
     find_model
-        Returns the model, and may take its time: what can be checked without it is checked first.
+        Returns the model, and may be slow: checks that do not need the model come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
     job = _make_job(EvaluationJob, call)
@@ -62,9 +62,9 @@ def evaluate_here(
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
     with quiet_about_traces():
-        figures = model.evaluate(**given, verbose=0, return_dict=True)
-    # A metric such as F1Score has a figure for each class.
-    return {name: np.asarray(value).tolist() for name, value in figures.items()}
+        metrics = model.evaluate(**given, verbose=0, return_dict=True)
+    # A metric such as F1Score has a value for each class.
+    return {name: np.asarray(value).tolist() for name, value in metrics.items()}
 
 
 def predict_here(
@@ -73,7 +73,7 @@ def predict_here(
     x: Any,
     call: PredictionCall,
 ) -> Any:
-    """Predict with a model in this process; see `TrainResult.predict`."""
+    """Predict with a model in this process, for `TrainResult.predict`."""
     kind = call.type
     check_type(kind)
     names = check_levels(call.levels)
@@ -101,7 +101,7 @@ def predict_here(
 
 
 def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
-    """A model's outputs for rows, of which there may be none."""
+    """Return a model's outputs for rows, even for zero rows."""
     columns = found.columns if isinstance(found, FrameRows) else found
     if isinstance(columns, dict) and not arrays.count_rows(columns):
         from pybackend.model.outputs import empty_outputs
@@ -113,7 +113,7 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
 
 
 def spread_outputs(outputs: Any, complete: Any) -> Any:
-    """A model's outputs for all rows, from those of the complete ones; None: all are."""
+    """Expand a model's outputs for the complete rows to all rows; None: all are complete."""
     if complete is None or complete.all():
         return outputs
     import keras
@@ -128,12 +128,13 @@ def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
     if is_spark_frame(data):
         raise InputError(
-            f"`{name}` is a Spark DataFrame, whose rows this process would have to hold: "
-            f"use {instead}, or pass df.toPandas()"
+            f"`{name}` is a Spark DataFrame, but this call needs rows in memory: use {instead}, or "
+            "pass df.toPandas()"
         )
     if callable(data) and not is_dataset(data):
         raise InputError(
-            f"`{name}` is a function, which workers call: pass what it returns, a tf.data.Dataset"
+            f"`{name}` is a function, but no workers call it here: pass the tf.data.Dataset that "
+            "it returns"
         )
 
 
@@ -156,7 +157,7 @@ def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, *, skips_incomplete
 
 
 def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
-    """What Keras takes: x, y and weights, or None, in the shapes of the model's inputs."""
+    """Return x, y and weights (or None) for Keras, in the shapes of the model's inputs."""
     import keras
 
     from pybackend.model.inputs import check_input_names, reshape_rows
@@ -182,7 +183,7 @@ def _feed(found: Any, model: Any, name: str) -> tuple[Any, ...]:
 
 
 def _open_rows(columns: Any, folder: Path) -> Rows:
-    """Rows of arrays; files, and text, come by way of a spool, as workers read them."""
+    """Return rows of arrays; files and text pass through a row store, as on workers."""
     rows = folder / "rows"
     if isinstance(columns, FileRows):
         columns.spool(rows, 1, 0, True)
@@ -194,7 +195,7 @@ def _open_rows(columns: Any, folder: Path) -> Rows:
 
 
 def _as_tensor(column: Any) -> Any:
-    """Keras takes text as a tensor only."""
+    """Return text as a tensor, because Keras takes no arrays of text."""
     if column.dtype.kind != "O":
         return column
     import tensorflow as tf
@@ -203,7 +204,7 @@ def _as_tensor(column: Any) -> Any:
 
 
 def _tabulate(made: Predictions, columns: Sequence[Any], index: Any) -> Any:
-    """Predictions as the columns of a data frame, named as `predict_spark` names them."""
+    """Return predictions as columns of a data frame, with the names of `predict_spark`."""
     import pandas as pd
 
     named = {

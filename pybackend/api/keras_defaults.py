@@ -1,4 +1,4 @@
-"""Keras's global settings, as the job of a call has them."""
+"""Keras's global settings, as fields of a job."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from pybackend.errors import InputError
 
-# Settings by which Keras ends trainings early, and our arguments for it.
+# Settings with which Keras ends trainings early, and the arguments that replace them.
 _LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 
 
 def read_keras_defaults() -> dict[str, Any]:
-    """Keras's global settings, which can differ from its defaults only if Keras is loaded.
+    """Return Keras's global settings; they can differ from the defaults only if Keras is loaded.
 
     Raises
     ------
     InputError
-        Keras is to end each training early, as for a trial: workers would not know.
+        A setting ends each training early, which workers would not know.
     """
     keras = sys.modules.get("keras")
     if keras is None:
         return {}
     for setting, argument in _LIMITS.items():
-        limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 has none
+        limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
         if limit is not None:
             raise InputError(
                 f"keras.config.{setting}() is {limit}, which ends each training of this session "

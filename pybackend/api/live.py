@@ -1,4 +1,4 @@
-"""Progress that changes in place, on a terminal or in a notebook."""
+"""Progress that is updated in place, on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StepEnded
 
-# Reports over which the speed is measured; the first step of all is slow.
+# Number of reports over which the speed is measured; the very first step is slow.
 _RECENT = 20
 
 
 class Live(Lines):
-    """A bar for the epoch that is trained, below all lines."""
+    """Show a progress bar for the current epoch, below all lines."""
 
     shows_steps = True
 
@@ -39,28 +39,28 @@ class Live(Lines):
         self._task: TaskID | None = None
 
     def __exit__(self, *_: object) -> None:
-        """See `Display`."""
+        """Remove the bar."""
         self._progress.stop()
 
     def begin(self, text: str, job: Job) -> None:
-        """See `Display`."""
+        """Show the bar."""
         self._workers = counted(job.workers, "worker")
         self.line(text)
         self._progress.start()
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, figures="")
 
     def line(self, text: str) -> None:
-        """See `Display`."""
-        # As it is: rich would take brackets for its markup, and colour numbers.
+        """Print a line above the bar."""
+        # As text: rich would interpret brackets as markup, and colour numbers.
         self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
 
     def step(self, event: StepEnded) -> None:
-        """See `Display`."""
+        """Update the bar after a step."""
         if self._task is None:
             return
         self._speed.note(event)
         loss = event.logs.get("loss")
-        figures = [
+        values = [
             f"step {event.step}/{event.steps}",
             f"loss {show_loss(loss)}" if isinstance(loss, float) else "",
             *self._speed.describe(event),
@@ -70,12 +70,12 @@ class Live(Lines):
             description=f"{self._workers}  epoch {event.epoch}/{event.epochs}",
             completed=event.step,
             total=event.steps,
-            figures="  ".join(filter(None, figures)),
+            figures="  ".join(filter(None, values)),
             refresh=True,
         )
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """See `Display`."""
+        """Reset the bar for the next epoch, and print the line of this one."""
         self._speed.end_epoch()
         if self._task is not None:
             following = min(event.epoch + 1, event.epochs)
@@ -89,21 +89,21 @@ class Live(Lines):
 
 
 class Speed:
-    """How fast the last reported steps were."""
+    """Speed of the last reported steps."""
 
     def __init__(self) -> None:
         self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
 
     def note(self, event: StepEnded) -> None:
-        """Take in a report."""
+        """Add a report."""
         self._recent.append(event)
 
     def end_epoch(self) -> None:
-        """Steps and rows are counted anew."""
+        """Forget the reports: each epoch counts its steps and rows from 0."""
         self._recent.clear()
 
     def describe(self, event: StepEnded) -> list[str]:
-        """Rows a second, and the time until the last step of all; nothing of a first report."""
+        """Return rows per second and the remaining time; nothing after only one report."""
         first = self._recent[0] if self._recent else event
         steps, seconds = event.step - first.step, event.seconds - first.seconds
         if steps <= 0 or seconds <= 0:
@@ -114,7 +114,7 @@ class Speed:
 
 
 def show_seconds(seconds: float) -> str:
-    """A time, as ``1:05`` or ``2:01:05``."""
+    """Format a time, as ``1:05`` or ``2:01:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

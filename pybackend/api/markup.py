@@ -1,7 +1,7 @@
-"""Pieces of HTML for notebooks: everything that comes from users or hosts is escaped.
+"""Pieces of HTML for notebooks; all text from users or hosts is escaped.
 
-Styles are inline and take the page's own text colour, since notebooks are light or dark, and
-some drop style sheets.
+Styles are inline and use the page's own text colour, because notebooks are light or dark, and some
+remove style sheets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CELL = f"padding:2px 12px 2px 0;{_LINE};color:inherit"
 
 
 def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; numbers stand to the right."""
+    """Return a table; numbers are aligned to the right."""
     first = "".join(f'<th style="{_CELL};text-align:left">{escape(head)}</th>' for head in heads)
     lines = "".join(f"<tr>{''.join(map(_write_cell, row))}</tr>" for row in rows)
     return (
@@ -25,7 +25,7 @@ def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def write_folded(title: str, inside: str) -> str:
-    """Something that is shown when its title is clicked."""
+    """Return content that is shown when its title is clicked."""
     return (
         '<details style="margin:6px 0"><summary style="cursor:pointer">'
         f"{escape(title)}</summary>{inside}</details>"
@@ -33,13 +33,13 @@ def write_folded(title: str, inside: str) -> str:
 
 
 def write_settings(settings: Mapping[str, Any]) -> str:
-    """A table of what is set; what is not used is left out."""
+    """Return a table of the settings that are not None."""
     rows = [(name, _show(value)) for name, value in settings.items() if _is_set(value)]
     return write_table(("setting", "value"), rows)
 
 
 def write_text(text: str) -> str:
-    """A document in its own lines."""
+    """Return a document with its own line breaks."""
     return (
         '<pre style="color:inherit;background:rgba(128,128,128,0.12);padding:8px;overflow:auto;'
         f'max-height:28em;font-size:0.88em">{escape(text)}</pre>'
@@ -47,7 +47,7 @@ def write_text(text: str) -> str:
 
 
 def write_lines(lines: Sequence[str]) -> str:
-    """Lines of text, the first of them bold."""
+    """Return lines of text, the first in bold."""
     return "".join(
         f'<div style="{"font-weight:600" if number == 0 else "opacity:0.85"}">{escape(line)}</div>'
         for number, line in enumerate(lines)
@@ -55,12 +55,12 @@ def write_lines(lines: Sequence[str]) -> str:
 
 
 def write_block(*parts: str) -> str:
-    """All of it, for a cell of a notebook."""
+    """Return the parts as one block, for a cell of a notebook."""
     return f'<div style="color:inherit;max-width:60em">{"".join(parts)}</div>'
 
 
 def list_settings(settings: Mapping[str, Any]) -> list[str]:
-    """The same as lines of text."""
+    """Return the settings that are not None as lines of text."""
     return [f"{name}: {_show(value)}" for name, value in settings.items() if _is_set(value)]
 
 

@@ -1,4 +1,4 @@
-"""The first training that every user runs: MNIST on several workers."""
+"""A first training: MNIST on several workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
 
 
 def digit_model() -> Any:
-    """A small convolutional network for 28 x 28 x 1 images in [0, 1], compiled.
+    """Return a small, compiled convolutional network for 28 x 28 x 1 images in [0, 1].
 
     Conv2D (32, 3 x 3, relu), max pooling, Dense (64, relu), Dense (10 logits); Adam.
     """
@@ -124,7 +124,7 @@ def train_mnist(
         verbose=verbose,
         timeout=timeout,
     )
-    # Before the images are looked for, which may take a download.
+    # Check the arguments before the images are searched, or even downloaded.
     make_job(TrainingJob, vars(call))
     check_whole_number("restarts", restarts, least=0)
 
@@ -141,10 +141,10 @@ def train_mnist(
             verbose,
         )
     result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))
-    figures = result.model.evaluate(
+    values = result.model.evaluate(
         _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
     )
-    metrics = {f"test_{name}": float(value) for name, value in figures.items()}
+    metrics = {f"test_{name}": float(value) for name, value in values.items()}
     say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
     return replace(result, metrics=metrics)
 
@@ -154,7 +154,7 @@ def _scaled(images: Any) -> Any:
 
 
 def _download() -> Digits | None:
-    """By Keras, which checks the file's hash and caches it; None without a network."""
+    """Download with Keras, which checks the file's hash and caches it; None without a network."""
     try:
         import_tensorflow()
         # Keras announces the download and draws its progress, even without a network.
@@ -162,7 +162,7 @@ def _download() -> Digits | None:
             import keras
 
             train, test = keras.datasets.mnist.load_data()
-    except Exception:  # whatever Keras makes of a missing network or a wrong hash
+    except Exception:  # Keras raises various errors if there is no network, or for a wrong hash
         return None
     return train, test
 

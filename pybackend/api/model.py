@@ -1,4 +1,4 @@
-"""The model of a request: what it is, and the files by which workers get it."""
+"""Check the model of a request, and encode it as files for the workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pybackend.job.pickling import pickle_value
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
-    """Whether a model (or a result, which has one) or a function that builds one was given.
+    """Return whether a model (or a result with one) or a function that builds one was passed.
 
     Raises
     ------
     InputError
-        It is neither.
+        It is neither of them.
     """
     if isinstance(model, TrainResult) or is_keras_model(model):
         return "file"
@@ -37,7 +37,7 @@ def find_source(model: Any) -> Literal["file", "function"]:
 
 
 def is_keras_model(model: Any) -> bool:
-    """Whether this is a Keras 3 model; Keras is loaded already if there is one."""
+    """Return whether this is a Keras 3 model; if it is, Keras is loaded already."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(model, keras.Model)
 
@@ -50,10 +50,10 @@ def encode_model(
     as_file: bool = False,
     rows: Any = None,
 ) -> dict[str, bytes]:
-    """The model, and the callbacks and custom objects that it needs, as files for the workers.
+    """Encode the model, its callbacks and its custom objects as files for the workers.
 
-    Keras's file, if it has all of the model, as some rows show; else, unless ``as_file``, the model
-    by value.
+    A Keras file, if it holds the whole model, which is checked on some rows; else, unless
+    ``as_file``, the pickled model.
     """
     if job.model_source == "function":
         files = _encode_extras(callbacks, custom_objects)
@@ -63,7 +63,7 @@ def encode_model(
 
     check_model(model, job)
     extras = _encode_extras(callbacks, custom_objects)
-    refused: TfdistError | None = None
+    file_error: TfdistError | None = None
     if as_file or not holds_parts(callbacks):
         try:
             file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
@@ -71,12 +71,12 @@ def encode_model(
         except (InputError, SerializationError) as error:
             if as_file:
                 raise
-            refused = error
+            file_error = error
     try:
         return encode_objects(model, callbacks, _add_registered_names(custom_objects), rows)
     except Exception as error:  # an open file, a lock
-        if refused is not None:
-            raise type(refused)(f"{refused} Nor can it be pickled: {error}") from error
+        if file_error is not None:
+            raise type(file_error)(f"{file_error} It cannot be pickled either: {error}") from error
         raise InputError(
             f"the callbacks hold parts of the model, and cannot be sent together with it: {error}"
         ) from error
@@ -98,8 +98,8 @@ def check_custom_objects(custom_objects: Any) -> None:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Check that callbacks are Keras's."""
-    # Keras is loaded already if there is a callback that it could accept.
+    """Check that callbacks are Keras callbacks."""
+    # If there is a valid callback, Keras is loaded already.
     if "keras" in sys.modules:
         from pybackend.model.callbacks import check_callbacks
 
@@ -109,7 +109,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add the custom classes and functions that a model is seen to consist of."""
+    """Add the custom classes and functions that are found in a model."""
     from pybackend.model.layers import find_custom_objects
 
     return {**find_custom_objects(model), **(custom_objects or {})}
@@ -124,14 +124,14 @@ def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) 
     }
     content = pickle_value(
         extras,
-        "`callbacks`, `custom_objects`, or what the model consists of,",
+        "`callbacks`, `custom_objects`, or a part of the model,",
         [*callbacks, *extras["custom_objects"].values()],
     )
     return {EXTRAS: content}
 
 
 def _add_registered_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the names under which classes are registered here: workers know no registrations."""
+    """Add the names under which classes are registered here, because workers lack registrations."""
     keras = sys.modules.get("keras")
     if keras is None:
         return dict(custom_objects)

@@ -1,4 +1,4 @@
-"""Observers: functions that the session calls while workers train, and that may stop them."""
+"""Observers: functions that the session calls during a training, and that may stop it."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class Observer:
         for name, fn in given.items():
             if fn is not None and not callable(fn):
                 raise InputError(
-                    f"`{name}` must be a function of a number and the figures by name, not {fn!r}"
+                    f"`{name}` must be a function of a number and a dict of metrics, not {fn!r}"
                 )
             if fn is not None and (mismatch := find_mismatch(fn, 1, {})) is not None:
                 raise InputError(
-                    f"`{name}` is called with a number and the figures by name, but {mismatch}"
+                    f"`{name}` is called with a number and a dict of metrics, but {mismatch}"
                 )
         if not any(given.values()):
             raise InputError(f"an Observer needs one of {', '.join(given)}")
 
 
 class Observers:
-    """The observers of one training."""
+    """All observers of one training."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
@@ -76,11 +76,11 @@ class Observers:
 
     @property
     def see_steps(self) -> bool:
-        """Whether any of them wants to hear of steps."""
+        """True if any observer has a function for steps."""
         return any(one.on_step_end for one in self._observers)
 
     def __call__(self, event: Event) -> Answer | None:
-        """Tell them of an event; what the workers are to be told."""
+        """Call the functions for an event, and return the answer to the workers."""
         if not self._observers or event.rank != 0:
             return None
         if isinstance(event, EpochEnded):
@@ -93,22 +93,22 @@ class Observers:
 
     def _tell(self, functions: Sequence[OnEnd | None], number: int, logs: Any) -> None:
         for fn in functions:
-            # Each has a dict of its own, as it may change it.
+            # Each function gets its own copy, because it may change it.
             answer = fn(number, dict(logs)) if fn else None
-            # NumPy has a class of its own for the outcome of a comparison.
+            # A comparison of NumPy values returns its own class.
             if type(answer).__name__ in ("bool", "bool_") and answer:
                 self._wants_stop = True
 
 
 def list_callbacks(callbacks: Any) -> list[Any]:
-    """The argument ``callbacks`` as a list: one by itself is a list of one, None has none."""
+    """Return the argument ``callbacks`` as a list; for None an empty one."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
 def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
-    """Observers, and Keras's callbacks.
+    """Separate observers from Keras callbacks.
 
     Raises
     ------

@@ -28,7 +28,7 @@ from pybackend.job.arguments import counted
 from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, TrainingJob
 from pybackend.launchers import Describing, Submission
 
-# Of many workers, so many are listed: `Plan.workers` has all.
+# Number of workers that are printed; `Plan.workers` has all.
 _LISTED = 16
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -116,7 +116,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Return HTML for notebooks."""
         rows: list[tuple[Any, ...]] = [
             (one.rank, one.role, one.place, "not known yet" if one.rows is None else one.rows)
             for one in self.workers[:_LISTED]
@@ -164,9 +164,9 @@ class Plan:
 def _with_arguments_of(
     other: Callable[_P, Any],
 ) -> Callable[[Callable[[TrainingCall], _T]], Callable[_P, _T]]:
-    """Give a function of a training's call the signature of `barrier_train`.
+    """Give a function of a `TrainingCall` the signature of `barrier_train`.
 
-    In its documentation, ``ARGUMENTS`` becomes their names.
+    In its docstring, ``ARGUMENTS`` is replaced by the names of the arguments.
     """
     signature = inspect.signature(other)
     names = textwrap.fill(", ".join(signature.parameters), 96, subsequent_indent="    ")
@@ -219,7 +219,7 @@ def plan(call: TrainingCall) -> Plan:
     """
     prepared = prepare_training(call)
     request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
-    held_out = request.datasets.get("validation")
+    validation = request.datasets.get("validation")
     planned = plan_rows(request.datasets["train"], job)
     found = Submission(("not known yet",) * job.workers)
     if isinstance(launcher, Describing):
@@ -232,7 +232,7 @@ def plan(call: TrainingCall) -> Plan:
             for rank, (place, count) in enumerate(zip(found.places, counts, strict=True))
         ),
         data=planned.what,
-        validation_data=None if held_out is None else describe_data(held_out),
+        validation_data=None if validation is None else describe_data(validation),
         rows=planned.rows,
         steps_per_epoch=planned.steps,
         which_rows=planned.which,
@@ -244,20 +244,20 @@ def plan(call: TrainingCall) -> Plan:
 
 
 def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
-    """What the model is, and how it goes to the workers."""
+    """Describe the model, and how it is sent to the workers."""
     if MODEL_FUNCTION in request.files:
         name = getattr(request.model, "__name__", "a function")
         return f"{name}() is called on each worker"
     size = sum(map(len, request.files.values()))
-    way = "by value, with its callbacks" if MODEL_OBJECTS in request.files else "as Keras's file"
+    way = "pickled, with its callbacks" if MODEL_OBJECTS in request.files else "as a Keras file"
     parameters = request.model.count_params() if request.model.built else None
     counted = "" if parameters is None else f" of {parameters:,} parameters"
     return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
 
 def _list_choices(job: TrainingJob) -> list[str]:
-    """What a training decides itself, or its workers find out."""
-    found = [] if job.is_seeded else ["the seed, which is drawn: give `seed` to repeat a training"]
+    """List what is decided only when the training starts."""
+    found = [] if job.is_seeded else ["the seed, drawn at random: pass `seed` to repeat a training"]
     if job.workers > 1 and job.strategy is None:
-        found.append("which metrics the workers can add up: they try it on some rows")
+        found.append("which metrics the workers can sum: they check it on some rows")
     return found

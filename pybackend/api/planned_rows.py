@@ -1,4 +1,4 @@
-"""Which rows each worker of a training will get, as far as that is known before it starts."""
+"""Rows of each worker of a training, as far as they are known before it starts."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pybackend.job.roles import place_of
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """What is known of a data set.
+    """Known properties of a data set.
 
     Attributes
     ----------
     what
-        The data, in words.
+        Description of the data.
     rows
-        Of all workers together; None: not known yet.
+        Rows of all workers together; None: not known yet.
     counts
         Rows of each worker in an epoch, by rank; None: not known yet.
     steps
-        Of an epoch.
+        Steps of an epoch.
     which
-        Which rows each worker gets, in words.
+        Description of the rows that each worker gets.
     later
-        What is known only when the training starts, in sentences.
+        Sentences about what is known only when the training starts.
     """
 
     what: str
@@ -47,28 +47,29 @@ class PlannedRows:
 
 
 def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
-    """How the rows of a training are shared out; ``data`` is in the form that launchers take."""
+    """Describe how the rows of a training are distributed; ``data`` is in the launchers' form."""
     what = describe_data(data)
     if isinstance(data, DataFrameRows):
-        kept = not data.spec.repartition
-        which = "the partitions of the DataFrame" if kept else "an equal share, at random"
-        later = "the rows of the DataFrame, and the steps of an epoch: Spark counts them then"
+        which = "an equal share, at random"
+        if not data.spec.repartition:
+            which = "the partitions of the DataFrame"
+        later = "the rows of the DataFrame and the steps per epoch: Spark counts them at the start"
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     if isinstance(data, FunctionRows):
-        which = "what the function returns there"
-        later = "the rows and steps that the function gives on each worker"
+        which = "what the function returns on that worker"
+        later = "the number of rows and steps that the function gives on each worker"
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     rows = _count(data)
     if job.strategy is not None:
         return _plan_asynchronous(what, rows, job)
     counts = tuple(count_dealt(rows, job.workers))
     steps = job.steps_per_epoch or count_steps(counts, job.batch_size)
-    which = f"every {_ordinal(job.workers)} row, beginning with the one of its rank"
+    which = f"every {_ordinal(job.workers)} row, starting with the row of its rank"
     if isinstance(data, Batches):
         steps = len(data.sizes)
         which = "its share of each batch"
     elif job.shuffle == "global":
-        which = "all rows, and in each epoch another share of them"
+        which = "all rows, and trains on another share of them in each epoch"
     elif isinstance(data, FileRows):
         which = "ranges of rows, which it reads itself"
     if job.workers == 1:
@@ -78,12 +79,12 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
 
 
 def count_known(data: Any) -> int | None:
-    """Rows of a data set of all workers together; None: not known before the start."""
+    """Return the number of rows of all workers together; None: not known before the start."""
     return None if isinstance(data, (DataFrameRows, FunctionRows)) else _count(data)
 
 
 def describe_data(data: Any) -> str:
-    """A data set in words."""
+    """Describe a data set."""
     if isinstance(data, DataFrameRows):
         return f"a Spark DataFrame, {_describe_columns(data)}"
     if isinstance(data, FunctionRows):
@@ -101,7 +102,7 @@ def describe_data(data: Any) -> str:
 
 
 def role_of(job: TrainingJob, rank: int) -> str:
-    """What a process of a training is."""
+    """Return the role of a process of a training."""
     return place_of(job.roles, rank)[0] if job.strategy else "worker"
 
 
@@ -109,7 +110,7 @@ def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:
     return PlannedRows(
         what,
         rows,
-        which="rows that TensorFlow moves there; workers take steps as they are ready",
+        which="rows that TensorFlow sends to it; workers take steps as soon as they are ready",
         steps=None,
         later=("how many steps each worker takes, and on which rows",),
     )
@@ -122,7 +123,7 @@ def _count(data: Any) -> int:
 
 
 def _describe_columns(data: Any) -> str:
-    """Which columns become which tensors."""
+    """Describe which columns become which tensors."""
     named = {"x": "inputs", "y": "labels", "sample_weight": "weights"}
     parts = []
     for group in data.column_groups:

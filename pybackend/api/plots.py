@@ -13,14 +13,14 @@ from pybackend.api.curves import Curve, Panel
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.6, 3.2
-# Beyond so many epochs markers run into each other.
+# With more epochs, markers would overlap.
 _MARKED = 30
 
 
 class HistoryFigure(Figure):
-    """A figure that notebooks show although pyplot does not know of it.
+    """A matplotlib figure that notebooks show without pyplot.
 
-    Pyplot would show it twice, and keep it in memory until it is closed.
+    Pyplot would show it twice, and hold it in memory until it is closed.
     """
 
     def _repr_png_(self) -> bytes:
@@ -30,7 +30,7 @@ class HistoryFigure(Figure):
 
 
 def plot_panels(panels: Sequence[Panel], smooth: float) -> Any:
-    """A grid of panels, each with its curves, which are smoothed if ``smooth`` is not 0."""
+    """Plot a grid of panels with their curves, which are smoothed if ``smooth`` is not 0."""
     columns = min(len(panels), _COLUMNS)
     rows = -(-len(panels) // columns)
     figure = HistoryFigure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
@@ -53,7 +53,7 @@ def _draw(axes: Any, curve: Curve, color: str, smooth: float) -> None:
     line = "--" if curve.is_validation else "-"
     style: dict[str, Any] = {"color": color, "linestyle": line, "markersize": 4}
     if smooth:
-        axes.plot(curve.epochs, curve.values, **style, alpha=0.25, label="_figures")
+        axes.plot(curve.epochs, curve.values, **style, alpha=0.25, label="_values")
         axes.plot(curve.epochs, curve.smoothed(smooth), **style, label=curve.label)
     else:
         axes.plot(curve.epochs, curve.values, **style, marker=marker, label=curve.label)

@@ -1,4 +1,4 @@
-"""The call that puts a model's predictions beside the rows of a Spark DataFrame."""
+"""Add a model's predictions to a Spark DataFrame."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def predict_spark(
         custom_objects=custom_objects,
         safe_mode=safe_mode,
     )
-    # Keras's file has equal bytes for equal models: Spark's processes keep models by their digest.
+    # Keras's files of equal models are equal: Spark's processes cache models by their digest.
     request = prepare(PredictionJob, call, partial(_check_inputs, df, model), as_file=True)
 
     from pybackend.model.inputs import check_features
@@ -123,7 +123,7 @@ def predict_spark(
 
 
 def check_model(model: Any) -> None:
-    """Reject what is neither a model nor the result of a training."""
+    """Reject a value that is neither a model nor the result of a training."""
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         message = f"`model` must be a Keras 3 model or a TrainResult, not a {kind}"
@@ -134,7 +134,7 @@ def _check_inputs(
     frame: Any, model: Any, columns: ColumnSpec, job: PredictionJob
 ) -> dict[str, Any]:
     found = _check_frame(frame)
-    if is_keras_model(model):  # without shapes it cannot be written as a whole either
+    if is_keras_model(model):  # a model without shapes cannot be written as a whole either
         from pybackend.model.outputs import list_outputs
 
         list_outputs(model)
@@ -142,7 +142,7 @@ def _check_inputs(
 
 
 def _check_frame(frame: Any) -> dict[str, Any]:
-    """No data sets: the DataFrame stays where it is."""
+    """Check the DataFrame, and return no data sets, because it stays in Spark."""
     if is_spark_frame(frame):
         return {}
     kind = type(frame)
@@ -153,7 +153,7 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 
 
 def _name_numbers(columns: ColumnSpec, frame: Any, floatx: str) -> dict[str, Any]:
-    """What the numbers of each input are called, if they are known."""
+    """Return the names of the numbers of each input, if they are known."""
     from pybackend.data.column_groups import group_columns
     from pybackend.data.dataframe import describe_type
 

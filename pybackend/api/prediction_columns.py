@@ -1,4 +1,4 @@
-"""Which columns a model's predictions become: classes, numbers of classes, or all as it is."""
+"""Columns for a model's predictions: classes, their probabilities, or the raw outputs."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _ON_MISSING = ("null", "error")
 
 
 def check_type(kind: Any) -> None:
-    """Reject another kind of predictions."""
+    """Reject an unknown kind of predictions."""
     if kind is not None and kind not in _TYPES:
         raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
 
 
 def check_on_missing(on_missing: Any) -> bool:
-    """Whether rows that lack a value are left to have no prediction."""
+    """Return whether rows that lack a value get no prediction."""
     if on_missing not in _ON_MISSING:
         raise InputError(f"`on_missing` must be 'null' or 'error', not {on_missing!r}")
     return bool(on_missing == "null")
 
 
 def check_levels(levels: Any) -> tuple[str, ...] | None:
-    """Names of classes, which must differ."""
+    """Return the names of the classes, and check that they differ."""
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
@@ -41,12 +41,12 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
 def predictions_of(
     model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
 ) -> Predictions:
-    """What a model's outputs become; ``known`` levels are used if they fit.
+    """Return the predictions from a model's outputs; ``known`` levels are used if they fit.
 
     Raises
     ------
     InputError
-        The outputs are not what ``kind`` or ``levels`` say.
+        The outputs do not fit ``kind`` or ``levels``.
     """
     from pybackend.model.outputs import (
         count_classes,
@@ -67,7 +67,7 @@ def predictions_of(
     if kind == "prob" and classes and not are_certain:
         raise InputError(
             "type='prob' needs probabilities, but this model gives scores: its last layer is not a "
-            "softmax (or, for one number, a sigmoid), and its loss is none of Keras's with "
+            "softmax (or, for one number, a sigmoid), and its loss is not a Keras loss with "
             "from_logits=True. Use type='class' or type='raw'"
         )
     chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
@@ -83,7 +83,7 @@ def choose_predictions(
     known: tuple[str, ...] | None,
     is_of_classes: bool,
 ) -> Predictions:
-    """What the outputs become; ``known`` levels are used if they fit."""
+    """Choose the predictions from outputs; ``known`` levels are used if they fit."""
     if levels is not None and len(levels) != classes:
         given = f"has {classes} classes" if classes else "does not give a number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
@@ -94,8 +94,8 @@ def choose_predictions(
     elif kind != "raw" and not classes:
         shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
         raise InputError(
-            f"type={kind!r} needs a model with one output of a number for each class, or of a "
-            "probability by one of Keras's binary losses; this one gives rows of shape "
+            f"type={kind!r} needs a model with one output: a number for each class, or a "
+            "probability with a binary loss of Keras. The rows of this model's output have shape "
             f"{shapes}: use type='raw'"
         )
     if kind == "raw":

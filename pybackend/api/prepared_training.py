@@ -1,4 +1,4 @@
-"""All that is checked of a training before anything is started."""
+"""Check a training before anything is started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pybackend.r.function import RFunction
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training, what will start its workers, and how often again."""
+    """A checked training, its launcher, and its number of restarts."""
 
     request: Request[TrainingJob]
     launcher: Launcher
@@ -35,17 +35,17 @@ class PreparedTraining:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As in `TrainResult`."""
+        """Settings of the training, as in `TrainResult`."""
         return describe_settings(self.request.job, self.launcher, self.restarts)
 
 
 def prepare_training(call: TrainingCall) -> PreparedTraining:
-    """Check the arguments of `barrier_train`, and encode what workers get of them.
+    """Check the arguments of `barrier_train`, and encode them for the workers.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
     """
     launcher = launcher_for(call.spark)
     check_elastic_call(launcher, call)
@@ -61,42 +61,42 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
-    """Check what workers of this process's own Python would not find there."""
+    """Check the packages that workers with this process's Python need."""
     if job.tensorboard is not None:
         check_installed()
     is_in_r = isinstance(call.model, RFunction) or isinstance(call.data, RFunction)
     if is_in_r and find_spec("rpy2") is None:
         raise InputError(
-            "functions written in R run in workers by the Python package rpy2, which is missing "
+            "functions written in R need the Python package rpy2 in the workers, which is missing "
             f"for {sys.executable}: pip install 'tfdist[r]'"
         )
 
 
 def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
-    """Refuse what cannot be had with workers that go and come.
+    """Reject arguments that elastic training does not support.
 
     Raises
     ------
     InputError
-        Names the argument, and says why.
+        An argument is not supported. The message names it and the reason.
     """
     if call.min_workers is None and call.max_workers is None:
         return
     if launcher.why_fixed is not None:
         raise InputError(
-            f"`min_workers` and `max_workers` need workers that may go and come, but "
+            f"`min_workers` and `max_workers` need workers that can leave and join, but "
             f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...), slurm() or "
-            "kubernetes(...), or leave them out and have all start again after a loss, with "
-            "`restarts`, and `checkpoint` from where they were"
+            "kubernetes(...), or leave them out and use `restarts`, which restarts all workers "
+            "after a loss, with `checkpoint` from the newest checkpoint"
         )
     reason = None
     if call.strategy is not None:
-        reason = f"strategy={call.strategy!r}: its workers take steps on their own, and "
-        reason += "one that is lost is done without anyway"
+        reason = f"strategy={call.strategy!r}: its workers take steps independently, and "
+        reason += "training continues without a lost one anyway"
     elif callable(call.data) or callable(call.validation_data):
-        reason = "a function `data`: which rows the workers have is known to it alone"
+        reason = "a function `data`: only the function knows which rows each worker has"
     elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
-        reason = "files of which each worker reads its share: give shuffle='global', with which "
-        reason += "every worker has all rows"
+        reason = "files of which each worker reads a share: pass shuffle='global', so that every "
+        reason += "worker has all rows"
     if reason is not None:
-        raise InputError(f"`min_workers` does not go with {reason}")
+        raise InputError(f"`min_workers` cannot be combined with {reason}")

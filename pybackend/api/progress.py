@@ -1,4 +1,4 @@
-"""What the user's session shows of a job while it runs, and what it answers to the workers."""
+"""Show a running job's progress in the session, and answer its workers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ from pybackend.job.messages import (
 )
 from pybackend.launchers import Launcher
 
-# Workers that wait for the same one say so within seconds, and then not for a minute.
+# Workers that wait for the same one report it within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
 _NO_NUMBER = (
-    "the loss is no longer a finite number: look for missing or infinite values among the "
-    "features, or lower the learning rate; keras.callbacks.TerminateOnNaN() among the `callbacks` "
-    "ends such trainings"
+    "the loss became NaN or infinite: look for missing or infinite values in the features, or "
+    "lower the learning rate. keras.callbacks.TerminateOnNaN() in `callbacks` ends such trainings"
 )
 _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
@@ -45,7 +44,7 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
     Yields
     ------
     tuple
-        The job with what its workers are to report, and what takes their events.
+        The job with the events that its workers report, and the function that gets these events.
     """
     display = choose_display(job)
     job = replace(
@@ -68,7 +67,7 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
 
 
 def printer(verbose: int) -> Emit:
-    """What shows single events of a job: 0 none, 1 epochs and notes, 2 also workers' own lines."""
+    """Return a function that shows events: 0 none, 1 epochs and notes, 2 also workers' lines."""
     return _Narrator(choose_lines(verbose))
 
 
@@ -78,25 +77,25 @@ def say(text: str, verbose: int) -> None:
 
 
 def describe_start(launcher: Launcher, job: Job) -> str:
-    """What is being started, e.g. ``Starting 3 workers: processes of this machine ...``."""
+    """Describe the start, e.g. ``Starting 3 workers: processes of this machine ...``."""
     where = getattr(launcher, "where", None)
     return f"Starting {counted(job.workers, 'worker')}{f': {where}' if where else ''} ..."
 
 
 def epoch_line(event: EpochEnded) -> str:
-    """One line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
+    """Return a line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
     return f"epoch {event.epoch}/{event.epochs}  {_list_figures(event)}  ({event.seconds:.1f} s)"
 
 
 def step_line(event: StepEnded) -> str:
-    """One line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
+    """Return a line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
     return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_figures(event)}"
 
 
 def _list_figures(event: EpochEnded | StepEnded) -> str:
-    figures = event.logs.items()
+    metrics = event.logs.items()
     return "  ".join(
-        f"{name} {show_loss(value)}" for name, value in figures if isinstance(value, float)
+        f"{name} {show_loss(value)}" for name, value in metrics if isinstance(value, float)
     )
 
 
@@ -107,7 +106,7 @@ def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
 
 
 class _Narrator:
-    """Tells a display, and Python's logging, of events in words."""
+    """Write events as text to a display and to Python's logging."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -141,14 +140,14 @@ class _Narrator:
 
 
 class _Waits:
-    """Of the workers that wait for each other, the one for whom all wait."""
+    """Find the worker that all others wait for."""
 
     def __init__(self) -> None:
         self._heard: dict[int, float] = {}
         self._named: dict[int, float] = {}
 
     def describe(self, event: Waits) -> str | None:
-        """What to say; None of a worker that waits for others itself, or was named just now."""
+        """Return a note; None for a worker that waits too, or that was named recently."""
         now = time.monotonic()
         self._heard[event.rank] = now
         waits_too = now - self._heard.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
@@ -157,25 +156,25 @@ class _Waits:
             return None
         self._named[event.peer] = now
         return (
-            f"all wait for worker {event.peer}, for {event.seconds:.0f} s now: it reads, computes, "
-            "or is in a callback"
+            f"waiting for worker {event.peer} for {event.seconds:.0f} s (alive: loading data, "
+            "computing, or in a callback)"
         )
 
 
 def logs_steps() -> bool:
-    """Whether somebody wants records of steps."""
+    """Return whether the logger's level includes steps."""
     return LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def log_start(text: str) -> None:
-    """Log that workers are being started, by this machine."""
+    """Log that this machine starts workers."""
     LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
 
 
 def log_event(event: _Shown, text: str) -> None:
-    """Log an event: epochs and notes as INFO, steps and what workers print as DEBUG.
+    """Log an event: epochs and notes as INFO, steps and printed lines as DEBUG.
 
-    Records have the attributes ``rank``, ``host`` and, of epochs and steps, ``epoch`` and ``logs``.
+    Records have the attributes ``rank`` and ``host``; epochs and steps also ``epoch`` and ``logs``.
     """
     level = logging.DEBUG if isinstance(event, StepEnded | PrintedLine) else logging.INFO
     if not LOGGER.isEnabledFor(level):

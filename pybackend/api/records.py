@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example from a Spark DataFrame, and back."""
+"""Write a Spark DataFrame as TFRecord files of tf.train.Example, and read such files."""
 
 from __future__ import annotations
 

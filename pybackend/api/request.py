@@ -1,4 +1,4 @@
-"""A request: what a call is asked to do, checked and encoded once."""
+"""A request: the checked and encoded arguments of a call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pybackend.launchers import Checking, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
 Kind = TypeVar("Kind", bound=ModelJob)
-# Calls on several threads may be given one model, and Keras's settings are the process's.
+# Calls on several threads may share a model, and Keras's settings are global.
 _encoding = threading.RLock()
 
 
@@ -52,17 +52,17 @@ class Request(Generic[Kind]):
     Attributes
     ----------
     job, files, datasets
-        What a launcher takes; the data sets that workers read themselves are still among these.
+        Arguments of a launcher; the data sets still include those that workers read themselves.
     columns
-        Which columns are used, and as what.
+        The columns that are used, and their roles.
     model
         A Keras model, or the function that builds it.
     custom_objects
-        Those that the user has given, and those that the model is seen to consist of.
+        Those that were passed, and those that were found in the model.
     snapshot
-        Returns a copy of the model as it was sent, if it was sent by value.
+        Returns a copy of the model as it was sent, if it was pickled.
     observers
-        Who sees the training from this session, and may stop it.
+        Observers of the training in this session.
     """
 
     job: Kind
@@ -75,7 +75,7 @@ class Request(Generic[Kind]):
     observers: Observers
 
     def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
-        """Run the job to its end, and show its progress; all events go to ``listen`` as well."""
+        """Run the job to its end, and show its progress; ``listen`` also gets all events."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -100,24 +100,23 @@ def prepare(
     read: Callable[[ColumnSpec, Kind], Mapping[str, Any]],
     as_file: bool = False,
 ) -> Request[Kind]:
-    """Check the arguments of a call, and encode what workers get of them.
+    """Check the arguments of a call, and encode them for the workers.
 
-    What is cheap to check is checked first: a wrong argument is reported before TensorFlow is
-    loaded.
+    Cheap checks come first, so that a wrong argument is reported before TensorFlow is loaded.
 
     Parameters
     ----------
     kind
-        Of the job that the call asks for.
+        Class of the job.
     read
         Checks the data, given the columns and the job; returns the data sets by name.
     as_file
-        Whether the model is to be a file of Keras's.
+        True if the model must be a Keras file.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
     SerializationError
         The model cannot be encoded.
     """
@@ -147,7 +146,7 @@ def prepare(
 
 
 def _settle_training(job: TrainingJob, data: Any) -> TrainingJob:
-    """The job with the steps of a data set of batches, and with its classes by their codes."""
+    """Return the job with the steps of a data set of batches, and with codes for its classes."""
     if isinstance(data, Batches):
         job = data.adapt(job)
     return code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
@@ -165,7 +164,7 @@ def _encode(
     model = given.model if isinstance(given, TrainResult) else given
     custom_objects = call.custom_objects or {}
     if job.model_source == "file":
-        job = replace(job, **read_keras_defaults())  # a result's model may just have loaded Keras
+        job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
     rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
     files = encode_model(model, custom_objects, job, callbacks, as_file, rows)
@@ -178,7 +177,7 @@ def _encode(
 
 
 def _encode_sources(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Files by which workers know how to read data sets themselves."""
+    """Pickle the data sets that workers read themselves."""
     return {
         f"{name}{SOURCE}": pickle_value(
             data, f"the function `{argument_of(name)}`", [getattr(data, "fn", None)]

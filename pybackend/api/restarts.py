@@ -1,4 +1,4 @@
-"""Starts a training again when a worker was lost, on whatever runs the workers."""
+"""Restart a training after a worker was lost, with any launcher."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def run_with_restarts(
 ) -> Outcome:
     """Run a training; if a worker is lost, run it again from the newest checkpoint.
 
-    Once it has run, what keeps it from starting may pass, too: a host that starts anew.
+    After the first run, an error at the start is also retried: a host may be rebooting.
 
     Parameters
     ----------
     restarts
-        How often at most.
+        Maximum number of restarts.
     listen
         Receives all events of all runs.
 
     Returns
     -------
     Outcome
-        Of the last run, with the restarts that there were.
+        Outcome of the last run, with all restarts.
 
     Raises
     ------
     WorkerFailedError
-        Of the last run, or of one that failed by what a worker ran.
+        The last run failed, or a run failed because of the code that a worker ran.
     ClusterError
         The workers could not be started, at first or until no restarts were left.
     """
@@ -69,7 +69,7 @@ def run_with_restarts(
                 raise
             lost = str(error).partition("\n")[0]
             losses.append(Restart(time.time(), lost))
-            show(Note(f"{lost}; starting again from {where} (restart {number} of {restarts})"))
+            show(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
         if not is_loss:
             time.sleep(_PAUSE_SECONDS * (number - 1))
         request = replace(request, job=replace(request.job, resume=checkpoint is not None))

@@ -23,7 +23,7 @@ from pybackend.job.arguments import counted
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.job.report import Audit, Gang, Restart, WorkerReport, count_by_epoch, find_straggler
 
-# Large, or of no use without the session.
+# Large, or useless without the session.
 _LEFT_OUT = {"model_base64"}
 _LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
 
@@ -118,7 +118,7 @@ class TrainResult:
     fetch: Callable[[str], bytes] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the model: the decoder makes it again.
+        # Without the model: the decoder rebuilds it.
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @cached_property
@@ -133,7 +133,7 @@ class TrainResult:
         if self.model_uri is None:
             return base64.b64decode(self.model_base64)
         if self.fetch is None:
-            raise InputError(f"this result does not know how to read {self.model_uri!r}")
+            raise InputError(f"this result has no function to read {self.model_uri!r}")
         return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
@@ -390,7 +390,7 @@ class TrainResult:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What notebooks show: figures of the last epoch, curves, workers and settings."""
+        """Return HTML for notebooks: metrics of the last epoch, curves, workers and settings."""
         panels = find_panels(self.history, self.epochs_of)
         return describe_training(self._facts, self._events, panels, self._numbered, self.settings)
 
@@ -413,7 +413,7 @@ class TrainResult:
         return {self._number(worker.rank): worker for worker in self.workers}
 
     def _number(self, rank: int) -> int:
-        """What a worker is called: its rank, unless ranks have changed since it was started."""
+        """Return the number of a worker: its rank, unless ranks changed after its start."""
         return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
 
     def to_dict(self, *, model: bool = True) -> dict[str, Any]:
@@ -422,8 +422,8 @@ class TrainResult:
         The keys are the names of the attributes. ``workers`` is a list of dicts with the fields of
         `WorkerReport` and ``ok``; ``gangs`` is a list of dicts with the fields of `Gang`.
         ``epochs_of`` has the epochs of each name in ``history``. ``straggler`` is a list of rank
-        and seconds, or None. NaN and infinite values stay in it, so ``json.dumps(...,
-        allow_nan=False)`` raises an error for them.
+        and seconds, or None. NaN and infinite values are unchanged, so
+        ``json.dumps(..., allow_nan=False)`` raises an error for them.
 
         Parameters
         ----------
@@ -472,9 +472,9 @@ class TrainResult:
 
 
 def encode_record(fields: Mapping[str, Any]) -> str:
-    """JSON text of what `TrainResult.to_dict` gives, but for the model's file.
+    """Return the JSON text of `TrainResult.to_dict`, without the model file.
 
-    Each worker has ``rows_per_second`` as well. Numbers that JSON does not have are text:
+    Each worker also has ``rows_per_second``. Numbers that JSON does not have are text:
     ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as Python's ``float()`` reads them.
     """
     record = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
@@ -488,14 +488,14 @@ def _count_bytes(base64: str) -> int:
 
 
 def _describe_worker(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in worker.items() if name not in _LEFT_OUT_OF_WORKERS}
-    return {**kept, "rows_per_second": _find_throughput(worker, fields)}
+    known = {name: value for name, value in worker.items() if name not in _LEFT_OUT_OF_WORKERS}
+    return {**known, "rows_per_second": _find_throughput(worker, fields)}
 
 
 def _find_throughput(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> float | None:
-    """Rows that a worker trains on in a second of its steps, waiting included.
+    """Return the rows per second of a worker in its steps, including waiting.
 
-    None if it is not known how long steps took, or if the number of workers has changed.
+    None if the duration of the steps is not known, or if the number of workers changed.
     """
     times, steps = worker["step_times"], worker["steps"]
     if not times or not steps or len(set(fields["workers_by_epoch"])) > 1:

@@ -1,4 +1,4 @@
-"""A whole result as a file, which later sessions read, in Python and in R."""
+"""Write a whole result to a file, and read it in later sessions, in Python and in R."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NESTED = {"step_times": StepTimes, "audit": Audit}
 
 
 def write_result(record: str, model_base64: str, path: Path) -> Path:
-    """Write a result's record (`TrainResult.record`) and its model; complete, or not at all.
+    """Write a result's record (`TrainResult.record`) and its model, atomically.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def read_result(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> tuple[Result, dict[str, Any]]:
-    """The result that `write_result` wrote, and what else the file says of it.
+    """Read a result that `write_result` wrote, and the other values of the file.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ def read_result(
     except OSError as error:
         raise InputError(f"`path` cannot be read: {error}") from error
     if text.startswith((b"\x1f\x8b", b"X\n")):
-        raise InputError(f"{path} is a file of R's saveRDS(): readRDS(path) in R reads it")
+        raise InputError(f"{path} is a file of R's saveRDS(): read it in R with readRDS(path)")
     if text.startswith((b"\x89HDF", b"PK")):
         raise InputError(
-            f"{path} is a model's file, not a result's, which `result.save('fit.json')` writes: "
-            "load_model(path) reads the model"
+            f"{path} is a model file, not a result file (`result.save('fit.json')` writes one): "
+            "read the model with load_model(path)"
         )
     try:
         return _read(kind, json.loads(text), custom_objects, safe_mode)
@@ -118,7 +118,7 @@ def _read_worker(values: Mapping[str, Any]) -> WorkerReport:
 
 
 def _as_number(value: Any) -> Any:
-    """A figure, of which JSON has NaN and infinity as text."""
+    """Convert a value to a number; JSON has NaN and infinity as text."""
     if isinstance(value, list):
         return [_as_number(one) for one in value]
     return float(value) if isinstance(value, str) else value

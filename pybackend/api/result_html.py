@@ -1,4 +1,4 @@
-"""The result of a training as HTML, as notebooks show it."""
+"""The result of a training as HTML, for notebooks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def describe_training(
     workers: Mapping[int, WorkerReport],
     settings: Mapping[str, Any],
 ) -> str:
-    """HTML that needs nothing else.
+    """Return self-contained HTML.
 
     Parameters
     ----------
     facts, events
         Lines above and below the curves.
     workers
-        By their numbers.
+        Reports by the number of the worker.
     """
     rows = [
         (

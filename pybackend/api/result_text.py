@@ -10,7 +10,7 @@ from pybackend.job.report import Gang, WorkerReport
 
 
 def list_figures(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any]) -> list[str]:
-    """The figures of the last epoch, and further ones."""
+    """Return lines with the metrics of the last epoch, and further metrics."""
     lines = []
     if history:
         last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in history.items() if v)
@@ -21,7 +21,7 @@ def list_figures(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any
 
 
 def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
-    """What an audit of the steps has found, if there was one."""
+    """Return lines with the result of the audit, if there was one."""
     audit = workers[0].audit if workers else None
     if audit is None:
         return []
@@ -34,7 +34,7 @@ def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
 
 
 def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
-    """What each worker did, by its number."""
+    """Return a line for each worker, by its number."""
     return [
         f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
         f"{counted(w.steps, 'step')}, "
@@ -44,19 +44,19 @@ def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
 
 
 def list_events(gangs: Sequence[Gang], straggler: tuple[int, float] | None) -> list[str]:
-    """Who has gone and come, and for whom, by its number, the others have waited."""
+    """Return lines on workers that left or joined, and on the one that the others waited for."""
     lines = []
     for gang in gangs[1:]:
-        gone = [f"worker {number} had gone ({why})" for number, why in gang.left.items()]
-        came = [f"worker {number} had joined" for number in gang.joined]
-        lines.append(f"from epoch {gang.epoch} on: {', '.join([*gone, *came])}")
+        left = [f"worker {number} left ({why})" for number, why in gang.left.items()]
+        joined = [f"worker {number} joined" for number in gang.joined]
+        lines.append(f"from epoch {gang.epoch} on: {', '.join([*left, *joined])}")
     if straggler is not None:
         lines.append(f"the others waited {straggler[1]:.1f} s for worker {straggler[0]}")
     return lines
 
 
 def show_loss(value: float) -> str:
-    """Four decimals, or four digits of a number that decimals show badly: 0.2912, 2.314e-05."""
+    """Format with four decimals, or four digits if decimals are too few: 0.2912, 2.314e-05."""
     is_shown = not value or 5e-5 <= abs(value) < 1e6
     return f"{value:.4f}" if is_shown else f"{value:.4g}"
 

@@ -115,19 +115,19 @@ def barrier_run(
 
 
 def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function, or a script that is called like one.
+    """Return the function, or a callable that runs the script.
 
     Raises
     ------
     InputError
-        It is neither, or does not take these named arguments.
+        ``fn`` is neither of them, or does not take these named arguments.
     """
     if isinstance(fn, (str, os.PathLike)):
         script = read_script(fn)
         if kwargs:
             raise InputError(
-                f"a script has no named arguments, such as `{next(iter(kwargs))}`: pass them in "
-                "their order, as on a command line"
+                f"a script has no named arguments, such as `{next(iter(kwargs))}`: pass them by "
+                "position, as on a command line"
             )
         return script
     if not callable(fn):
@@ -144,7 +144,7 @@ def run_function(
     kwargs: Mapping[str, Any],
     **options: Any,
 ) -> list[Any]:
-    """`barrier_run` of what `check_function` gives, its arguments apart from the call's options."""
+    """Run `barrier_run` with a checked function; its arguments are separate from the options."""
     launcher = launcher_for(spark)
     roles = check_roles(options.get("roles"))
     wanted = _count_by_role(roles, options.get("workers"))
@@ -160,9 +160,9 @@ def run_function(
     if options.get("data") is not None:
         if others := [role for role, _ in roles if role not in ("chief", "worker")]:
             raise InputError(
-                f"`data` is dealt to all workers, and `roles` has {others[0]!r}, which would not "
-                "train on its rows: leave out `data` and read the rows in the function, or leave "
-                f"out {others[0]!r}"
+                f"`data` is distributed to all workers, but `roles` has {others[0]!r}, which would "
+                "not train on its rows: leave out `data` and read the rows in the function, or "
+                f"leave out {others[0]!r}"
             )
         from pybackend.api.function_data import read_function_data  # numpy
 
@@ -173,7 +173,7 @@ def run_function(
 
 
 def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
-    """The values of all ranks; one that is missing does not take the others with it."""
+    """Return the values of all ranks; if one cannot be sent, the error has the others."""
     values = [decode_result(report.value) for report in reports]
     failures = [
         Failure(
@@ -196,12 +196,12 @@ def _pickle_call(fn: Any, args: Sequence[Any], owners: Sequence[Any]) -> bytes:
     try:
         return pickle_value((fn, tuple(args)), "`fn` and its arguments", owners)
     except InputError as error:
-        said = str(error).replace("because of `[0]", "because of `fn")
-        raise InputError(said.replace("because of `[1]", "because of `args")) from error
+        text = str(error).replace("because of `[0]", "because of `fn")
+        raise InputError(text.replace("because of `[1]", "because of `args")) from error
 
 
 def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
-    """The number of workers that the roles give; ``workers`` itself without roles."""
+    """Return the number of workers in all roles; without roles, ``workers`` itself."""
     if not roles:
         return workers
     count = sum(number for _, number in roles)
@@ -211,7 +211,7 @@ def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
 
 
 def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a named argument that the function does not take, and may be one of the call's own."""
+    """Reject a named argument that neither the function nor the call has."""
     try:
         known = inspect.signature(fn).parameters.values()
     except (ValueError, TypeError):

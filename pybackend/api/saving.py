@@ -1,4 +1,4 @@
-"""A trained model as a file: as it came, in Keras's other format, or as a SavedModel."""
+"""Write a trained model: in its own format, in Keras's other format, or as a SavedModel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FORMATS = ("h5", "keras")
 def save_file(
     path: Path, kind: str, read: Callable[[], bytes], find_model: Callable[[], Any]
 ) -> Path:
-    """Write a model to ``*.h5`` or ``*.keras``, by Keras if it has come in the other format.
+    """Write a model to ``*.h5`` or ``*.keras``; Keras converts it from the other format.
 
     Parameters
     ----------
     kind
-        The format in which the model has come.
+        Format of the model file that the workers sent.
     read, find_model
-        Return its file's content, and the model.
+        Return the content of this file, and the model.
     """
     wanted = next((one for one in _FORMATS if path.suffix == f".{one}"), None)
     if kind not in _FORMATS:
@@ -35,7 +35,7 @@ def save_file(
     elif wanted is None:
         raise InputError(
             f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, or *.json "
-            f"for all of the result, not {path.name!r}"
+            f"for the whole result, not {path.name!r}"
         )
     elif wanted != kind:
         from pybackend.model.serialization import save_model
@@ -46,7 +46,7 @@ def save_file(
 
 
 def export_model(model: Any, path: Path) -> Path:
-    """Write a SavedModel, which appears complete or not at all; see `TrainResult.export`."""
+    """Write a SavedModel atomically, for `TrainResult.export`."""
     from pybackend.model.serialization import silence_keras
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,27 +55,27 @@ def export_model(model: Any, path: Path) -> Path:
         try:
             with silence_keras():
                 model.export(made, verbose=False)
-        except Exception as error:  # a layer's own code is traced
+        except Exception as error:  # tracing runs the code of custom layers
             raise SerializationError(
                 f"Keras cannot export the model {model.name!r}: {error}"
             ) from error
-        made.replace(path)  # also in place of an empty folder
+        made.replace(path)  # may replace an empty folder
     return path
 
 
 def check_new_folder(path: Path) -> None:
-    """Refuse to put a SavedModel where there is something already."""
+    """Reject a path for a SavedModel that exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"there is something at {str(path)!r} already: name a new folder")
+        raise InputError(f"{str(path)!r} exists and is not an empty folder: name a new folder")
 
 
 def read_model_file(uri: str) -> bytes:
-    """The model that a training wrote to ``model_uri``.
+    """Read the model that a training wrote to ``model_uri``.
 
     Raises
     ------
     SerializationError
-        It is not there, or cannot be read.
+        The model is missing, or cannot be read.
     """
     try:
         return read_file(uri)

@@ -1,7 +1,7 @@
-"""A training of a script that `tfdist bench-scale` runs, with the number of workers that it wants.
+"""A training in a script that `tfdist bench-scale` runs, with its number of workers.
 
-The script makes its call as ever. An order in the environment says how many workers are to train
-and whether they share the batch; what they have measured is written where it says.
+The script makes its normal call. An order in an environment variable sets the number of workers,
+whether they share the batch, and the folder for the measurements.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _FILE = "training.json"
 
 @dataclass(frozen=True)
 class ScaleOrder:
-    """What a training is to do.
+    """Settings of a training that `tfdist bench-scale` runs.
 
     Attributes
     ----------
     workers
-        How many train.
+        Number of workers.
     is_shared
-        Whether they share one batch (strong scaling), or each has one of its own (weak scaling).
+        True: they share one batch (strong scaling). False: each has its own (weak scaling).
     batch_size
-        Rows of that batch; None: what the script says.
+        Rows of this batch. None: the script's.
     steps
-        How many it takes; None: what the script says.
+        Number of steps. None: the script's.
     folder
-        Where the training is described afterwards.
+        Folder for the measurements.
     """
 
     workers: int
@@ -54,16 +54,16 @@ class ScaleOrder:
 
 @dataclass(frozen=True)
 class ScaledTraining:
-    """What a training has measured.
+    """Measurements of a training.
 
     Attributes
     ----------
     rows
-        Of a step, all workers together.
+        Rows of a step, over all workers.
     batch_size
-        The batch that workers share, or of which each has one.
+        Rows of the batch that workers share, or that each worker has.
     reports
-        Of all workers.
+        Reports of all workers.
     """
 
     rows: float
@@ -72,25 +72,26 @@ class ScaledTraining:
 
 
 def share_batch(batch_size: int, workers: int) -> int:
-    """Rows per worker of a batch that workers share.
+    """Return the rows per worker of a batch that workers share.
 
     Raises
     ------
     InputError
-        They cannot have equal parts.
+        The batch cannot be divided equally.
     """
     if batch_size % workers:
         raise InputError(
             f"a batch of {batch_size} rows cannot be shared equally by {workers} workers, as "
-            "strong scaling needs it: choose a `batch_size` that all numbers of workers divide"
+            "strong scaling requires: choose a `batch_size` that is a multiple of each number of "
+            "workers"
         )
     return batch_size // workers
 
 
 def settle_scale(call: TrainingCall) -> TrainingCall:
-    """The call, with the workers, the batch and the steps of an order.
+    """Return the call, with the workers, the batch and the steps of an order.
 
-    Nothing is kept or written: checkpoints and models are those of real trainings.
+    Checkpoints, models and event files are not written.
     """
     order = _read_order()
     if order is None:
@@ -119,7 +120,7 @@ def settle_scale(call: TrainingCall) -> TrainingCall:
 
 
 def check_scale(request: Request[TrainingJob]) -> None:
-    """Refuse data whose batches are not of the size that is ordered."""
+    """Reject data whose batches do not have the size in the order."""
     order = _read_order()
     if order is None or order.workers == 1:
         return
@@ -127,17 +128,17 @@ def check_scale(request: Request[TrainingJob]) -> None:
     if order.is_shared and isinstance(data, FunctionRows):
         raise InputError(
             "the batches that a function `data` gives are each worker's own, and cannot be shared "
-            "as strong scaling needs it: measure --mode weak, or pass rows or files"
+            "as strong scaling requires: use --mode weak, or pass rows or files"
         )
     if not order.is_shared and isinstance(data, Batches):
         raise InputError(
-            "the batches of `data` are shared by the workers, and do not grow with them as weak "
-            "scaling needs it: measure --mode strong, or pass rows or files"
+            "the batches of `data` are shared by the workers, and do not grow with their number, "
+            "as weak scaling requires: use --mode strong, or pass rows or files"
         )
 
 
 def note_scale(request: Request[TrainingJob], result: TrainResult) -> None:
-    """Describe a training that was ordered; of several, the last one counts."""
+    """Write the measurements if there is an order; a later training overwrites them."""
     order = _read_order()
     if order is None:
         return
@@ -154,7 +155,7 @@ def note_scale(request: Request[TrainingJob], result: TrainResult) -> None:
 
 
 def read_scale(folder: str) -> ScaledTraining | None:
-    """What a script's training has written; None if it has made none."""
+    """Read the measurements of a script's training; None if it made no training."""
     try:
         return decode(Path(folder, _FILE).read_bytes(), ScaledTraining)
     except FileNotFoundError:
@@ -162,15 +163,15 @@ def read_scale(folder: str) -> ScaledTraining | None:
 
 
 def write_order(order: ScaleOrder) -> dict[str, str]:
-    """The environment of a process whose training is ordered."""
+    """Return the environment for a process, with an order for its training."""
     return {**os.environ, VARIABLE: encode(order)}
 
 
 def count_rows(result: TrainResult, batch_size: int | None) -> float:
-    """Rows of a step, of all workers; at most ``batch_size`` of each, if that is known."""
+    """Return the rows per step of all workers; at most ``batch_size`` of each, if it is known."""
     steps = result.workers[0].steps
     if not steps:
-        raise InputError("the training has taken no step: there is nothing to measure")
+        raise InputError("the training took no steps: there is nothing to measure")
     counted = sum(worker.rows for worker in result.workers) * result.epochs / steps
     # Epochs of fewer steps do not use all rows.
     return counted if batch_size is None else min(counted, batch_size * len(result.workers))
@@ -191,5 +192,5 @@ def _read_order() -> ScaleOrder | None:
         return decode(text, ScaleOrder)
     except ValueError as error:
         raise ClusterError(
-            f"{VARIABLE} is set, but is not of `tfdist bench-scale`: {error}. Unset it"
+            f"{VARIABLE} is set, but not by `tfdist bench-scale`: {error}. Unset it"
         ) from error

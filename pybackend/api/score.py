@@ -1,4 +1,4 @@
-"""The calls that use a model on several workers: evaluate it, or predict with it."""
+"""Evaluate a model, or predict with it, on several workers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def barrier_evaluate(
         call,
         lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
     )
-    # A metric such as F1Score has a figure for each class.
+    # A metric such as F1Score has a value for each class.
     return read_figures(request.run(launcher).reports[0], (int, float, list))
 
 
@@ -168,7 +168,7 @@ def barrier_predict(
 
 
 class _InputReader:
-    """Reads x, and remembers which of its rows have predictions; None: all."""
+    """Read x, and record which of its rows get predictions; None: all rows."""
 
     def __init__(self, x: Any, *, skips_incomplete: bool) -> None:
         self._x = x
@@ -176,7 +176,7 @@ class _InputReader:
         self.complete: Any = None
 
     def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-        """Columns as launchers take them; no data set if there is nothing to compute."""
+        """Return the columns for launchers; no data set if there are no rows to compute."""
         if is_frame(self._x):
             rows = FrameRows.of(
                 self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
@@ -200,7 +200,7 @@ def _predict_nothing(model: Any) -> Any:
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:
-    """Rows in the order of the input: rank r was dealt every N-th of them from r."""
+    """Return the rows in the order of the input: rank r got every N-th row from r."""
     known = next(part for part in parts if part is not None)
     if isinstance(known, dict):
         return {

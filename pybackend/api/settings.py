@@ -17,7 +17,7 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
-    """What a training was asked to do, as `TrainResult.settings` lists it."""
+    """Return the settings of a training, for `TrainResult.settings`."""
     return {
         "launcher": launcher.where,
         "workers": job.workers,
@@ -45,14 +45,14 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
 
 
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
-    """Of tfdist, of Python and of what a training uses, in this process."""
+    """Return the versions of tfdist, Python and the packages of a training, in this process."""
     packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
     found = {name: find_version(name) for name in packages}
     return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Names are text, and what JSON has no number for, too."""
+    """Convert names, and numbers that JSON does not have, to text."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Calls with arguments that do not exist here, answered in the words of the caller."""
+"""Explain wrong arguments of a call, with the argument to pass instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.errors import InputError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-# What Keras's `fit`, `evaluate` and `predict` take that has another form here.
+# Arguments of Keras's `fit`, `evaluate` and `predict` that have another form here.
 _INSTEAD = {
     "x": "pass `data=(x, y)`",
     "y": "pass `data=(x, y)`",
@@ -21,16 +21,16 @@ _INSTEAD = {
     "validation_batch_size": "validation rows are read in batches of `batch_size`",
     "validation_steps": "all rows of `validation_data` are used",
     "steps": "all rows are used",
-    "exchange": "an evaluation computes what depends on a batch from the global batch anyway",
+    "exchange": "an evaluation always computes values that depend on a batch from the global batch",
     "loss_over": "pass `exchange=Exchange(loss_over=...)`",
     "transport": "pass `exchange=Exchange(transport=...)`",
     "compression": "pass `exchange=Exchange(compression=...)`",
     "encrypt": "pass `exchange=Exchange(encrypt=...)`",
-    "return_dict": "a dict is what it returns",
+    "return_dict": "it always returns a dict",
     "num_workers": "pass `workers`",
-    "gpus": "pass `resources=Resources(gpus=1)`, the number of each worker",
-    "cpus": "pass `resources=Resources(cpus=4)`, the number of each worker",
-    "memory": "pass `resources=Resources(memory='4GB')`, that of each worker",
+    "gpus": "pass `resources=Resources(gpus=1)`, the number per worker",
+    "cpus": "pass `resources=Resources(cpus=4)`, the number per worker",
+    "memory": "pass `resources=Resources(memory='4GB')`, the memory per worker",
     "spark_context": "pass a SparkSession as `spark`",
     **{
         name: f"pass `data_options=DataOptions({name}=...)`"
@@ -40,9 +40,9 @@ _INSTEAD = {
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Have a function raise an `InputError` that says what to pass, in place of a TypeError.
+    """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
 
-    The frames that an `InputError` or Ctrl-C has gone through are left out.
+    The traceback of an `InputError` or Ctrl-C is removed.
     """
     signature = inspect.signature(fn)
 
@@ -55,26 +55,26 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         _open_standard_streams()
         try:
             return fn(*args, **kwargs)
-        except (InputError, KeyboardInterrupt) as error:  # how it came about is of no help
+        except (InputError, KeyboardInterrupt) as error:  # its traceback does not help
             raise error.with_traceback(None) from error.__cause__
 
     return call
 
 
 def _open_standard_streams() -> None:
-    """Give a process without standard streams, such as a daemon's, ones that lead nowhere.
+    """Open missing standard streams, as in a daemon, on the null device.
 
-    Else the next file or connection that it opens has one of their numbers, and is taken for it.
+    Otherwise the next file or connection would get one of their numbers, and be used as a stream.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # the lowest number that is free is the next one given
+        except OSError:  # the system assigns the lowest free number
             os.open(os.devnull, os.O_RDWR)
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
-    """What to pass in place of an argument that is not known; None if nothing is like it."""
+    """Suggest a replacement of an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
     return _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else None)
 
@@ -86,9 +86,9 @@ def _explain(
     by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
         return (
-            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} and otherwise named "
-            f"arguments, but {len(args)} values came without a name: pass arrays together as "
-            f"(x, y), and name what follows, e.g. {known[len(by_place)].name}=..."
+            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
+            f"got {len(args)} positional arguments: pass arrays together as (x, y), and further "
+            f"arguments by name, e.g. {known[len(by_place)].name}=..."
         )
     unknown = next((given for given in kwargs if given not in signature.parameters), None)
     if unknown is not None:

@@ -1,4 +1,4 @@
-"""What a call with `strategy` means, and what of its other arguments cannot go with it."""
+"""Check a call with `strategy`: its roles, and arguments that it does not support."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ from pybackend.job.roles import check_roles
 from pybackend.job.strategy import check_strategy
 from pybackend.launchers import Launcher, count_workers
 
-# Arguments that asynchronous steps cannot honour, and why.
+# Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
-    "exchange": "workers exchange nothing with each other",
-    "callbacks": "no step is the same on all workers: there is none to call them after",
+    "exchange": "workers do not exchange anything with each other",
+    "callbacks": "the workers have no common step after which to call them",
     "scale_lr": "a step has the rows of one worker, however many there are",
     "class_weight": "pass sample weights",
-    "tensorboard": "it is written by a callback",
+    "tensorboard": "it needs a callback",
     "steps_per_epoch": "an epoch has as many steps as all rows make batches",
 }
 
 
 def settle_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """The call, with the number of all processes as ``workers``.
+    """Return the call, with the number of all processes as ``workers``.
 
     Raises
     ------
     InputError
-        An argument does not go with ``strategy``; names it, and says why.
+        An argument is not supported. The message names it and the reason.
     """
     strategy, roles = check_strategy(call.strategy), call.roles
     if strategy is None:
         if roles is not None:
             raise InputError(
-                "`roles` needs strategy='parameter_server': without it all are workers, of which "
-                "`workers` says how many"
+                "`roles` needs strategy='parameter_server': without it, all processes are workers, "
+                "and `workers` is their number"
             )
         return replace(call, workers=count_workers(launcher, call.workers))
     observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
-            f"`on_step_end` of an Observer does not go with strategy={strategy!r}: "
+            f"`on_step_end` of an Observer cannot be combined with strategy={strategy!r}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
         )
     given = replace(call, callbacks=others)
     for name, reason in _SYNCHRONOUS.items():
         if getattr(given, name) not in (None, False, []):
-            raise InputError(f"`{name}` does not go with strategy={strategy!r}: {reason}")
-    kept = check_checkpoint(call.checkpoint)
-    if kept is not None and kept.every != "epoch":
+            raise InputError(f"`{name}` cannot be combined with strategy={strategy!r}: {reason}")
+    checkpoint = check_checkpoint(call.checkpoint)
+    if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with strategy={strategy!r} needs every='epoch': between two epochs no "
-            f"step is on its way, not {kept.every!r}"
+            f"`checkpoint` with strategy={strategy!r} needs every='epoch', not "
+            f"{checkpoint.every!r}: only between two epochs no step is running"
         )
     if call.shuffle == "global":
         raise InputError(
-            f"shuffle='global' does not go with strategy={strategy!r}: each worker keeps its rows"
+            f"shuffle='global' cannot be combined with strategy={strategy!r}: each worker "
+            "always has the same rows"
         )
     for name in ("data", "validation_data"):
         value = getattr(call, name)
@@ -76,7 +77,7 @@ def settle_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
 
 
 def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int]:
-    """The number of processes of each role; without ``roles`` one chief and one server."""
+    """Return the number of processes per role; without ``roles``, one chief and one server."""
     if roles is None:
         given = count_workers(launcher, None, default=4) - 2 if workers is None else workers
         if workers is None and given < 1:

@@ -311,17 +311,17 @@ def barrier_train(
 
 
 def run_training(call: TrainingCall) -> TrainResult:
-    """Check a call, run it, and make the result: what `barrier_train` does."""
+    """Check a call of `barrier_train`, run it, and return the result."""
     began = time.monotonic()
     prepared = prepare_training(call)
-    request, kept = prepared.request, prepared.request.job.checkpoint
+    request, checkpoint = prepared.request, prepared.request.job.checkpoint
     say = printer(request.job.verbose)
     if (note := note_files(call.callbacks, prepared.launcher)) is not None:
         say(note)
     for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
-    with files, pointing_to(kept, partial(sees_some, kept)):
+    with files, pointing_to(checkpoint, partial(sees_some, checkpoint)):
         outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
         result = _make_result(prepared, outcome, began)
     note_scale(request, result)
@@ -336,7 +336,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
     kind, content, digest = _check_model(outcome, job.model_uri)
     history = read_figures(outcome.reports[0], list)
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
-    # Not the request itself: its data are not to live as long as the result.
+    # Not the request itself: its data must not live as long as the result.
     make_copy, custom_objects = request.snapshot, request.custom_objects
     if kind == WEIGHTS:
         make_copy = make_copy or request.model
@@ -376,19 +376,19 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
 
 
 def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
-    """The model's format, content and SHA-256, if the workers agree on it.
+    """Return the model's format, content and SHA-256, if all workers have the same weights.
 
     The content is empty if the model was written to a URI.
 
     Raises
     ------
     ClusterError
-        The ranks' weights differ, or the file was altered on its way.
+        The ranks' weights differ, or the file was altered in transit.
     """
     if len({report.weights_sha256 for report in outcome.reports} - {None}) > 1:
         raise ClusterError(
             "the workers' weights differ after the training: a custom callback, layer or "
-            "train_step has changed them on one worker and not on the others"
+            "train_step changed them on one worker and not on the others"
         )
     if uri is not None:
         kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
@@ -397,5 +397,5 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     kind, content = outcome.model
     digest = sha256_of(content)
     if digest != outcome.reports[0].model_sha256:
-        raise ClusterError("the model was altered on its way from worker 0: train again")
+        raise ClusterError("the model was altered in transit from worker 0: train again")
     return kind, content, digest

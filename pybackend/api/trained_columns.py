@@ -1,4 +1,4 @@
-"""Which columns a call uses: those that it names, or else those of the training of its model."""
+"""Choose the columns of a call: its own arguments, or else those of the model's training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.job.options import DataOptions
 
 
 class TrainedColumns(Protocol):
-    """What a `TrainResult` says about the columns of its training, by its names."""
+    """Attributes of a `TrainResult` that describe the columns of its training."""
 
     @property
     def features(self) -> Any: ...
@@ -28,7 +28,7 @@ class TrainedColumns(Protocol):
 def choose_columns(
     call: ModelCall, options: DataOptions, known: TrainedColumns | None
 ) -> ColumnSpec:
-    """The columns that are named, or else those that the model of a result was trained on."""
+    """Return the columns of the call, or else those that a result's model was trained on."""
     columns = ColumnSpec(
         features=as_list(call.features),
         label=call.label,

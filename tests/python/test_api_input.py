@@ -130,7 +130,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy scale_lr": (
         train(strategy="parameter_server", scale_lr="linear"),
-        "`scale_lr` does not go with strategy='parameter_server': a step has the rows of one",
+        "`scale_lr` cannot be combined with strategy='parameter_server': a step has the rows of "
+        "one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -156,12 +157,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "class_weight of two outputs": (
         train(data=(X, {"a": Y, "b": Y}), class_weight={0: 1}),
-        "`class_weight` needs labels, of a model with one output",
+        "`class_weight` needs labels and a model with one output",
     ),
     "class_weight without labels": (train(data=X, class_weight={0: 1}), "`class_weight` needs"),
     "class_weight beside sample weights": (
         train(data=(X, Y, np.ones(20)), class_weight={0: 1}),
-        "`class_weight` and sample weights exclude each other",
+        "`class_weight` and sample weights cannot be combined",
     ),
     "evaluate workers": (
         lambda: barrier_evaluate(None, build, (X, Y), workers=0),
@@ -209,16 +210,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "weight without a label": (train(weight="w", label=None), "`weight` weighs the loss of labels"),
     "features of arrays": (
         train(features=["a"]),
-        "`features` is about columns, but `data` has none",
+        "`features` needs data with columns, but `data` has none",
     ),
     "data function without a parameter": (
         train(data=lambda: None),
         "the function is called as data(context)",
     ),
-    "weight of arrays": (train(weight="w"), "`weight` is about columns, but `data` has none"),
+    "weight of arrays": (
+        train(weight="w"),
+        "`weight` needs data with columns, but `data` has none",
+    ),
     "data_options of arrays": (
         train(data_options=DataOptions(tfrecord_spec={"a": "int64"})),
-        "`tfrecord_spec` is about",
+        "`tfrecord_spec` needs data with columns",
     ),
     "initial_epoch": (train(initial_epoch=1), "`initial_epoch` must be below `epochs` (1,"),
     "validation_split": (train(validation_split=1), "`validation_split` must be a number from 0"),
@@ -236,15 +240,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "validation_split beside validation_data": (
         train(validation_data=(X, Y), validation_split=0.5),
-        "`validation_data` and `validation_split` exclude each other",
+        "`validation_data` and `validation_split` cannot be combined",
     ),
     "validation_split of files": (
         train(data="rows.parquet", validation_split=0.5),
-        "memory; `data` is files: use other files for the validation data",
+        "memory, but `data` is files: pass other files as `validation_data`",
     ),
     "validation_split of a function": (
         train(data=lambda context: None, validation_split=0.5),
-        "memory; `data` is a function: use another function for the validation data",
+        "memory, but `data` is a function: pass another function as `validation_data`",
     ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (train(model_uri=3), "`model_uri` must be a path or URI, not 3"),
@@ -260,7 +264,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "evaluate weight": (
         lambda: barrier_evaluate(None, build, (X, Y), weight="w"),
-        "`weight` is about columns",
+        "`weight` needs data with columns",
     ),
     "custom_objects": (train(custom_objects=[build]), "`custom_objects`"),
     "custom_objects that are none": (train(custom_objects={"a": 5}), "not 'a' to 5"),
@@ -308,15 +312,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "min_workers and strategy": (
         train(min_workers=1, strategy="parameter_server"),
-        "`min_workers` does not go with strategy='parameter_server'",
+        "`min_workers` cannot be combined with strategy='parameter_server'",
     ),
     "min_workers and a function": (
         train(min_workers=1, data=lambda context: None),
-        "`min_workers` does not go with a function `data`",
+        "`min_workers` cannot be combined with a function `data`",
     ),
     "min_workers and files": (
         train(min_workers=1, data="rows.parquet"),
-        "`min_workers` does not go with files of which each worker reads its share: give shuffle=",
+        "`min_workers` cannot be combined with files of which each worker reads a share: pass "
+        "shuffle='global', so that every worker has all rows",
     ),
     "min_workers in Slurm": (
         lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), min_workers=1),
@@ -327,15 +332,16 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
     "strategy exchange": (
         train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
-        "`exchange` does not go with strategy='parameter_server': workers exchange nothing",
+        "`exchange` cannot be combined with strategy='parameter_server': workers do not exchange",
     ),
     "strategy callbacks": (
         train(strategy="parameter_server", callbacks=[object()]),
-        "`callbacks` does not go with strategy='parameter_server': no step is the same",
+        "`callbacks` cannot be combined with strategy='parameter_server': the workers have no "
+        "common step",
     ),
     "strategy steps": (
         train(strategy="parameter_server", steps_per_epoch=3),
-        "`steps_per_epoch` does not go with strategy='parameter_server'",
+        "`steps_per_epoch` cannot be combined with strategy='parameter_server'",
     ),
     "strategy checkpoint": (
         train(strategy="parameter_server", checkpoint=pybackend.Checkpoint("kept", every=5)),
@@ -343,7 +349,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy shuffle": (
         train(strategy="parameter_server", shuffle="global"),
-        "shuffle='global' does not go with strategy='parameter_server'",
+        "shuffle='global' cannot be combined with strategy='parameter_server'",
     ),
     "strategy pipeline": (
         train(strategy="parameter_server", data=lambda context: None),
@@ -376,8 +382,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` gives 2"),
     "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas or polars data"),
     "run data empty": (run(data={}), "`data` has no columns"),
-    "run data lengths": (run(data={"a": X, "b": X[1:]}), "of `data` must have as many rows"),
-    "run data text": (run(data={"a": np.array(["b"])}), "column 'a' of `data` holds no numbers"),
+    "run data lengths": (run(data={"a": X, "b": X[1:]}), "of `data` must have the same number"),
+    "run data text": (run(data={"a": np.array(["b"])}), "column 'a' of `data` is not numeric"),
     "run kwargs": (run(rounds=3), "nor the function takes an argument `rounds`: leave it out"),
     "run kwargs near": (run(worker=3), "takes an argument `worker`: do you mean `workers`?"),
     "run kwargs unpicklable": (run(takes_any, lock=LOCK), "`fn` and its arguments"),

@@ -85,7 +85,7 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     there = barrier_train(session, build_dense, (x, y), **arguments, **killed)
     shown = capsys.readouterr().out
     assert "epoch 2/2" in shown  # live, from the workers
-    assert "SIGKILL; starting again from the newest checkpoint (restart 1 of 1)" in shown
+    assert "SIGKILL; restarting from the newest checkpoint (restart 1 of 1)" in shown
     here = barrier_train(None, build_dense, (x, y), **arguments, verbose=0)
     assert largest_difference(there.model, here.model) <= 1e-6
     assert there.history["val_loss"] == pytest.approx(here.history["val_loss"])

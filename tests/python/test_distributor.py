@@ -85,7 +85,7 @@ def test_what_a_runner_cannot_do_is_refused(spark: Any) -> None:
         "`gpu_resource_name` is 'tpu'": lambda: MirroredStrategyRunner(
             num_slots=1, gpu_resource_name="tpu"
         ),
-        "one process of this machine is one slot": lambda: MirroredStrategyRunner(
+        "local_mode=True without GPUs has one slot": lambda: MirroredStrategyRunner(
             num_slots=2, local_mode=True, use_gpu=False
         ),
         "the driver has no GPUs": lambda: MirroredStrategyRunner(num_slots=1, local_mode=True).run(

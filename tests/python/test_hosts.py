@@ -99,7 +99,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
         for number, place in enumerate((pybackend.hosts("b:2", ssh_options=there.options), "local"))
     ]
     shown = capsys.readouterr().out
-    assert shown.count("SIGKILL; starting again from the newest checkpoint (restart 1 of 1)") == 1
+    assert shown.count("SIGKILL; restarting from the newest checkpoint (restart 1 of 1)") == 1
     digests = {worker.weights_sha256 for result in results for worker in result.workers}
     assert len(digests) == 1
     assert results[0].history == results[1].history

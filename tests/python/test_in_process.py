@@ -187,7 +187,7 @@ def test_a_metric_may_have_a_figure_for_each_class(rows: Any) -> None:
         (lambda r: r.evaluate(np.ones((4, 8))), "`data` has no labels"),
         (lambda r: r.evaluate((np.ones((4, 5)), np.ones(4))), r"`data`: .*shape \(5,\)"),
         (lambda r: r.evaluate((np.ones((4, 8)), np.ones(4)), batch_size=0), "`batch_size` must be"),
-        (lambda r: r.evaluate(lambda context: 1), "`data` is a function, which workers call"),
+        (lambda r: r.evaluate(lambda context: 1), "`data` is a function, but no workers"),
         (lambda r: r.predict(np.ones((4, 5))), r"`x`: .*shape \(5,\).*shape \(8,\)"),
         (lambda r: r.predict({"a": np.ones((4, 8))}), "`x`: the model has one input"),
         (lambda r: r.predict(np.ones((4, 8)), type="classes"), "`type` must be None, 'class'"),

@@ -347,7 +347,7 @@ def test_the_end_of_memory_has_advice() -> None:
     failure = worker_failure(1, "host", InternalError(None, None, full))
     assert "TF_FORCE_GPU_ALLOW_GROWTH" in failure.advice
     shared = InternalError(None, None, "aborted by: NCCL: invalid usage")
-    assert "one GPU for each worker" in worker_failure(1, "host", shared).advice
+    assert "NCCL needs one GPU per worker" in worker_failure(1, "host", shared).advice
 
 
 @pytest.mark.launcher(False)

@@ -57,7 +57,7 @@ def test_a_wrong_observer_is_an_error_at_once(make: Any, message: str) -> None:
 
 def test_steps_of_a_strategy_cannot_be_observed() -> None:
     observer = Observer(on_step_end=lambda step, logs: None)
-    with pytest.raises(InputError, match="`on_step_end` of an Observer does not go with"):
+    with pytest.raises(InputError, match="`on_step_end` of an Observer cannot be combined with"):
         barrier_train(
             "local",
             build_dense,

@@ -56,9 +56,9 @@ def test_a_plan_says_what_the_training_then_does(
     assert lines[1:6] == [
         "data: arrays of 400 rows: x float32 (8,), y int64 ()",
         "validation data: arrays of 100 rows: x float32 (8,), y int64 ()",
-        "each worker gets: every 3rd row, beginning with the one of its rank",
+        "each worker gets: every 3rd row, starting with the row of its rank",
         "steps per epoch: 4, of 40 rows per worker",
-        f"model: {dense_model.name} of 195 parameters, sent as Keras's file: "
+        f"model: {dense_model.name} of 195 parameters, sent as a Keras file: "
         f"{made.model.rpartition(': ')[2]}",
     ]
     assert "  worker 1: this machine, 133 rows" in lines
@@ -93,7 +93,7 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
     made = of(fed, steps_per_epoch=7)
     assert (made.rows, made.steps_per_epoch) == (None, 7)
     assert made.data == "what fed(context) returns"
-    assert "the rows and steps that the function gives on each worker" in made.later
+    assert "the number of rows and steps that the function gives on each worker" in made.later
     assert "not known yet" in "".join(html(made).itertext())
     made = of(rows, workers=30, seed=2)
     assert "  ... and 14 more" in str(made).splitlines()

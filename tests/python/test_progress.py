@@ -65,7 +65,7 @@ def test_a_loss_that_is_no_number_is_named_once(capsys: Any) -> None:
     for epoch in range(3):
         show(replace(EPOCH, epoch=epoch, logs={"loss": math.nan if epoch else 0.5}))
     lines = capsys.readouterr().out.splitlines()
-    assert [line.startswith("note: the loss is no longer a finite number") for line in lines] == [
+    assert [line.startswith("note: the loss became NaN or infinite") for line in lines] == [
         False,
         False,
         True,
@@ -79,7 +79,7 @@ def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: A
     for event in chain + [replace(event, seconds=62.0, is_second=True) for event in chain]:
         show(event)
     (line,) = capsys.readouterr().out.splitlines()
-    assert "wait for worker 1, for 62 s" in line
+    assert "waiting for worker 1 for 62 s" in line
 
 
 STEP = StepEnded(1, 3, 5, 20, 160, 0.5, {"loss": 0.75})

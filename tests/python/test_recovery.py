@@ -123,7 +123,7 @@ def test_killed_at_a_random_step_it_ends_the_same(
         undisturbed = train(KillAt(-1, 0, 0, Path("never")), exchange=exchange)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
-    assert capsys.readouterr().out.count("SIGKILL; starting again from the newest checkpoint") == 1
+    assert capsys.readouterr().out.count("SIGKILL; restarting from the newest checkpoint") == 1
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def test_tensorflow_loads_what_is_exported(rows: Any, dense_model: Any, tmp_path
     (found,) = served(tf.constant(rows[0][:7])).values()
     np.testing.assert_allclose(found, dense_model.predict(rows[0][:7], verbose=0), atol=1e-6)
     assert [one.name for one in path.parent.iterdir()] == ["served"]
-    with pytest.raises(InputError, match=r"there is something at .*served' already"):
+    with pytest.raises(InputError, match=r"served' exists and is not an empty folder"):
         of(dense_model, "h5").export(path)
 
 

@@ -108,7 +108,7 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
         made = plan(session, dense_model, frame, label="y", workers=2, epochs=2)
         assert (made.rows, made.workers[1].place) == (None, "a task of the barrier stage")
         assert made.data == "a Spark DataFrame, inputs x; labels y"
-        assert any("Spark counts them then" in line for line in made.later)
+        assert any("Spark counts them at the start" in line for line in made.later)
         assert made.settings["versions"]["pyspark"] == session.version
         with pytest.raises(ClusterError, match=r"3, but this Spark session runs at most 2"):
             plan(session, dense_model, frame, label="y", workers=3)

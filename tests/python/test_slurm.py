@@ -122,7 +122,7 @@ def test_a_training_goes_on_when_a_worker_was_killed(
         )
         for number, place in enumerate((pybackend.slurm(nodes=2, folder=jobs(cluster)), "local"))
     ]
-    assert "starting again from the newest checkpoint" in capsys.readouterr().out
+    assert "restarting from the newest checkpoint" in capsys.readouterr().out
     assert results[0].history == results[1].history
     assert results[0].workers[0].weights_sha256 == results[1].workers[0].weights_sha256
 

@@ -618,7 +618,7 @@ def test_a_training_goes_on_when_an_executor_was_killed(
 
     found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
     said = capsys.readouterr().out
-    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     assert "resumes from the checkpoint of epoch 2, step 3" in said
     whole = train(verbose=0)
     assert found.history == whole.history
@@ -795,7 +795,7 @@ def test_sparks_log_of_events_which_its_pages_show_has_no_token(shown: str) -> N
 
 @pytest.mark.full
 def test_a_session_that_asks_for_encryption_gets_no_servers_without(shown: str) -> None:
-    assert "spark.ssl.enabled is true, but what TensorFlow's own servers send" in shown
+    assert "spark.ssl.enabled is true, but TensorFlow's own servers do not encrypt" in shown
 
 
 @pytest.mark.full

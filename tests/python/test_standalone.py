@@ -87,7 +87,7 @@ def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_i
         restarts=1,
     )
     said = capsys.readouterr().out
-    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     # Of which one: the worker trains on for the moment that its executor takes to die.
     assert "resumes from the checkpoint of epoch" in said
     assert again.history == there.history
@@ -421,7 +421,7 @@ def test_sparklyr_runs_functions_of_r_on_three_hosts_and_a_worker_is_killed(
     hosts = next(line for line in shown.splitlines() if line.startswith("hosts"))
     assert set(hosts.split()[1:]) == {host.seen_as for host in cluster.hosts}
     assert "epoch 1/2" in shown  # live
-    assert "SIGKILL; starting again from the newest checkpoint (restart 1 of 1)" in shown
+    assert "SIGKILL; restarting from the newest checkpoint (restart 1 of 1)" in shown
     assert "equal TRUE TRUE" in shown
     assert "rows 50 50 50" in shown
     until(lambda: not cluster.leftovers())

@@ -126,7 +126,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     said = output.getvalue()
     assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
-    assert "starting again from the newest checkpoint (restart 1 of 1)" in said
+    assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     assert re.search("resumes from the checkpoint of epoch [23]\n", said)
     assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
     assert [len(figures) for figures in result.history.values()] == [6, 6]

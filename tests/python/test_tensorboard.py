@@ -138,7 +138,7 @@ def test_files_come_in_parts_and_again(tmp_path: Path) -> None:
             data = base64.b64encode(part).decode()
             files(EventBytes("train/events", start, data))
         files.conclude()
-        assert "not all of TensorBoard's files have come" in said.pop().text
+        assert f"TensorBoard's files in {tmp_path}/run are incomplete" in said.pop().text
         files(EventBytes("", 0, "", is_last=True))
         files.conclude()
         assert [note.text for note in said] == [

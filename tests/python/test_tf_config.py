@@ -273,7 +273,7 @@ def test_a_role_without_an_entry(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["master", "boss", "", None, 3, ["worker"]])
 def test_unknown_roles(role: Any) -> None:
-    assert f"role {role!r} is none of chief, worker, ps, evaluator" in message(
+    assert f"role {role!r} is not one of chief, worker, ps, evaluator" in message(
         config({"worker": PAIR}, role)
     )
 

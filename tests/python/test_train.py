@@ -78,7 +78,7 @@ def test_a_data_set_is_cut_over_the_workers(rows: Any, dense_model: Any, kind: s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"validation_split": 0.5}, "`data` is a data set: use another data set"),
+        ({"validation_split": 0.5}, "`data` is a data set: pass another data set"),
         ({"steps_per_epoch": 2}, r"a data set of 5 batches: leave it out, and use data.take\(2\)"),
         ({"workers": 302}, "`data` has 301 rows, fewer than workers=302"),
     ],
