@@ -468,7 +468,10 @@ def test_rows_of_a_step_are_counted() -> None:
         (["broken.py"], "is not Python"),
         (["--json", "no/such/folder.json", "train.py"], "no/such/folder.json cannot be written"),
         (["--plot", "a.txt", "train.py"], "not 'a.txt'"),
-        (["--workers", "2", "--project", "480", "train.py"], "--project needs at least two numbers"),
+        (
+            ["--workers", "2", "--project", "480", "train.py"],
+            "--project needs at least two numbers",
+        ),
         (["--project", "1", "train.py"], "--project must be a number of workers of at least 2"),
         (["--workers", "1,3", "--batch-size", "64", "train.py"], "cannot be shared equally by 3"),
         (["--workers", "2,2", "train.py"], "`workers` names a number twice"),
