@@ -1,8 +1,8 @@
 # usage: Rscript scripts/r-test.R [plain] [local] [cluster] [test-file.R ...]
 # Runs the R package's tests against the installed package: files without Spark
-# (plain), with a local Spark (local), or with a cluster or server (cluster), and
-# the files named. Each test has a time limit. The workspace stays empty, because
-# tests check what functions in it carry along.
+# (plain), with a local Spark (local), or with a cluster or server (cluster),
+# and the files named. Each test has a time limit. The workspace stays empty,
+# because tests check what functions in it carry along.
 local({
   wanted <- commandArgs(trailingOnly = TRUE)
   limit <- 240
