@@ -133,7 +133,7 @@ def wrong_numbers(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator
     for place, (name, row) in enumerate(rows.items()):
         label, value = shown[2 * place : 2 * place + 2]
         if not label.startswith(name) or not value.startswith(f"{row['ms_per_step']:.1f} ms"):
-            yield f"the chart says {label}: {value} for {name}: {row['ms_per_step']} ms"
+            yield f"the chart shows {label}: {value} for {name}: {row['ms_per_step']} ms"
         if abs(lengths[place] / max(lengths) - row["ms_per_step"] / longest) > 0.01:
             yield f"the bar of {name} has the wrong length"
 
