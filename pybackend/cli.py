@@ -129,19 +129,19 @@ def _parser() -> argparse.ArgumentParser:
     add_run_options(run)
     run.set_defaults(command=_run)
 
-    board = commands.add_parser(
+    tensorboard = commands.add_parser(
         "tensorboard",
         help="run TensorBoard on this machine until Ctrl-C (in R: view_tensorboard())",
         description="Run TensorBoard on this machine for a folder of logs and print its URL. "
         "Ctrl-C stops it.",
     )
-    board.add_argument(
+    tensorboard.add_argument(
         "folder",
         nargs="?",
         metavar="FOLDER",
         help="folder of the logs, as shown by a training's result (default: logs)",
     )
-    board.set_defaults(command=_tensorboard)
+    tensorboard.set_defaults(command=_tensorboard)
 
     scale = commands.add_parser(
         "bench-scale",
