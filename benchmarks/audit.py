@@ -1,6 +1,6 @@
-"""What an audit costs: seconds of a training and memory of worker 0, with it and without.
+"""Cost of an audit: seconds of a training and memory of worker 0, with an audit and without.
 
-Three networks on two workers: the seed's, one of 49 million weights, and one of 500 layers.
+Three networks on two workers: the small CNN, one of 49 million weights, and one of 500 layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def deep() -> Any:
 
 
 def seeds() -> Any:
-    """The seed's network."""
+    """Return the small CNN."""
     import keras
 
     return step.network(keras)
@@ -51,13 +51,13 @@ NETWORKS: dict[str, tuple[Callable[[], Any], Callable[[], Any], int]] = {
 
 
 def train(name: str, audit: bool) -> dict[str, float]:
-    """Figures of worker 0 in one training."""
+    """Return measurements of worker 0 in one training."""
     build, rows, batch = NETWORKS[name]
 
     import keras
 
     class Peak(keras.callbacks.Callback):
-        """Keeps the most memory among the figures of an epoch."""
+        """Records the peak memory in the logs of an epoch."""
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             import resource

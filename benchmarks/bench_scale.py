@@ -1,8 +1,8 @@
-"""Strong and weak scaling of the seed's network: here, and on hosts with links of a given rate.
+"""Strong and weak scaling of the small CNN: here, and on hosts with links of a given rate.
 
-Hosts are the network namespaces of the tests, on one machine, which ssh reaches; the rate of their
-links is that of Linux's token bucket (tbf). All share this machine's cores: with more workers than
-cores each waits for the others' turns. Only for root.
+Hosts are the network namespaces of the tests, on one machine, reached over ssh; Linux's token
+bucket (tbf) limits the rate of their links. All share this machine's cores: with more workers than
+cores they slow each other down. Needs root.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from sshd import ssh_hosts
 Table = dict[str, dict[str, float]]
 
 WORKERS = (1, 2, 4)
-# Of which each worker has one, or all share it.
+# Global batch size of strong scaling, and each worker's batch size of weak scaling.
 BATCH = 256
 TO = 480
 STEPS = 60
 _HOSTS = ("a", "b", "c", "d")
 _GBIT = (1, 25)
-# Bytes that may leave at once, and how long packets wait: a link's buffer.
+# Buffer of a link: bytes of a burst, and the longest wait of a packet.
 _BURST, _LATENCY = "4mb", "50ms"
 _PARTS = ("data", "compute", "communication", "waiting")
 
 
 def measure(rounds: int, workers: Sequence[int] = WORKERS) -> dict[str, Table]:
-    """All tables; writes the section of docs/scaling.md, too."""
+    """Return all tables, and write the section of docs/scaling.md."""
     results = {"this machine": scale("local", workers, rounds)}
     with (
         tempfile.TemporaryDirectory(prefix="tfdist-bench-") as folder,
@@ -66,14 +66,14 @@ def scale(target: Any, workers: Sequence[int], rounds: int) -> pybackend.Scaling
 
 
 def train(target: Any, workers: int, batch_size: int) -> pybackend.TrainResult:
-    """The seed's network, one core per worker."""
+    """Train the small CNN with one core per worker."""
     import keras
 
-    # More workers than cores cannot have one each, and take turns: with one thread each, too.
+    # More workers than cores must share cores, so they have one thread each.
     has_enough = target != "local" or workers <= (os.cpu_count() or 1)
     return pybackend.barrier_train(
         target,
-        step.network(keras),  # no function of this module, which the hosts do not have
+        step.network(keras),  # not a function of this module, which the hosts do not have
         step.digits(),
         workers=workers,
         batch_size=batch_size,
@@ -85,7 +85,7 @@ def train(target: Any, workers: int, batch_size: int) -> pybackend.TrainResult:
 
 @contextmanager
 def paced(hosts: Sequence[Host], gbit: float) -> Iterator[None]:
-    """What these hosts send leaves at this rate."""
+    """Limit the rate at which these hosts send."""
     options = ["rate", f"{gbit}gbit", "burst", _BURST, "latency", _LATENCY]
     for host in hosts:
         run(*host.enter, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *options)

@@ -1,4 +1,4 @@
-"""What a call checks before it trains: seconds beside those of writing the model, which it must."""
+"""Seconds of a call's checks before training, compared with writing the model."""
 
 from __future__ import annotations
 

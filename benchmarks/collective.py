@@ -22,7 +22,7 @@ from pybackend.net.rendezvous import address_of, listen, new_token
 
 Sizes = Mapping[str, tuple[int, int]]
 SIZES: Sizes = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
-"""Per column: bytes of a float32 buffer, and how often it is exchanged in a round."""
+"""By column: bytes of a float32 buffer, and the number of exchanges in a round."""
 
 
 def measure(rounds: int) -> dict[str, dict[str, float]]:
@@ -45,7 +45,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def timed(work: Callable[[], Any], times: int) -> float:
-    """Milliseconds, the median of some runs after one that warms up."""
+    """Return milliseconds, the median of runs after one that warms up."""
     work()
     found = []
     for _ in range(times):
@@ -56,12 +56,12 @@ def timed(work: Callable[[], Any], times: int) -> float:
 
 
 def pair(what: str, sizes: Sizes = SIZES) -> list[dict[str, float]]:
-    """Two processes on one machine; the figures of each."""
+    """Run two processes on one machine and return the measurements of each."""
     return run_pair(__file__, [what, json.dumps(sizes)])
 
 
 def run_pair(program: str, order: list[str]) -> list[dict[str, float]]:
-    """Run a program as two processes that can meet; what each prints, as JSON.
+    """Run a program as two processes that can connect; return the JSON that each prints.
 
     Its arguments are ``order``, then the rank, the listening descriptor, the token and the peers.
     """
@@ -131,7 +131,7 @@ def _socket_exchange(rank: int, server: socket.socket, peers: list[str]) -> Call
 
 
 def _tensorflow() -> list[dict[str, float]]:
-    """TensorFlow's own collective, as MultiWorkerMirroredStrategy sets it up and uses it."""
+    """Measure TensorFlow's own collective, used as in MultiWorkerMirroredStrategy."""
     with tempfile.TemporaryDirectory() as folder:
         found: list[dict[str, float]] = pybackend.barrier_run(
             "local", _tensorflow_member, folder, workers=2, verbose=0
@@ -164,7 +164,7 @@ def _tensorflow_member(context: pybackend.WorkerContext, folder: str) -> dict[st
         buffer = tf.fill([size // 4], 1e-6)
         found[column] = timed(lambda buffer=buffer: reduce(buffer).numpy(), times)  # type: ignore[misc]
     del strategy
-    # Who ends first takes from the other what that is still receiving.
+    # If one process ends first, the other cannot receive the rest.
     Path(folder, str(context.rank)).touch()
     while len(os.listdir(folder)) < context.world_size:
         time.sleep(0.05)

@@ -1,10 +1,10 @@
 """All-reduces of simulated ranks, event by event, in vectors over the ranks.
 
-A message leaves when its sender is through with its last round, and takes latency and bytes of the
-cost model; a rank is through with a round when it was through with the last one, has received and
-has added. Without jitter, and if all ranks begin at once, that is the closed formula. With jitter
-each message takes longer or shorter by a factor of its own, and who is late delays others, as far
-as the algorithm passes it on.
+A message leaves when its sender has finished the previous round, and takes the latency and time per
+byte of the cost model. A rank has finished a round when it has finished the previous one, received
+and added. Without jitter, and if all ranks begin at once, this gives the closed formula. With
+jitter, each message takes longer or shorter by a random factor, and a late rank delays others, as
+far as the algorithm propagates the delay.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from pybackend.collective.doubling import count_pairs, find_partners
 
 Array = npt.NDArray[Any]
 Factors = Callable[[int], Array | float]
-"""Factors of so many messages."""
+"""Random factors of a number of messages."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks that compute, each by itself, and then exchange.
+    """Ranks that compute separately and then exchange.
 
     Attributes
     ----------
     ranks
-        How many.
+        Number of ranks.
     costs
-        Of messages between any two of them.
+        Costs of messages between any two ranks.
     jitter
-        Standard deviation of the logarithm of a rank's computing, step by step.
+        Standard deviation of the logarithm of a rank's computing time per step.
     message_jitter
-        The same of messages.
+        Standard deviation of the logarithm of a message's time.
     slow_share, slow_factor
-        The part of the ranks that is always slower, and by what factor.
+        Share of ranks that are always slower, and the factor.
     pauses, pause_seconds
-        How often a rank stops, per step and rank, and for how long on average (exponential).
+        Pauses per step and rank, and their mean duration (exponential).
     """
 
     ranks: int
@@ -55,7 +55,7 @@ class Cluster:
     pause_seconds: float = 0.0
 
     def draw_computing(self, seconds: float, steps: int, generator: np.random.Generator) -> Array:
-        """Seconds of each step and rank, with these as the mean of a rank that is not slow."""
+        """Return seconds by step and rank; ``seconds`` is the mean of a rank that is not slow."""
         shape = steps, self.ranks
         drawn = seconds * _factors(self.jitter, shape, generator)
         slow = generator.permutation(self.ranks) < round(self.slow_share * self.ranks)
@@ -66,12 +66,12 @@ class Cluster:
     def step_seconds(
         self, computing: Array, nbytes: float, algorithm: Algorithm, generator: np.random.Generator
     ) -> float:
-        """Seconds of a step on average, with an exchange of so many bytes behind the computing.
+        """Return the mean seconds of a step whose exchange of ``nbytes`` follows the computing.
 
         Parameters
         ----------
         computing
-            Seconds of each step and rank.
+            Seconds by step and rank.
         """
         factors = self._make_factors(generator)
         exchange = ring if algorithm == "ring" else double
@@ -83,13 +83,13 @@ class Cluster:
     def _make_factors(self, generator: np.random.Generator) -> Factors:
         if not self.message_jitter:
             return lambda count: 1.0
-        # Drawn once: the rounds take them from places drawn at random.
+        # Drawn once: each round takes a slice at a random place.
         pool = _factors(self.message_jitter, (1 << 16,), generator)
         return lambda count: pool[(at := int(generator.integers(len(pool) - count))) : at + count]
 
 
 def ring(begin: Array, nbytes: float, costs: CostModel, factors: Factors) -> Array:
-    """When each rank is through with a ring all-reduce, if it begins at these times."""
+    """Return the times at which ranks finish a ring all-reduce that they begin at ``begin``."""
     ranks = len(begin)
     part = nbytes / ranks
     message = costs.latency_seconds + part * costs.seconds_per_byte
@@ -102,7 +102,7 @@ def ring(begin: Array, nbytes: float, costs: CostModel, factors: Factors) -> Arr
 
 
 def double(begin: Array, nbytes: float, costs: CostModel, factors: Factors) -> Array:
-    """When each rank is through with recursive doubling, if it begins at these times."""
+    """Return the times at which ranks finish recursive doubling that they begin at ``begin``."""
     ranks = len(begin)
     message = costs.latency_seconds + nbytes * costs.seconds_per_byte
     add = nbytes * costs.add_seconds_per_byte
@@ -121,11 +121,11 @@ def double(begin: Array, nbytes: float, costs: CostModel, factors: Factors) -> A
 
 @cache
 def _partners(ranks: int) -> tuple[Array, list[Array]]:
-    """The ranks that are not folded away, and their partners in each round."""
+    """Return the ranks that take part in all rounds, and their partners in each round."""
     found = {rank: partners for rank in range(ranks) if (partners := find_partners(rank, ranks))}
     return np.array(list(found)), [np.array(turn) for turn in zip(*found.values(), strict=True)]
 
 
 def _factors(spread: float, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
-    """Log-normal factors with mean 1."""
+    """Draw log-normal factors with mean 1."""
     return np.exp(generator.normal(-(spread**2) / 2, spread, shape))

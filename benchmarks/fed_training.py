@@ -1,8 +1,9 @@
-"""From the call to the trained model: rows of a Spark DataFrame, here and in TensorFlowOnSpark.
+"""Seconds from the call to the trained model, for rows of a Spark DataFrame.
 
-One script of TensorFlowOnSpark's (`tfos_script`) is run by 2.2.5 itself and by `pybackend.tfos`;
-beside them the same loop in a function of `barrier_run`, and `barrier_train`. All train one small
-model by steps of the same size, none of several steps at once, and end with it in the session.
+A script for TensorFlowOnSpark (`tfos_script`) is run by TensorFlowOnSpark 2.2.5 and by
+`pybackend.tfos`, and compared with the same loop in a function of `barrier_run`, and with
+`barrier_train`. All train one small model in single steps of the same size, and return it to the
+session.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def measure(rounds: int) -> dict[str, Table]:
 
 
 def _compare(names: list[str], middle: dict[Any, float]) -> Table:
-    """Whole calls, and what each row more costs, beside the original."""
+    """Compare whole calls, and the cost of each additional row, with the original."""
     whole = {name: middle[name, "many"] for name in names}
     rates = {name: (ROWS - FEW) / (whole[name] - middle[name, "few"]) for name in names}
     return {
@@ -72,7 +73,7 @@ def _compare(names: list[str], middle: dict[Any, float]) -> Table:
 
 
 def _trainers(session: Any) -> dict[str, Callable[[Any], Any]]:
-    """Ways to train the model on a DataFrame; each returns it."""
+    """Return functions that train the model on a DataFrame and return it."""
     ours = partial(tfos_script.train, session, package="pybackend.tfos")
     return {
         ORIGINAL: lambda frame: tfos_script.train(session, frame.rdd),
@@ -99,7 +100,7 @@ def _trainers(session: Any) -> dict[str, Callable[[Any], Any]]:
 def _others(
     session: Any, few: Any
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
-    """Calls with a function that does nothing; and those that return how late its error comes."""
+    """Return calls with an empty function, and calls that return the delay of an error."""
     names = {ORIGINAL: "tensorflowonspark", "pybackend.tfos": "pybackend.tfos"}
     empty: dict[str, Callable[[], Any]] = {
         name: partial(tfos_script.start_and_end, session, package)
@@ -122,7 +123,7 @@ def _timed(work: Callable[..., Any], *arguments: Any) -> float:
 
 
 def _train_fed(context: Any) -> Any:
-    """The loop of the script, in a function of `barrier_run`."""
+    """Run the loop of the script in a function of `barrier_run`."""
     model = tfos_script.dense_model()
     for batch in context.feed(batch_size=BATCH):
         model.train_on_batch(batch["image"], batch["label"])
@@ -139,7 +140,7 @@ def _seconds_to_error(run: Callable[..., Any]) -> float:
             run(_fail, folder)
         except pybackend.WorkerFailedError:
             return time.time() - float(Path(folder, "failed").read_text())
-    raise AssertionError("the function has not failed")
+    raise AssertionError("the function did not fail")
 
 
 def _fail(context: Any, folder: str) -> None:

@@ -1,7 +1,7 @@
-"""Rows per second of a Spark DataFrame on their way to tensors, and of the batches made of them.
+"""Rows per second from a Spark DataFrame to tensors, and of batches made from them.
 
-The DataFrames lie in Spark's memory, so their source costs nothing. Beside tfdist: the same rows
-just drained, and TensorFlowOnSpark 2.2.5, which sends every row through a queue of Python objects.
+The DataFrames are in Spark's memory, so reading them costs nothing. Compared are the same rows only
+drained, and TensorFlowOnSpark 2.2.5, which sends every row through a queue of Python objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from standalone_session import WORKERS, standalone_session
 
 Table = dict[str, dict[str, float]]
 ROWS, WIDTH, BATCH = 50_000, 784, 64
-# TensorFlowOnSpark looks once a second whether all rows have gone: enough of them to not matter.
+# TensorFlowOnSpark checks once per second whether all rows were consumed: many rows, so that this
+# does not matter.
 TFOS_ROWS = 20_000
 KINDS = {"binary(784)": "binary", "array<float>, 784": "array<float>"}
 
@@ -71,7 +72,7 @@ def _compared(session: Any, sql_type: str, rounds: int) -> Table:
 
 
 def cached(session: Any, sql_type: str, rows: int) -> Any:
-    """A DataFrame of random images and labels, half of it in the memory of each executor."""
+    """Return a DataFrame of random images and labels, half of it in each executor's memory."""
     made = session.range(0, rows, 1, WORKERS).mapInArrow(
         lambda batches: random_rows(batches, sql_type), f"image {sql_type}, label long"
     )
@@ -81,7 +82,7 @@ def cached(session: Any, sql_type: str, rows: int) -> Any:
 
 
 def random_rows(batches: Iterable[Any], sql_type: str) -> Iterator[Any]:
-    """Images of bytes, or of numbers from 0 to 1, for the ids that come in."""
+    """Yield images of bytes, or of numbers from 0 to 1, for batches of ids."""
     import pyarrow as pa
 
     rng = np.random.default_rng(0)
@@ -97,7 +98,7 @@ def random_rows(batches: Iterable[Any], sql_type: str) -> Iterator[Any]:
 
 
 def drain(frame: Any) -> float:
-    """Seconds until Python has seen every Arrow batch, in a barrier stage as tfdist's."""
+    """Return seconds until Python has seen every Arrow batch, in a barrier stage as in tfdist."""
 
     def count(batches: Iterable[Any]) -> Iterator[Any]:
         yield _number(sum(batch.num_rows for batch in batches))
@@ -106,7 +107,7 @@ def drain(frame: Any) -> float:
 
 
 def tfdist_feed(session: Any, frame: Any) -> float:
-    """Seconds until every row has been in a batch of tensors, shuffled."""
+    """Return seconds until every row was in a shuffled batch of tensors."""
     from pybackend.launchers.spark.barrier import small_batches
 
     def feed(batches: Iterable[Any]) -> Iterator[Any]:
@@ -119,7 +120,7 @@ def tfdist_feed(session: Any, frame: Any) -> float:
 
 
 def spool(batches: Iterable[Any], folder: Path) -> None:
-    """Keep a partition's rows as tfdist's tasks do, in the folder ``train``."""
+    """Write a partition's rows as tfdist's tasks do, in the folder ``train``."""
     from pybackend.data.arrow import describe_schema
     from pybackend.data.column_groups import group_columns
     from pybackend.data.columns import ColumnSpec
@@ -133,7 +134,7 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
 
 
 def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:
-    """Rows that a shuffled epoch over a spool has visited."""
+    """Return the number of rows in a shuffled epoch over a row store."""
     from pybackend.data.rows import SpooledRows
     from pybackend.engine.feed import Feed
 
@@ -157,7 +158,7 @@ def _number(rows: int) -> Any:
 
 
 def shuffled(rounds: int) -> dict[str, Table]:
-    """Batches of an epoch in one process: medians over interleaved rounds, after a first one."""
+    """Measure batches in one process: medians over interleaved rounds, after a first one."""
     return {
         f"batches of {size}, rows of {WIDTH} bytes": _batches(size, rounds) for size in (64, 1024)
     }

@@ -1,7 +1,8 @@
-"""Milliseconds per step of the seed's network when its rows are a DataFrame's, beside arrays.
+"""Milliseconds per step of the small CNN with rows of a DataFrame, compared with arrays.
 
-Both by `pybackend.barrier_train` on one Spark session. Only the training itself is timed, all of
-it: the first step, in which TensorFlow builds its graph, and the reading of each epoch's rows.
+Both use `pybackend.barrier_train` on one Spark session. The whole training is timed, and nothing
+else: this includes the first step, in which TensorFlow builds its graph, and reading the rows of
+each epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What processes hold in the course of time, and whether it grows."""
+"""Resources of processes over time, and their growth."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 
 FIGURES = ("memory_kb", "threads", "descriptors", "temporary_kb")
-# Of the samples: caches fill, and code is loaded, before what happens repeats.
+# Share of samples left out at the beginning, while caches fill and code is loaded.
 _WARM_UP = 0.3
-# Slopes within so many standard errors of zero are noise.
+# Slopes within this number of standard errors of zero are noise.
 _NOISE = 3.0
-# Growth over all that was measured which is none: an allocator takes memory in pieces.
+# Total growth that does not count, because an allocator takes memory in pieces.
 _ALLOWED = {"memory_kb": 4096.0, "threads": 1.0, "descriptors": 1.0, "temporary_kb": 64.0}
 Sample = Mapping[str, float]
 
 
 def sample(pid: int, folder: Path) -> Sample:
-    """What a process holds now, and the files in a folder."""
+    """Measure the resources of a process, and the files in a folder."""
     entry = Path("/proc", str(pid))
     pages = int((entry / "statm").read_text().split()[1])
     return {
@@ -32,16 +32,16 @@ def sample(pid: int, folder: Path) -> Sample:
 
 
 def measure_folder(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     found = 0
     for path in folder.rglob("*"):
-        with suppress(OSError):  # it may go in between
+        with suppress(OSError):  # the file may be deleted meanwhile
             found += path.lstat().st_size
     return found
 
 
 def slopes(samples: Sequence[Sample], times: Sequence[float]) -> dict[str, float]:
-    """Growth of each figure by a unit of ``times``, and how many of them grow beyond noise."""
+    """Return the growth of each value per unit of ``times``, and the number above noise."""
     first = int(len(samples) * _WARM_UP)
     at = np.array(times[first:], float)
     found: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""Rows per second through a small network: a DataFrame's rows in Spark, beside arrays here.
+"""Rows per second of predictions by a small network: a DataFrame in Spark, compared with arrays.
 
-One machine, a local Spark of two slots, its DataFrames in Spark's memory and the answers written
-nowhere. Beside tfdist: ``pyspark.ml.functions.predict_batch_udf``, which takes arrays of numbers,
-with the same model, as many rows at once and one thread, loaded once per process as its manual
-shows. Warm: every process has its model.
+One machine, a local Spark of two slots, DataFrames in Spark's memory, and predictions that are not
+written. Compared is ``pyspark.ml.functions.predict_batch_udf``, which takes arrays of numbers, with
+the same model, batch size and one thread, loaded once per process as in its manual. Measured warm:
+every process has loaded its model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(rounds: int) -> dict[str, Table]:
     sys.path.insert(0, str(here.parent / "tests" / "python"))
     from conftest import spark_session
 
-    # Spark's processes make the DataFrames by the functions of these files.
+    # Spark's processes create the DataFrames with the functions of these files.
     given = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here), *([given] if given else [])])
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -62,7 +62,7 @@ def _compared(name: str, frames: dict[str, Any], rounds: int) -> Table:
 
 
 def network(name: str) -> Any:
-    """A small network of ten outputs."""
+    """Return a small network of ten outputs."""
     import keras
 
     layers = keras.layers

@@ -1,7 +1,7 @@
-"""A dense model of 50 million parameters on two workers: does communication hide behind compute?
+"""Overlap of communication and computing: a dense model of 50 million parameters, two workers.
 
-Beside it, in the same rounds: the same step without communication, the all-reduce alone, and the
-peak memory of a worker.
+Measured in the same rounds: the same step without communication, the all-reduce alone, and the peak
+memory of a worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH + 1
 
 
 def rows() -> tuple[Any, Any]:
-    """Random numbers: the arithmetic does not depend on them."""
+    """Return random numbers, because the arithmetic does not depend on them."""
     rng = np.random.default_rng(0)
     return rng.random((ROWS, WIDTH), dtype="float32"), rng.random((ROWS, 1), dtype="float32")
 
 
 def network() -> Any:
-    """Dense layers of one width; plain SGD, which keeps no state."""
+    """Return dense layers of one width with plain SGD, which has no state."""
     import keras
 
     model = keras.Sequential([keras.Input((WIDTH,))])
@@ -49,7 +49,7 @@ def measure_tfdist(bucket_mb: float) -> list[dict[str, float]]:
 
 
 def measure_exchange() -> list[dict[str, float]]:
-    """The all-reduce of as many gradients, and nothing else."""
+    """Measure the all-reduce of as many gradients alone."""
     found = collective.pair("mesh", {"ms": (PARAMETERS * 4, 5)})
     return [{**figures, "cpu_ms": 0.0, "peak_mb": 0.0} for figures in found]
 

@@ -1,9 +1,9 @@
 """Seconds from a call to its result: a job that does nothing, and 200 steps of a small network.
 
-On this machine and on a standalone Spark cluster, beside the bare machinery and
-spark-tensorflow-distributor 1.0.0. That one runs under Spark 4 and TensorFlow 2.21 as it is. It
-trains in the tasks' own Python, which Spark keeps, so once warm it does not import TensorFlow
-again; tfdist starts a fresh process per worker each time.
+On this machine and on a standalone Spark cluster, compared with bare processes, a bare barrier job
+and spark-tensorflow-distributor 1.0.0, which runs unchanged under Spark 4 and TensorFlow 2.21. It
+trains in the tasks' own Python, which Spark reuses, so once warm it does not import TensorFlow
+again; tfdist starts a new process per worker each time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _bare_barrier(session: Any) -> None:
 def _distributor(train: Callable[[], Any], custom: bool = False) -> Any:
     from spark_tensorflow_distributor import MirroredStrategyRunner
 
-    # It sets its logger's level itself, and tells of every run.
+    # It sets its logger's level itself, and logs every run.
     logging.getLogger("MirroredStrategyRunner").addFilter(_no_record)
     runner = MirroredStrategyRunner(num_slots=WORKERS, use_gpu=False, use_custom_strategy=custom)
     return runner.run(train)
@@ -105,8 +105,8 @@ def _train(spark: Any) -> Any:
 
 
 def _mirrored() -> Any:
-    """The same steps by TensorFlow's own strategy, in a task of the distributor."""
-    # The strategy does not take models of Keras 3.
+    """Train the same steps with TensorFlow's own strategy, in a task of the distributor."""
+    # The strategy does not support models of Keras 3.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import tensorflow as tf
     import tf_keras

@@ -1,7 +1,7 @@
-"""Seconds from a call to its first step, wherever the workers are: beside this machine's.
+"""Seconds from a call to its first step, on other hosts compared with this machine.
 
 Two workers on the hosts of the tests: network namespaces of this machine, with real ssh servers or
-a real Slurm. Only for root.
+a real Slurm. Needs root.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _over_ssh(folder: Path, rounds: int) -> Any:
 
 def _by_slurm(folder: Path, rounds: int) -> Any:
     with slurm_cluster() as cluster:
-        # Slurm's commands work in this process, and end with it.
+        # With these variables, Slurm's commands work in this process.
         os.environ.update(cluster.variables)
         slurm = pybackend.slurm(nodes=2, folder=folder / "jobs")
         cases = {
@@ -71,7 +71,7 @@ def _medians(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, di
 
 
 def first_step(target: Any, folder: Path) -> float:
-    """Seconds from the call of a training to its first step, on any worker."""
+    """Return seconds from the call of a training to its first step on any worker."""
     path = folder / "first"
     path.unlink(missing_ok=True)
     began = time.time()
@@ -80,7 +80,7 @@ def first_step(target: Any, folder: Path) -> float:
 
 
 def first_step_of_script(folder: Path) -> float:
-    """The same for a script, from the start of the command that runs it."""
+    """Return seconds from the start of the command of a script to its first step."""
     path = folder / "first"
     path.unlink(missing_ok=True)
     began = time.time()
@@ -97,7 +97,7 @@ def first_step_of_script(folder: Path) -> float:
 
 
 def train(target: Any, path: Path) -> None:
-    """Train a small network; the time of the first step is that of a file."""
+    """Train a small network; the modification time of a file is the time of the first step."""
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""A script that `tfdist run` starts: trains together with the other ranks."""
+"""Script for `tfdist run`: trains together with the other ranks."""
 
 import sys
 from pathlib import Path

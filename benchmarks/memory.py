@@ -1,8 +1,8 @@
-"""Peak memory by the megabytes of rows that a worker gets: of the worker, and of its Spark task.
+"""Peak memory of a worker, and of its Spark task, by the megabytes of rows of the worker.
 
-Each figure is of a process of its own, less the same with 1 MB of rows. ``peak_mb`` is what the
-system counted as resident (VmHWM). That includes pages of files mapped into memory, which it can
-take back: ``own_mb`` is without them, sampled every few milliseconds.
+Each value is measured in a separate process, minus the value with 1 MB of rows. ``peak_mb`` is the
+resident memory (VmHWM). It includes pages of files mapped into memory, which the system can
+reclaim; ``own_mb`` does not, and is sampled every few milliseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SETTINGS = {
 
 
 def memory() -> dict[str, Table]:
-    """One run each: a peak is of a process's whole life."""
+    """Measure each case once, because a peak covers the lifetime of a process."""
     return {
         "peak memory above that with 1 MB of rows": {
             f"{name}, {size} MB of rows": difference
@@ -63,14 +63,14 @@ def _above_base(kind: str) -> dict[int, dict[str, float]]:
 def _process(kind: str, megabytes: int) -> dict[str, float]:
     rows = megabytes * 1_000_000 // _ROW_BYTES
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        if kind != "task":  # the rows come from a process that does not count
+        if kind != "task":  # a process that is not measured writes the rows
             _in_process("rows", rows, folder)
         figures: dict[str, float] = json.loads(_in_process(kind, rows, folder))
     return figures
 
 
 def _in_process(what: str, rows: int, folder: str) -> bytes:
-    """Run a function of `_PARTS` in a process of its own; what it prints."""
+    """Run a function of `_PARTS` in a separate process and return its output."""
     return subprocess.run(
         [sys.executable, __file__, what, str(rows), folder],
         stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ def _write_rows(rows: int, folder: Path) -> None:
 
 
 def _batches(rows: int, size: int = 10_000) -> Iterator[Any]:
-    """Arrow batches like those that Spark hands to a task."""
+    """Yield Arrow batches like those that Spark passes to a task."""
     import pyarrow as pa
 
     rng = np.random.default_rng(0)
@@ -101,14 +101,14 @@ def _batches(rows: int, size: int = 10_000) -> Iterator[Any]:
 
 
 def _worker(rows: int, folder: Path, in_memory: bool = False) -> None:
-    """One shuffled epoch over rows that lie there already."""
+    """Read one shuffled epoch of rows that are already stored."""
     with _peak() as found:
         assert visited(folder / "train", BATCH, in_memory) == rows
     print(json.dumps(found))
 
 
 def _task(rows: int, folder: Path) -> None:
-    """A task of Spark that keeps its partition's rows; Java makes them, so Python only reads."""
+    """Run a Spark task that stores its partition's rows; Java creates them, Python only reads."""
     from pyspark.sql import SparkSession
 
     from pybackend.launchers.spark.barrier import small_batches
@@ -131,7 +131,7 @@ def _task(rows: int, folder: Path) -> None:
 
 @contextmanager
 def _peak() -> Iterator[dict[str, float]]:
-    """Fills in this process's peaks in MB: resident at any time, and its own while this runs."""
+    """Fill in this process's peaks in MB: resident over its lifetime, and its own meanwhile."""
     found: dict[str, float] = {}
     samples = [_status("RssAnon")]
     ended = threading.Event()

@@ -1,6 +1,6 @@
-"""The pipeline of examples/particles, by phases; its models by two workers and by one process.
+"""Pipeline of examples/particles by phases, with models trained by two workers and by one process.
 
-Without dropout, whose masks workers draw for themselves, so that the AUCs are to be the same.
+It uses no dropout, whose masks differ by worker, so the AUCs must be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Table = dict[str, dict[str, float]]
 
 
 def measure() -> dict[str, Table]:
-    """Run all of it once."""
+    """Run the pipeline once."""
     phases: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         with start_session(WORKERS) as session:

@@ -1,9 +1,9 @@
-"""Trainings in which something is killed at a random moment, each compared with one left alone.
+"""Trainings with a process killed at a random moment, each compared with an undisturbed one.
 
-A schedule draws what is killed, by which worker's clock, after which step, how long after it, and
-how often the training is kept. The training then goes on, by `restarts` or by a second call with
-`resume`. Equal are runs with the same weights, the same state of the optimizer and the same
-history, bit for bit. Spark is a standalone cluster of three hosts on this machine.
+A schedule draws the victim, the worker whose clock counts, the step, the delay after the step, and
+the interval of checkpoints. The training then resumes, by `restarts` or by a second call with
+`resume`. Runs are equal if weights, optimizer state and history are equal bit for bit. Spark is a
+standalone cluster of three hosts on this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "python")]
 os.environ["TFDIST_TEST_FORGE"] = ""  # workers start as users' do, and are not forked
-# Workers import what is here by its name.
+# Workers import modules of this folder by name.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 
 import numpy as np  # noqa: E402
@@ -71,10 +71,10 @@ sparklyr::spark_disconnect(sc)
 
 @dataclass(frozen=True)
 class Kind:
-    """Something that can be killed: the row of the table, and who trains.
+    """Kind of kill: the row of the table, and the place of the training.
 
-    ``victims`` are drawn from; see `recovery_case.Schedule`. The driver is one of them, or its
-    whole process group with Spark's Java.
+    A schedule draws one of ``victims``, as in `recovery_case.Schedule`. The driver is killed alone
+    or with its whole process group, including Spark's Java.
     """
 
     title: str
@@ -97,7 +97,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Run:
-    """How one schedule ended."""
+    """Outcome of one schedule."""
 
     found: Any
     was_interrupted: bool
@@ -105,7 +105,7 @@ class Run:
 
 
 class Places:
-    """Where trainings run: started when first asked for, ended together."""
+    """Places of trainings, started at first use and stopped together."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack = stack
@@ -116,7 +116,7 @@ class Places:
         self._expected: dict[str, Any] = {}
 
     def expected(self, place: str) -> Any:
-        """What a training gives there if nothing is killed and nothing is kept."""
+        """Return the result of a training without a kill and without checkpoints."""
         if place not in self._expected:
             folder = self._folder / place
             folder.mkdir()
@@ -124,7 +124,7 @@ class Places:
         return self._expected[place]
 
     def run(self, place: str, folder: Path, every: Any, is_of_driver: bool) -> Run:
-        """A training whose folder says what is killed."""
+        """Run a training with the schedule in its folder."""
         began, printed = time.monotonic(), io.StringIO()
         try:
             with redirect_stdout(printed):
@@ -147,7 +147,7 @@ class Places:
         return case.train(target, data, str(folder), every, **settings)
 
     def _lose_driver(self, place: str, folder: Path, every: Any) -> bool:
-        """Whether the driver was killed before it had ended."""
+        """Return whether the driver was killed before it ended."""
         addresses = ["", ""]
         if place == "spark":
             self._spark()
@@ -186,8 +186,11 @@ class Places:
         return self._cluster
 
     def _rows(self) -> Path:
-        """The rows as a file that Spark reads: one of a frame's making has as many parts as there
-        are executors by then, and its rows then go to workers otherwise."""
+        """Folder of the rows, which Spark reads from files.
+
+        A frame created in the session would have one part per executor at that time, so the
+        assignment of its rows to workers would differ.
+        """
         path = self._folder / "rows"
         if not path.exists():
             import pyarrow as pa
@@ -200,13 +203,13 @@ class Places:
 
 
 class _InR:
-    """An R session that trains by `spark_apply()`: a line of JSON for each training."""
+    """R session that trains by `spark_apply()`, with a line of JSON for each training."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def train(self, folder: Path, every: Any) -> Any:
-        """See `recovery_case.train`; what R prints is printed."""
+        """Train in R like `recovery_case.train`, and print R's output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"folder": str(folder), "every": every}) + "\n")
@@ -215,7 +218,7 @@ class _InR:
             if line == "done\n":
                 return json.loads((folder / "found.json").read_text())
             print(line, end="")
-        raise RuntimeError("R has ended")
+        raise RuntimeError("R exited")
 
 
 @contextmanager
@@ -240,7 +243,7 @@ def _r_session(cluster: Cluster, log: Path) -> Iterator[_InR]:
 
 
 def draw(kind: str, seed: int, number: int) -> case.Schedule:
-    """A schedule, always the same for these."""
+    """Return a schedule, always the same for the same arguments."""
     random = np.random.default_rng([seed, list(KINDS).index(kind), number])
     return case.Schedule(
         victim=str(random.choice(KINDS[kind].victims)),
@@ -252,7 +255,7 @@ def draw(kind: str, seed: int, number: int) -> case.Schedule:
 
 
 def measure(rounds: int, seed: int | None = None, kinds: Sequence[str] = ()) -> dict[str, Table]:
-    """Run so many schedules of each kind; how many were interrupted, and how many are equal."""
+    """Run schedules of each kind, and count the interrupted and the equal runs."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     print(f"schedules of seed {seed}", flush=True)
     table: Table = {}
@@ -287,13 +290,17 @@ def _measure_kind(places: Places, folder: Path, name: str, seed: int, rounds: in
 
 
 def main() -> None:
-    """Measure, print, and write the table beside those of the other benchmarks."""
+    """Measure, print, and write the table to the results of all benchmarks."""
     import run
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--schedules", type=int, default=20, help="of each kind (default 20)")
-    parser.add_argument("--seed", type=int, help="from which they are drawn; default: another one")
-    parser.add_argument("--only", choices=KINDS, nargs="+", default=[], help="keep the other rows")
+    parser.add_argument(
+        "--schedules", type=int, default=20, help="schedules per kind (default: 20)"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the schedules (default: random)")
+    parser.add_argument(
+        "--only", choices=KINDS, nargs="+", default=[], help="run these kinds, keep the other rows"
+    )
     asked = parser.parse_args()
     results = run.kept()
     found = measure(asked.schedules, asked.seed, asked.only)[TITLE]

@@ -1,4 +1,4 @@
-"""A training in which something is killed: what recovery.py starts, and what its workers import."""
+"""A training with a process killed: started by recovery.py, and imported by its workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pybackend
 
 WORKERS, EPOCHS, STEPS, BATCH = 2, 4, 12, 32
 FEATURES, WIDTH, CLASSES = 32, 512, 3
-# Words of the command lines by which a worker finds the processes that it hangs on.
+# Parts of command lines by which a worker finds its parent processes.
 _ANCESTORS = {
     "executor": "org.apache.spark.executor.CoarseGrainedExecutorBackend",
     "spark worker": "org.apache.spark.deploy.worker.Worker",
@@ -27,22 +27,22 @@ _ANCESTORS = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is killed, and when.
+    """Process to kill, and time of the kill.
 
     Attributes
     ----------
     victim
-        ``"worker"``, the process that has started it (``"task"``), its ``"executor"``, the
-        ``"spark worker"`` that has started that one, the ``"driver"``, or its whole ``"group"``,
-        Spark's Java included.
+        ``"worker"``, the process that started it (``"task"``), its ``"executor"``, the
+        ``"spark worker"`` that started the executor, the ``"driver"``, or its whole ``"group"``,
+        including Spark's Java.
     rank
-        The worker that sees to it.
+        Worker that orders the kill.
     step
-        After so many steps of the training; -1: while the model is built.
+        Number of steps of the training before the kill; -1: while the model is built.
     delay
-        And so many seconds, in which the training goes on.
+        Seconds after the step, during which the training continues.
     every
-        From one checkpoint to the next.
+        Interval of checkpoints.
     """
 
     victim: str
@@ -55,7 +55,7 @@ class Schedule:
 def strike(folder: str, step: int) -> None:
     """Order the kill of the schedule in a folder if this is its moment, once.
 
-    Another process will do it: the kill may meet this one at any line, and after its end.
+    Another process executes it: the kill may hit this process at any line, and after its end.
     """
     file, mark = Path(folder, "schedule.json"), Path(folder, "mark")
     if mark.exists() or not file.exists():
@@ -68,7 +68,7 @@ def strike(folder: str, step: int) -> None:
 
 
 def _find(victim: str, folder: str) -> int:
-    """The number that `kill` takes: of a group it is negative."""
+    """Return the number for `kill`, which is negative for a group."""
     if victim in ("driver", "group"):
         number = int(Path(folder, "driver").read_text())
         return number if victim == "driver" else -number
@@ -83,7 +83,7 @@ def _find(victim: str, folder: str) -> int:
 
 
 class Strike(keras.callbacks.Callback):  # type: ignore[misc]
-    """Kills as the schedule in a folder says."""
+    """Callback that executes the schedule in a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Strike(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def build(folder: str = "") -> Any:
-    """A model that has state of every kind: dropout, moving averages, momenta."""
+    """Return a model with state of every kind: dropout, moving averages, momenta."""
     if "TFDIST_RANK" in os.environ:
         strike(folder, -1)
     layers = keras.layers
@@ -118,7 +118,7 @@ def build(folder: str = "") -> Any:
 
 
 def rows() -> tuple[Any, Any]:
-    """Rows for `STEPS` steps of all workers."""
+    """Return rows for `STEPS` steps of all workers."""
     generator = np.random.default_rng(0)
     count = WORKERS * STEPS * BATCH
     features = generator.normal(size=(count, FEATURES)).astype("float32")
@@ -126,7 +126,7 @@ def rows() -> tuple[Any, Any]:
 
 
 def make_callbacks(folder: str) -> list[Any]:
-    """Callbacks that remember what they have seen, and the one that kills."""
+    """Return callbacks with state, and the one that kills."""
     return [
         keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05),
@@ -135,7 +135,7 @@ def make_callbacks(folder: str) -> list[Any]:
 
 
 def train(target: Any, data: Any, folder: str, every: Any = None, **settings: Any) -> Any:
-    """Train, kept in the folder if ``every`` is given; what `describe` says of the result."""
+    """Train, with checkpoints in the folder if ``every`` is given, and describe the result."""
     kept = pybackend.Checkpoint(f"{folder}/kept", every=every) if every else None
     result = pybackend.barrier_train(
         target,
@@ -153,19 +153,19 @@ def train(target: Any, data: Any, folder: str, every: Any = None, **settings: An
 
 
 def describe(model: Any, history: Any) -> Any:
-    """What must be the same, bit for bit: weights and momenta, and the history."""
+    """Describe what must be equal bit for bit: weights, momenta and history."""
     variables = [*model.weights, *model.optimizer.variables]
     digest = sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in variables)).hexdigest()
     return {"sha256": digest, "history": {k: list(map(float, v)) for k, v in history.items()}}
 
 
 def write(folder: str, found: Any) -> None:
-    """Leave what was found, or an error's text, in a folder: R calls this."""
+    """Write the result, or an error's text, to a folder; called by R."""
     Path(folder, "found.json").write_text(json.dumps(found))
 
 
 def main(folder: str, rows_folder: str, master: str, driver: str, every: int | str) -> None:
-    """A driver, first of its group, that one of its workers kills."""
+    """Run a driver, the leader of its process group, which one of its workers kills."""
     Path(folder, "driver").write_text(str(os.getpid()))
     if not master:
         train("local", rows(), folder, every, verbose=0)

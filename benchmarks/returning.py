@@ -1,8 +1,9 @@
-"""Seconds in which a model of 100 MB comes back from a Spark task to the driver.
+"""Seconds to return a model of 100 MB from a Spark task to the driver.
 
-Inside a training the way back cannot be told from what goes before it, so it is timed alone: a
-barrier job whose first task has the file already and returns it as tfdist does, less the same job
-with an empty file. Beside it, a file that both sides reach. Then whole trainings of one step.
+Within a training, the return cannot be separated from the steps before it, so it is timed alone: a
+barrier job whose first task already has the file and returns it as tfdist does, minus the same job
+with an empty file. It is compared with a file that both sides reach, and with whole trainings of
+one step.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ WIDTH, TINY = 5000, 8
 def model_return(rounds: int) -> dict[str, Table]:
     """Medians over interleaved rounds, after one that warms up.
 
-    In a process of its own: Spark's Java, once started, keeps the memory that it has.
+    It runs in a separate process, because Spark's Java does not return memory.
     """
     command = [sys.executable, __file__, str(rounds)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -81,12 +82,12 @@ def _alone(session: Any, folder: Path, rounds: int) -> Table:
 
 
 def _collected(session: Any, path: Path) -> bytes:
-    """The content of a file that the first task reads, as the row it returns."""
+    """Return the content of a file that the first task reads and returns as a row."""
     return _job(session, lambda: path.read_bytes())
 
 
 def _through_file(session: Any, empty: Path, model: Path, shared: Path) -> bytes:
-    """The content of a file that the first task copies, to the disk, to where the driver is."""
+    """Return the content of a file that the first task copies to a disk of the driver."""
 
     def copy() -> bytes:
         with model.open("rb") as source, shared.open("wb") as target:
@@ -99,7 +100,7 @@ def _through_file(session: Any, empty: Path, model: Path, shared: Path) -> bytes
 
 
 def _job(session: Any, content: Callable[[], bytes]) -> bytes:
-    """A barrier job of the rows that tfdist's tasks return; the content of the first."""
+    """Run a barrier job with rows like tfdist's, and return the content of the first."""
 
     def task(batches: Iterable[Any]) -> Iterator[Any]:
         from pyspark import BarrierTaskContext
@@ -116,13 +117,13 @@ def _job(session: Any, content: Callable[[], bytes]) -> bytes:
 
 
 def _as_text(content: bytes) -> Any:
-    """What a result holds, made as `pybackend.barrier_train` does, and read as its user does."""
+    """Encode a model as in the result of `pybackend.barrier_train`, and read it as a user does."""
     digest = hashlib.sha256(content).hexdigest()
     return digest, base64.b64decode(base64.b64encode(content).decode("ascii"))
 
 
 def _in_training(session: Any, rounds: int) -> Table:
-    """Whole calls with a large model and a tiny one; on this machine a model returns as a file."""
+    """Time whole calls with a large and a tiny model; locally, a model returns as a file."""
     calls = median_seconds(
         {
             f"{place}, {size}": lambda spark=spark, width=width: _train(spark, width)
@@ -139,7 +140,7 @@ def _in_training(session: Any, rounds: int) -> Table:
 
 
 def _train(spark: Any, width: int) -> None:
-    """One step, so that a call is its launch and its model's way back; both build the model."""
+    """Train one step, so that the launch and the return of the model dominate the call."""
 
     def build() -> Any:
         import keras

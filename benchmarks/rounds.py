@@ -1,4 +1,4 @@
-"""Cases measured in turns, so that what the machine does besides meets them all alike."""
+"""Cases measured in turns, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def interleaved(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """What each case returns in every round; one before them warms up and does not count."""
+    """Return the values of each case in every round, after a round that warms up."""
     found: dict[str, list[Any]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
@@ -21,7 +21,7 @@ def interleaved(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, l
 
 
 def seconds(work: Callable[[], Any]) -> Callable[[], float]:
-    """A case that returns how long some work takes."""
+    """Return a case that measures the seconds of some work."""
 
     def timed() -> float:
         began = time.perf_counter()
@@ -32,6 +32,6 @@ def seconds(work: Callable[[], Any]) -> Callable[[], float]:
 
 
 def median_seconds(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """How long each case takes, in the middle of the rounds."""
+    """Return the median seconds of each case."""
     found = interleaved({name: seconds(work) for name, work in cases.items()}, rounds)
     return {name: float(np.median(times)) for name, times in found.items()}

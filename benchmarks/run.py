@@ -1,4 +1,4 @@
-"""All benchmarks: prints tables and writes results.json beside this file."""
+"""Run all benchmarks: print tables and write results.json in this folder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "bench_scale": bench_scale.measure,
     "particles": lambda rounds: particles.measure(),
 }
-# What takes minutes as it is.
+# Parts that take minutes and run only once.
 ONCE = ("soak", "particles")
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 
@@ -77,9 +77,11 @@ LONG = {"soak": lambda: soak.measure(is_long=True)}
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default: 5)")
     parser.add_argument("--only", choices=PARTS, help="measure this part, keep the other tables")
-    parser.add_argument("--long", choices=LONG, help="the long setting of this part; as --only")
+    parser.add_argument(
+        "--long", choices=LONG, help="measure this part with its long setting, keep the others"
+    )
     asked = parser.parse_args()
     asked.only = asked.long or asked.only
     results = kept() if asked.only else {"machine": machine(), "rounds": {}}
@@ -93,7 +95,7 @@ def main() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures are from."""
+    """Describe the machine and the versions of packages."""
     packages = ("tensorflow-cpu", "keras", "pyspark", "numpy")
     return {
         "cores": os.cpu_count(),
@@ -104,15 +106,18 @@ def machine() -> dict[str, Any]:
 
 
 def kept() -> dict[str, Any]:
-    """The results so far: figures of two machines do not belong into one file."""
+    """Read the results so far; a file has the results of one machine only."""
     results: dict[str, Any] = json.loads(RESULTS.read_text())
     if results["machine"] != machine():
-        raise SystemExit(f"{RESULTS} is of {results['machine']}: measure all parts")
+        raise SystemExit(
+            f"{RESULTS} was measured with {results['machine']}, not with this machine: measure all "
+            "parts"
+        )
     return results
 
 
 def print_table(title: str, rows: Table) -> None:
-    """One line per row, one column per figure."""
+    """Print one line per row and one column per value."""
     print(f"\n{title}")
     columns = list(next(iter(rows.values())))
     print(f"{'':42}" + "".join(f"{name:>17}" for name in columns))

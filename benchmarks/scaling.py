@@ -33,7 +33,7 @@ Measured = dict[tuple[str, int, str], float]
 
 
 def measure() -> dict[str, dict[str, dict[str, float]]]:
-    """All tables; writes the first sections of docs/scaling.md, too."""
+    """Return all tables, and write the first sections of docs/scaling.md."""
     measured = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
     model = fit(measured)
     write_sections(sections(measured, model))
@@ -50,7 +50,7 @@ def measure() -> dict[str, dict[str, dict[str, float]]]:
 
 
 def measure_ranks(ranks: int) -> Measured:
-    """Seconds by algorithm, ranks and size: the median, of the slowest rank."""
+    """Return seconds by algorithm, ranks and size: the median of the slowest rank."""
     found = run_ranks(__file__, ranks)
     return {
         (algorithm, ranks, size): max(figures[algorithm][size] for figures in found)
@@ -60,7 +60,7 @@ def measure_ranks(ranks: int) -> Measured:
 
 
 def run_ranks(program: str, ranks: int) -> list[Any]:
-    """Run a program once per rank, so that they can meet; what each prints, as JSON.
+    """Run a program once per rank, with addresses to connect; return the JSON that each prints.
 
     Its arguments are the rank, the listening descriptor, the token and the peers.
     """
@@ -83,7 +83,7 @@ def run_ranks(program: str, ranks: int) -> list[Any]:
 
 
 def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
-    """The medians of one rank."""
+    """Return the medians of one rank."""
     mesh = join_mesh(server, peers, rank, token, 60)
     found: dict[str, dict[str, float]] = {}
     for algorithm in ALGORITHMS:
@@ -101,17 +101,17 @@ def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> An
 
 
 def predicted(model: CostModel, key: tuple[str, int, str]) -> float:
-    """Seconds of one measured case by a model."""
+    """Return the seconds that a model predicts for one measured case."""
     algorithm, ranks, size = key
     cost = model.predict_doubling if algorithm == "doubling" else model.predict_ring
     return cost(BYTES[size], ranks)
 
 
 def fit(measured: Measured) -> CostModel:
-    """Least squares of relative errors, for the latency and the bytes.
+    """Fit latency and time per byte by least squares of relative errors.
 
-    Ranks that share cores slow each other down, so both grow with ranks per core. The addition
-    is taken as `ADD`: it cannot be told from the transfer.
+    Ranks that share cores slow each other down, so both grow with ranks per core. The cost of
+    addition is set to `ADD`, because it cannot be separated from the transfer.
     """
     rows, wanted = [], []
     for key, seconds in measured.items():
@@ -126,12 +126,12 @@ def fit(measured: Measured) -> CostModel:
 
 
 def crowding(ranks: int) -> float:
-    """Ranks per core, 1 at least."""
+    """Return the ranks per core, at least 1."""
     return max(1.0, ranks / (os.cpu_count() or 1))
 
 
 def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
-    """The first sections of docs/scaling.md."""
+    """Return the first sections of docs/scaling.md."""
     return {
         "": _introduction(),
         "Measured here": [

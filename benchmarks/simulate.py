@@ -1,7 +1,7 @@
-"""Is it near-linear? Simulated clusters of 64 to 1,024 ranks, beside the closed formula.
+"""Efficiency of simulated clusters of 64 to 1,024 ranks, compared with the closed formula.
 
-Driven by what is measured here: the costs of messages, and the jitter of a training's steps. The
-simulation is compared with real ranks first, which sleep in place of computing.
+The simulation uses measurements of this machine: costs of messages, and jitter of a training's
+steps. It is first compared with real ranks, which sleep instead of computing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Table = dict[str, dict[str, float]]
 
 RANKS = (64, 128, 256, 512, 1024)
 STEPS = 50
-# Real ranks, which sleep for about so long in place of computing.
+# Real ranks, and the seconds that they sleep on average instead of computing.
 REAL_RANKS = (2, 3, 4, 8)
 REAL_BYTES = {"1 KB": 1024, "1.4 MB": 1_400_000}
 REAL_STEPS, REAL_SECONDS, REAL_JITTER = 60, 5e-3, 0.3
 _ALGORITHMS: tuple[Algorithm, ...] = ("doubling", "ring")
-# Of messages, in the simulated clusters: an assumption.
+# Jitter of messages in the simulated clusters: an assumption.
 _MESSAGE_JITTER = 0.3
 _NEAR_LINEAR = 0.9
 _NETWORKS = {"1 Gbit/s": 1e9, "25 Gbit/s": 25e9}
@@ -43,14 +43,14 @@ _RESULTS = Path(__file__).with_name("results.json")
 
 @dataclass(frozen=True)
 class Workload:
-    """A step: seconds of computing on one rank, and bytes of gradients."""
+    """Step of a training: seconds of computing on one rank, and bytes of gradients."""
 
     seconds: float
     nbytes: float
 
 
 def workloads() -> dict[str, Workload]:
-    """Steps that were measured by other benchmarks here, or published."""
+    """Return steps that other benchmarks measured here, or that were published."""
     kept = json.loads(_RESULTS.read_text())
     small = kept["step, 2 workers x 1 thread, 64 images each"]["two processes, no communication"]
     large = kept["step, 49 million parameters, 2 workers x 1 thread"]
@@ -64,7 +64,7 @@ def workloads() -> dict[str, Workload]:
 
 
 def measure(rounds: int) -> dict[str, Table]:
-    """All tables; writes the section of docs/scaling.md, too."""
+    """Return all tables, and write the section of docs/scaling.md."""
     costs = fit({k: v for ranks in (2, 4) for k, v in measure_ranks(ranks).items()})
     jitter, known = measure_jitter(), workloads()
     tables: dict[str, Table] = {
@@ -73,7 +73,7 @@ def measure(rounds: int) -> dict[str, Table]:
     for network, bits in _NETWORKS.items():
         cluster = Cluster(1, over(costs, bits))
         for title, workload in known.items():
-            # A longer step is several of those that were measured, each with its own noise.
+            # A longer step consists of several measured steps, each with its own noise.
             own = jitter * float(np.sqrt(min(1.0, known[_TIMED].seconds / workload.seconds)))
             name = f"simulated weak scaling, {title}, {network}"
             tables[name] = simulate(cluster, workload, own)
@@ -91,14 +91,14 @@ def measure(rounds: int) -> dict[str, Table]:
 
 
 def over(costs: CostModel, bits_per_second: float) -> CostModel:
-    """The costs of messages here, with a network between the ranks."""
+    """Add a network between the ranks to the costs of messages here."""
     return CostModel(
         costs.latency_seconds + LATENCY, max(costs.seconds_per_byte, 8 / bits_per_second), ADD
     )
 
 
 def simulate(cluster: Cluster, workload: Workload, jitter: float) -> Table:
-    """Efficiency by ranks, and the closed formula's; one row per kind of disturbance."""
+    """Return efficiency by ranks: one row for the formula and one per kind of disturbance."""
     kinds = {
         "undisturbed": cluster,
         "jitter": replace(cluster, jitter=jitter, message_jitter=_MESSAGE_JITTER),
@@ -120,13 +120,13 @@ def simulate(cluster: Cluster, workload: Workload, jitter: float) -> Table:
 
 
 def predict(costs: CostModel, nbytes: float, ranks: int) -> float:
-    """Seconds of the all-reduce that the workers would choose."""
+    """Return the seconds of the all-reduce that the workers would choose."""
     is_ring = costs.choose(nbytes, ranks) == "ring"
     return (costs.predict_ring if is_ring else costs.predict_doubling)(nbytes, ranks)
 
 
 def efficiency(cluster: Cluster, workload: Workload) -> float:
-    """Seconds of computing in a simulated step."""
+    """Return the share of computing in a simulated step."""
     generator = np.random.default_rng(cluster.ranks)
     computing = cluster.draw_computing(workload.seconds, STEPS, generator)
     algorithm = cluster.costs.choose(workload.nbytes, cluster.ranks)
@@ -135,7 +135,7 @@ def efficiency(cluster: Cluster, workload: Workload) -> float:
 
 
 def measure_jitter() -> float:
-    """Of the steps of the seed's network, one worker with one core: as its report says."""
+    """Measure the jitter of the small CNN's steps, with one worker on one core."""
     import keras
     import step
 
@@ -157,7 +157,7 @@ def measure_jitter() -> float:
 
 
 def beside_real(rounds: int, costs: CostModel) -> Table:
-    """Milliseconds of a step of real ranks, and of simulated ones that sleep as long."""
+    """Return milliseconds of a step of real ranks, and of simulated ranks that sleep as long."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(rounds):
         for ranks in REAL_RANKS:
@@ -190,7 +190,7 @@ def beside_real(rounds: int, costs: CostModel) -> Table:
 
 
 def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> Any:
-    """One real rank: for how long it slept before each exchange, and seconds of a step."""
+    """Run one real rank; return its sleeps before each exchange, and the seconds of a step."""
     mesh = join_mesh(server, peers, rank, token, 60)
     generator = np.random.default_rng(rank)
     found = {}

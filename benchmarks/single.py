@@ -1,4 +1,4 @@
-"""One worker beside plain Keras: milliseconds per step of the seed's network, all cores."""
+"""One worker compared with plain Keras: milliseconds per step of the small CNN, all cores."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Whether anything grows, or is left, when trainings go on for long, one after another, or fail.
+"""Search for leaks in long trainings, in many consecutive ones, and in failing ones.
 
-Trainings in one session, here and on Spark; runs that fail in a row; thousands of steps over a
+Trainings in one session, here and on Spark; consecutive runs that fail; thousands of steps over a
 link that delays 1 % of the packets, while one worker is stopped now and then; and trainings over a
-link that loses packets and fails: each ends with the weights of an undisturbed one, or in an error
-that names a worker. Links are between network namespaces: only for root.
+link that loses packets and fails: each must end with the weights of an undisturbed one, or in an
+error that names a worker. Links are between network namespaces, which needs root.
 
-Growth is by training, or by 1000 steps; ``growing`` counts the figures that grow beyond noise.
+Growth is per training, or per 1000 steps; ``growing`` counts the values that grow beyond noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from namespaces import Network, network  # noqa: E402
 _ADDRESSES = "10.215.0.1", "10.215.0.2"
 _PORT = 40_123
 _LOOK_SECONDS = 0.5
-# Of a second each; the worker is stopped for less than the timeout.
+# Interval and length of the worker's pauses, in seconds; they are shorter than the timeout.
 _PAUSE_EVERY, _PAUSE = 5.0, 0.5
 # Seconds up and down. The last failure takes longer than the timeout, and ends a training.
 _FLAPS = ("9,1", "15,3", "12,2", "20,30")
@@ -44,7 +44,7 @@ _MARK = "TFDIST_SOAK"
 
 @dataclass(frozen=True)
 class Setting:
-    """How much of everything."""
+    """Number of trainings, failures and steps, and time limits."""
 
     trainings: int
     failures: int
@@ -58,12 +58,12 @@ LONG = Setting(trainings=50, failures=100, steps=10_000, seconds=1800, steps_of_
 
 
 def measure(is_long: bool) -> dict[str, Any]:
-    """All tables."""
+    """Return all tables."""
     return {title: part(LONG if is_long else SHORT) for title, part in PARTS.items()}
 
 
 def grow_by_training(setting: Setting) -> dict[str, dict[str, float]]:
-    """This process, training after training."""
+    """Measure the growth of this process, training after training."""
     found = {}
     with _temporary() as folder:
         found["driver, this machine"] = _repeat("local", setting.trainings, folder)
@@ -81,7 +81,7 @@ def _repeat(spark: Any, count: int, folder: Path) -> dict[str, float]:
 
 
 def fail_in_a_row(setting: Setting) -> dict[str, dict[str, float]]:
-    """Runs that fail, by workers forked from a process that has imported TensorFlow."""
+    """Run failing trainings, with workers forked from a process that has imported TensorFlow."""
     from conftest import FORGE
     from failing import KINDS, SLOW, fail, nothing_left
 
@@ -107,7 +107,7 @@ def fail_in_a_row(setting: Setting) -> dict[str, dict[str, float]]:
 
 
 def grow_by_step(setting: Setting) -> dict[str, dict[str, float]]:
-    """A long training, disturbed but not broken: exactly the result of an undisturbed one."""
+    """Run a long training with late packets and stops; its result must be exact."""
     expected = train("local", setting.steps).workers[0]
     watched: dict[str, tuple[list[Any], list[float]]] = {}
     last = time.monotonic()
@@ -129,7 +129,7 @@ def grow_by_step(setting: Setting) -> dict[str, dict[str, float]]:
         taken = time.monotonic() - began
     wanted = {"digest": expected.weights_sha256, "steps": expected.steps}
     assert ended == [wanted, wanted], ended
-    # Steps are not counted while they run: they take their time all alike.
+    # Steps are not counted while they run; all take about the same time.
     by_1000 = taken / setting.steps * 1000
     return {
         f"{name}, exact after {expected.steps} steps": slopes(
@@ -140,7 +140,7 @@ def grow_by_step(setting: Setting) -> dict[str, dict[str, float]]:
 
 
 def end_by_name(setting: Setting) -> dict[str, dict[str, float]]:
-    """Training after training over a link that fails; how they ended."""
+    """Run trainings over a link that fails, and count how they ended."""
     expected = train("local", setting.steps_of_round).workers[0].weights_sha256
     exact = named = 0
     until = time.monotonic() + setting.seconds
@@ -167,7 +167,7 @@ PARTS: dict[str, Callable[[Setting], dict[str, dict[str, float]]]] = {
 
 
 class Gang:
-    """Two processes that train together, each on its host."""
+    """Group of two processes that train together, each on its host."""
 
     def __init__(self, hosts: Network, folder: Path, steps: int, timeout: float) -> None:
         self.folder = folder
@@ -193,7 +193,7 @@ class Gang:
         ]
 
     def processes(self) -> dict[str, int]:
-        """The processes by what they are: those that join, and their workers."""
+        """Return the process ids of the drivers and their workers, by name."""
         found = {}
         for rank, started in enumerate(self._started):
             found[f"driver {rank}"] = started.pid
@@ -203,7 +203,7 @@ class Gang:
         return found
 
     def wait(self, look: Callable[[Gang], None], limit: float) -> list[dict[str, Any]]:
-        """How each of them ended; calls ``look`` meanwhile."""
+        """Wait for both processes, calling ``look`` meanwhile; return how each ended."""
         deadline = time.monotonic() + limit
         while any(started.poll() is None for started in self._started):
             assert time.monotonic() < deadline, f"it hangs: no end within {limit:g} s"
@@ -217,7 +217,7 @@ class Gang:
         return ends
 
     def close(self) -> None:
-        """End what still runs, and check that nothing is left."""
+        """Stop running processes, and check that none remain."""
         for started in self._started:
             started.kill()
             started.communicate()
@@ -231,7 +231,7 @@ class Gang:
 def _gang_over(
     lost: float, late: float, flaps: Sequence[str]
 ) -> Iterator[Callable[[int, float], Any]]:
-    """A link of this kind; gives a function that starts a `Gang` over it."""
+    """Create a link of this kind; yield a function that starts a `Gang` over it."""
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary())
         hosts = stack.enter_context(network(["a", "b"]))
@@ -267,7 +267,7 @@ def _stop_for(pid: int, seconds: float) -> None:
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    """A folder for all temporary files, of this process and of those that it starts."""
+    """Create a folder for all temporary files of this process and its children."""
     own = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
@@ -292,7 +292,7 @@ def _spark(folder: Path) -> Iterator[Any]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.local.dir": str(folder),
-            # A shuffle's files stay until Java has collected the frame: every 30 minutes else.
+            # Files of a shuffle remain until Java collects the frame, by default every 30 minutes.
             "spark.cleaner.periodicGC.interval": "1s",
         }
     ).getOrCreate()

@@ -1,9 +1,9 @@
-"""A bad link between two network namespaces: it loses packets, delays some, and fails now and then.
+"""Bad link between two network namespaces: it loses packets, delays some, and fails now and then.
 
 ``python soak_link.py NAMESPACE_A ADDRESS_A NAMESPACE_B ADDRESS_B LOST LATE UP,DOWN ...`` prints
-``up``, and carries packets until it is ended. LOST and LATE are shares of the packets; the link is
-up for UP seconds, down for DOWN seconds, and so on, pair after pair, from the first packet on.
-Without any pair it stays up.
+``up``, and carries packets until it is stopped. LOST and LATE are shares of the packets; the link
+is up for UP seconds, down for DOWN seconds, and so on, pair after pair, from the first packet on.
+Without pairs it stays up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LATE_SECONDS = 0.02
 
 
 class Flaps:
-    """When the link is down."""
+    """Times at which the link is down."""
 
     def __init__(self, pairs: Sequence[tuple[float, float]]) -> None:
         self._pairs = itertools.cycle(pairs) if pairs else iter(())
@@ -34,7 +34,7 @@ class Flaps:
         self._down = self._up + down
 
     def is_down(self) -> bool:
-        """Whether it is now."""
+        """Return whether the link is down now."""
         now = time.monotonic()
         if now > self._down:
             self._next()
@@ -42,7 +42,7 @@ class Flaps:
 
 
 class Rough(Direction):
-    """One way over the link."""
+    """One direction of the link."""
 
     def __init__(self, out: int, lost: float, late: float, flaps: Flaps) -> None:
         super().__init__(out, _DELAY_SECONDS, _BYTES_PER_SECOND)
@@ -53,12 +53,12 @@ class Rough(Direction):
 
     @property
     def next_arrival(self) -> float | None:
-        """When the next packet arrives."""
+        """Return the time at which the next packet arrives."""
         times = (super().next_arrival, self._late.next_arrival)
         return min((when for when in times if when is not None), default=None)
 
     def send(self, packet: bytes) -> None:
-        """Put a packet on the link, unless it gets lost."""
+        """Put a packet on the link, unless it is lost."""
         lost, late = self._shares
         drawn = self._draw.random()
         if drawn < lost or self._flaps.is_down():
@@ -69,13 +69,13 @@ class Rough(Direction):
             super().send(packet)
 
     def deliver(self) -> None:
-        """Hand over what has arrived by now."""
+        """Deliver the packets that have arrived."""
         super().deliver()
         self._late.deliver()
 
 
 def main(arguments: list[str]) -> None:
-    """Carry packets until this process is ended."""
+    """Carry packets until this process is stopped."""
     first, first_address, second, second_address, lost, late, *pairs = arguments
     a = open_end(first, first_address, second_address)
     b = open_end(second, second_address, first_address)

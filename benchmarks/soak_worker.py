@@ -1,4 +1,4 @@
-"""One of two processes that train together: prints how it ended, as a line of JSON.
+"""One of two processes that train together; prints its outcome as a line of JSON.
 
 ``python soak_worker.py INDEX ADDRESS,ADDRESS STEPS TIMEOUT``.
 """
@@ -17,7 +17,7 @@ BATCH, STEPS_PER_EPOCH = 8, 250
 
 
 def build() -> Any:
-    """A small network, from a fixed seed."""
+    """Return a small network, from a fixed seed."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -29,7 +29,7 @@ def build() -> Any:
 
 
 def train(spark: Any, steps: int, timeout: float = 300.0) -> Any:
-    """The same training, whoever starts it."""
+    """Run the same training for every caller."""
     rng = np.random.default_rng(0)
     count = 2 * BATCH * min(steps, STEPS_PER_EPOCH)
     rows = rng.normal(size=(count, 8)).astype("float32"), rng.integers(0, 3, count)
@@ -48,7 +48,7 @@ def train(spark: Any, steps: int, timeout: float = 300.0) -> Any:
 
 
 def main(index: str, addresses: str, steps: str, timeout: str) -> None:
-    """Train, and print the digest of the weights or the error by which it ended."""
+    """Train, and print the digest of the weights or the error."""
     pybackend.join(addresses.split(","), int(index))
     try:
         result = train(None, int(steps), float(timeout))

@@ -1,10 +1,10 @@
-"""MNIST's test images classified by SQL, beside ``model.predict`` on the same machine.
+"""MNIST's test images classified by SQL, compared with ``model.predict`` on the same machine.
 
-The images lie in a table, as arrays of float32 (SQLite: JSON text), in each database; the answers
-are fetched. PostgreSQL's servers run on sockets of their own, one of Debian's packages and one with
-pgvector, both without compiling queries (``jit = off``). R's orbital writes a small network of R's
-nnet as SQL, if it is installed: with one of 784-100-10 it ran out of 24 GB of memory. m2cgen knows
-neither neural networks nor SQL.
+In each database, the images are in a table, as arrays of float32 (SQLite: JSON text); the
+predictions are fetched. There are two PostgreSQL servers on separate sockets, from Debian's
+packages and with pgvector, both without compiling queries (``jit = off``). R's orbital, if
+installed, translates a small network of R's nnet to SQL: one of 784-100-10 exceeded 24 GB of
+memory. m2cgen supports neither neural networks nor SQL.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "python"))
 from databases import ARRAYS, open_duckdb, open_postgres
 
 Table = dict[str, dict[str, float]]
-# The slower ones classify the first of the images.
+# The slower databases classify only the first images.
 IMAGES = {"DuckDB": 10_000, "PostgreSQL": 10_000, "pgvector": 10_000, "Spark": 1_000, "SQLite": 200}
-# Inputs, hidden units and classes of the network that orbital can write.
+# Inputs, hidden units and classes of a network that orbital can translate.
 SMALL = (20, 8, 3)
 _QUERY = "SELECT * FROM digits ORDER BY id"
 
@@ -112,7 +112,7 @@ def _compare(model: Any, images: Any, kinds: list[str], rounds: int) -> Table:
 
 
 def _read_numbers(rows: Any) -> Any:
-    """The predictions of rows of an id and ten columns, or an id and one array."""
+    """Return the predictions in rows of an id and ten columns, or an id and one array."""
     last = [row[-1] if isinstance(row[-1], list) else row[-10:] for row in rows]
     return np.array(last, np.float64)
 
@@ -196,7 +196,7 @@ def _small() -> Any:
 
 
 def _write_by_orbital() -> Table:
-    """The same by orbital, of a network of the same sizes; nothing if it is not installed."""
+    """Measure orbital with a network of the same sizes; return nothing if it is not installed."""
     script = Path(__file__).with_name("sql_orbital.R")
     asked = ["Rscript", "-e", "stopifnot(requireNamespace('orbital', quietly = TRUE))"]
     if subprocess.run(asked, capture_output=True).returncode:
@@ -207,7 +207,7 @@ def _write_by_orbital() -> Table:
 
 
 def _write(model: Any) -> Table:
-    """How long it takes to write the SQL, and how much it is."""
+    """Measure the time to write the SQL, and its size."""
     table = {}
     for dialect in ARRAYS:
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 # usage: Rscript benchmarks/sql_orbital.R INPUTS HIDDEN CLASSES
-# Has orbital write a dense network as SQL, if it is installed; prints seconds
-# and bytes as JSON. The network is nnet's, since orbital knows none of Keras.
+# Translates a dense network to SQL with orbital, if installed; prints seconds
+# and bytes as JSON. The network is from nnet: orbital does not support Keras.
 local({
   sizes <- as.integer(commandArgs(trailingOnly = TRUE))
   set.seed(1)

@@ -1,4 +1,4 @@
-"""A Spark session on the tests' cluster: a master and workers on hosts of their own."""
+"""Spark session on the tests' cluster: a master and workers on separate hosts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WORKERS = 2
 
 @contextmanager
 def standalone_session(**settings: str) -> Iterator[Any]:
-    """Two executors of one core each, both registered when the first job starts.
+    """Start a session with two executors of one core, both registered before the first job.
 
-    Executors, which are on this machine, import what is in this folder by its name.
+    The executors are on this machine and import modules of this folder by name.
     """
     here = Path(__file__).parent
     os.environ["TFDIST_TEST_FORGE"] = ""  # workers start as users' do, and are not forked
@@ -33,10 +33,10 @@ def standalone_session(**settings: str) -> Iterator[Any]:
         _routes(cluster),
         cluster.session(
             **{
-                # An executor more than workers would now and then be met cold.
+                # With more executors than workers, a worker may get one that is not warm.
                 "spark__cores__max": str(WORKERS),
                 "spark__executor__memory": "1500m",
-                # Else all rows may be cached on the executor that happens to be there first.
+                # Otherwise all rows may be cached on the executor that registers first.
                 "spark__scheduler__minRegisteredResourcesRatio": "1.0",
                 "spark__executorEnv__TF_NUM_INTRAOP_THREADS": "1",
                 "spark__executorEnv__TF_CPP_MIN_LOG_LEVEL": "3",
@@ -49,9 +49,9 @@ def standalone_session(**settings: str) -> Iterator[Any]:
 
 @contextmanager
 def _routes(cluster: Any) -> Iterator[None]:
-    """Give hosts a route to anywhere, by which TensorFlowOnSpark looks for their address.
+    """Give hosts a default route, by which TensorFlowOnSpark finds their address.
 
-    Nothing is sent there; it goes with the hosts.
+    Nothing is sent there; the route is deleted with the hosts.
     """
     for host in cluster.hosts:
         if host.namespace:

@@ -1,6 +1,6 @@
-"""Milliseconds and CPU per training step: tfdist beside its references, two workers each.
+"""Milliseconds and CPU per training step: tfdist compared with its references, two workers each.
 
-The seed's convolutional network, 64 images per worker and step, one thread per worker.
+The small CNN, 64 images per worker and step, one thread per worker.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROWS, BATCH, WORKERS, EPOCHS = 64 * 60 * 2, 64, 2, 4
 
 
 def digits() -> tuple[Any, Any]:
-    """Random images: the arithmetic of a step does not depend on what they show."""
+    """Return random images, because the arithmetic of a step does not depend on them."""
     rng = np.random.default_rng(0)
     return rng.random((ROWS, 28, 28, 1), dtype="float32"), rng.integers(0, 10, ROWS)
 
 
 def network(keras: Any, steps_per_execution: int = 1) -> Any:
-    """The same network from Keras 3 or from tf_keras, SGD with momentum."""
+    """Return the same network for Keras 3 or tf_keras, with SGD and momentum."""
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -49,7 +49,7 @@ def network(keras: Any, steps_per_execution: int = 1) -> Any:
 
 
 def stopwatch(base: type, path: str | None = None) -> Any:
-    """A callback of either Keras: times the steps of all epochs but the first."""
+    """Return a callback for either Keras that times the steps of all epochs but the first."""
 
     class Stopwatch(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -84,7 +84,7 @@ def stopwatch(base: type, path: str | None = None) -> Any:
 
 
 def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[dict[str, float]]:
-    """`barrier_train`, timed on every worker."""
+    """Train by `barrier_train`, timed on every worker."""
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[d
 def train_apart(
     build: Any, make_data: Any, batch_size: int, epochs: int = EPOCHS
 ) -> list[dict[str, float]]:
-    """Two processes that do not communicate, each with plain Keras on its half."""
+    """Train in two processes that do not communicate, each with plain Keras on its half."""
 
     def work(context: pybackend.WorkerContext) -> Any:
         import keras
@@ -125,7 +125,7 @@ def train_apart(
 def measure_tfdist(
     steps_per_execution: int = 1, workers: int = WORKERS, **options: Any
 ) -> list[dict[str, float]]:
-    """The seed's network by tfdist, with two workers where no other number is given."""
+    """Train the small CNN by tfdist, by default with two workers."""
     return train(
         lambda: network(__import__("keras"), steps_per_execution),
         digits(),
@@ -136,12 +136,12 @@ def measure_tfdist(
 
 
 def measure_alone() -> list[dict[str, float]]:
-    """The seed's network in two processes that do not communicate."""
+    """Train the small CNN in two processes that do not communicate."""
     return train_apart(lambda: network(__import__("keras")), digits, BATCH)
 
 
 def measure_multi_worker() -> list[dict[str, float]]:
-    """tf_keras under TensorFlow's MultiWorkerMirroredStrategy, the same global batch."""
+    """Train with tf_keras and MultiWorkerMirroredStrategy, with the same global batch."""
 
     def work(context: pybackend.WorkerContext) -> Any:
         import tensorflow as tf
@@ -163,7 +163,7 @@ def measure_multi_worker() -> list[dict[str, float]]:
 
 
 def flat(per_rank: list[list[dict[str, float]]]) -> list[dict[str, float]]:
-    """The epochs of all ranks."""
+    """Return the epochs of all ranks."""
     return [epoch for epochs in per_rank for epoch in epochs]
 
 

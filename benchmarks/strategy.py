@@ -1,6 +1,6 @@
-"""Asynchronous training on a parameter server beside the synchronous engine, two workers each.
+"""Asynchronous training on a parameter server compared with synchronous training, two workers each.
 
-The same network, digits, batches and learning rate; the accuracy is that on images apart.
+Network, digits, batches and learning rate are the same; the accuracy is that of the test images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Table = dict[str, dict[str, float]]
 
 
 class _Epochs(io.StringIO):
-    """Standard output that notes when an epoch is reported."""
+    """Standard output that records the times of reported epochs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class _Epochs(io.StringIO):
 
 
 def build() -> Any:
-    """The network of the other steps."""
+    """Return the network of the other benchmarks."""
     import keras
 
     return step.network(keras)
 
 
 def train(options: dict[str, Any]) -> dict[str, float]:
-    """Train once: speed in all epochs but the first, and what was learned in all of them."""
+    """Train once; return the speed of all epochs but the first, and the accuracy."""
     digits = pybackend.mnist(limit=IMAGES)
     images = {
         k: getattr(digits, k)[..., None].astype("float32") / 255 for k in ("x_train", "x_test")
@@ -70,7 +70,7 @@ def train(options: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(rounds: int) -> dict[str, Table]:
-    """The middle of the rounds, in which the two take turns."""
+    """Return medians over interleaved rounds."""
     found = turns.interleaved({n: lambda o=o: train(o) for n, o in CASES.items()}, rounds)
     table = {
         name: {figure: float(np.median([one[figure] for one in all_])) for figure in all_[0]}

@@ -1,8 +1,8 @@
-"""One script of TensorFlowOnSpark's, run by 2.2.5 itself and by `pybackend.tfos`: rows to tensors.
+"""Rows to tensors: a script for TensorFlowOnSpark, run by its release 2.2.5 and `pybackend.tfos`.
 
-The original runs under Spark 4, TensorFlow 2.21 and Python 3.11 as it is, on three conditions: an
-executor runs one task at a time, executors are told the driver's address, and they have a route to
-the internet, though they need not reach it.
+The original runs unchanged under Spark 4, TensorFlow 2.21 and Python 3.11 on three conditions: an
+executor runs one task at a time, executors get the driver's address, and they have a route to the
+internet, even if it is unreachable.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ BATCH = 64
 
 
 def feed_seconds(session: Any, data: Any, rows: int, package: str = "tensorflowonspark") -> float:
-    """Seconds in which rows (image, label) become batches of tensors.
+    """Return the seconds from rows (image, label) to batches of tensors.
 
-    Starting the cluster and ending it, some ten seconds, is not timed.
+    Start and end of the cluster, about ten seconds, are not timed.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def feed_seconds(session: Any, data: Any, rows: int, package: str = "tensorflowo
 
 
 def _consume(arguments: dict[str, str], context: Any) -> None:
-    """The "main" function of a worker: takes batches until there are no more."""
+    """Take batches until there are no more, as the "main" function of a worker."""
     import tensorflow as tf
 
     feed = context.get_data_feed(train_mode=True)

@@ -1,6 +1,6 @@
-"""A script of TensorFlowOnSpark's that trains a model, run by 2.2.5 itself and by `pybackend.tfos`.
+"""A training script for TensorFlowOnSpark, run by its release 2.2.5 and by `pybackend.tfos`.
 
-See `tfos` for the conditions under which the original runs.
+The module `tfos` lists the conditions under which the original runs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from standalone_session import WORKERS
 
 BATCH = 256
-# The original's error comes after three of these: Spark tries the task that feeds again, and nobody
-# takes its rows. Its default is 600 s.
+# The original raises its error after three of these timeouts: Spark retries the feeding task,
+# whose rows no worker takes. Its default is 600 s.
 _FEED_TIMEOUT = 5
 
 
 def train(session: Any, data: Any, package: str = "tensorflowonspark") -> Any:
-    """The model of worker 0, trained on the rows (image, label) that have reached it.
+    """Train a model on rows (image, label), and return that of worker 0.
 
     Parameters
     ----------
@@ -47,16 +47,16 @@ def start_and_end(session: Any, package: str) -> None:
 
 
 def seconds_to_error(session: Any, data: Any, package: str) -> float:
-    """Seconds from an exception in the function of worker 1 to the first call that raises one.
+    """Return seconds from an exception in worker 1's function to the first call that raises.
 
-    That is the call that feeds, or, if Spark has given worker 1 no rows, the one that ends it all.
+    This is the call that feeds, or, if worker 1 got no rows, the call that ends the cluster.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         cluster = start(session, _fail, folder, package)
         feeds = partial(cluster.train, data, 1, feed_timeout=_FEED_TIMEOUT)
         ends = partial(cluster.shutdown, timeout=-1)
         is_over = not _has_failed(feeds)
-        assert not is_over or _has_failed(ends), "the function has not failed"
+        assert not is_over or _has_failed(ends), "the function did not fail"
         seconds = time.time() - float(Path(folder, "failed").read_text())
         if not is_over:
             _has_failed(ends)
@@ -64,11 +64,11 @@ def seconds_to_error(session: Any, data: Any, package: str) -> float:
 
 
 def start(session: Any, function: Callable[..., Any], folder: str, package: str) -> Any:
-    """A cluster of either package, whose function gets a folder, and rows from Spark."""
-    # By default it announces the address of the route to the internet.
+    """Start a cluster of either package, whose function gets a folder, and rows from Spark."""
+    # By default it uses the address of the route to the internet.
     os.environ["TFOS_SERVER_HOST"] = session.conf.get("spark.driver.host")
     cluster_module = importlib.import_module(f"{package}.TFCluster")
-    logging.getLogger().setLevel(logging.CRITICAL)  # it tells of every step
+    logging.getLogger().setLevel(logging.CRITICAL)  # it logs every step
     return cluster_module.run(
         session.sparkContext,
         function,
@@ -82,13 +82,13 @@ def start(session: Any, function: Callable[..., Any], folder: str, package: str)
 def _has_failed(call: Callable[[], Any]) -> bool:
     try:
         call()
-    except (Exception, SystemExit):  # the original ends the process
+    except (Exception, SystemExit):  # the original exits the process
         return True
     return False
 
 
 def dense_model() -> Any:
-    """One layer, 784 numbers to 10 classes."""
+    """Return a model of one layer, from 784 numbers to 10 classes."""
     import keras
 
     model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])

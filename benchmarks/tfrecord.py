@@ -1,7 +1,7 @@
 """TFRecord files of images: written and read in a process, and written by Spark's tasks.
 
-Each figure stands beside its references, measured in the same rounds: TensorFlow's own way, and
-what the disk or Spark takes without any encoding.
+Each rate is compared with its references, measured in the same rounds: TensorFlow's own way, and
+the disk or Spark without any encoding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rounds import interleaved, seconds
 ROWS, WIDTH = 60_000, 784
 COPIES = 4
 SPARK_ROWS = COPIES * ROWS
-# What goes through TensorFlow row by row would take minutes; its rate does not depend on the rows.
+# Row by row, TensorFlow would take minutes; its rate does not depend on the number of rows.
 SLOW_ROWS = 6_000
 _TOGETHER = 10_000
 Figures = dict[str, dict[str, float]]
@@ -118,7 +118,7 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
 
 
 def _data_set(folder: Path, batches: list[Any]) -> str:
-    """A folder as `write_tfrecords` leaves it, with one file; the file's path."""
+    """Write a folder as `write_tfrecords` does, with one file, and return the file's path."""
     from pybackend.data.tfrecord import publish
     from pybackend.data.tfrecord.manifest import Manifest
     from pybackend.data.tfrecord.part import write_part
@@ -133,14 +133,14 @@ def _data_set(folder: Path, batches: list[Any]) -> str:
 
 
 def _arrays(batch: Any) -> tuple[Any, Any]:
-    """Images and labels of a batch, without a copy."""
+    """Return images and labels of a batch, without a copy."""
     _, offsets, content = batch.column(0).buffers()
     images = np.frombuffer(content, np.uint8)[: np.frombuffer(offsets, np.int32)[len(batch)]]
     return images.reshape(-1, WIDTH), batch.column(1).to_numpy()
 
 
 def _spark(folder: Path, batches: list[Any], rounds: int) -> Figures:
-    """Rows of Parquet files, as where a data set is converted."""
+    """Measure rows of Parquet files, as in the conversion of a data set."""
     import pybackend
 
     with _session() as session:
@@ -149,7 +149,7 @@ def _spark(folder: Path, batches: list[Any], rounds: int) -> Figures:
         def write() -> None:
             pybackend.write_tfrecords(frame, folder / "spark", overwrite=True)
 
-        # Inside a function, so that tasks get its code: they cannot import this module.
+        # A local function is pickled with its code: tasks cannot import this module.
         def count(batches: Any) -> Iterator[Any]:
             import pyarrow as pa
 
@@ -195,14 +195,14 @@ def _session() -> Iterator[Any]:
 
 
 def _rates(cases: dict[str, Case], rounds: int) -> Figures:
-    """Rows per second of each case, and how often as fast as it the first one is."""
+    """Return rows per second of each case, and the speed-up of the first case over it."""
     taken = interleaved({name: seconds(case) for name, (_, case) in cases.items()}, rounds)
     rates = {name: cases[name][0] / np.array(times) for name, times in taken.items()}
     ours = next(iter(rates.values()))
     return {
         name: {
             "thousand rows/s": float(np.median(rate)) / 1000,
-            # The median of the rounds' ratios: what else the machine does, it does to both.
+            # The median of the rounds' ratios, because other load affects both.
             "tfdist is x": float(np.median(ours / rate)),
         }
         for name, rate in rates.items()

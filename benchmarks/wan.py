@@ -1,7 +1,7 @@
-"""Milliseconds per step over a link with 50 ms round trip and 100 Mbit/s, beside a LAN.
+"""Milliseconds per step over a link with 50 ms round trip and 100 Mbit/s, compared with a LAN.
 
-Two processes in network namespaces. `wan_link` keeps the slow link; the LAN is the bridge between
-the namespaces. Only for root.
+Two processes in network namespaces. `wan_link` provides the slow link; the LAN is the bridge
+between the namespaces. Needs root.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 @contextmanager
 def slow_link(hosts: Network) -> Iterator[list[str]]:
-    """The two ends' addresses on a slow link."""
+    """Create a slow link, and yield the addresses of its ends."""
     addresses = ["10.214.0.1", "10.214.0.2"]
     ends = [str(word) for pair in zip(_namespaces(hosts), addresses, strict=True) for word in pair]
     command = [sys.executable, str(_FOLDER / "wan_link.py"), *ends, str(DELAY_MS), str(MBIT)]
@@ -74,7 +74,7 @@ def _namespaces(hosts: Network) -> list[str | None]:
 
 
 def train(hosts: Sequence[Host], mode: str, addresses: Sequence[str]) -> float:
-    """Milliseconds of a step."""
+    """Train, and return the milliseconds of a step."""
     listed = ",".join(f"{address}:2222" for address in addresses)
     variables = {
         "TFDIST_SECRET": os.urandom(16).hex(),

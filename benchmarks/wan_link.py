@@ -1,7 +1,7 @@
-"""A slow link between two network namespaces, kept by this process: delay, rate, a short queue.
+"""Slow link between two network namespaces, run by this process: delay, rate, a short queue.
 
 ``python wan_link.py NAMESPACE_A ADDRESS_A NAMESPACE_B ADDRESS_B DELAY_MS MBIT`` prints ``up``, and
-carries packets between two TUN devices until it is ended. Kernels without netem have nothing else.
+carries packets between two TUN devices until it is stopped. It also works in kernels without netem.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _DEVICE = "wan0"
-# What a router keeps before it drops packets.
+# Queue of a router before it drops packets.
 _QUEUE_SECONDS = 0.2
 _BURST = 256
 
 
 class Direction:
-    """One way over the link: packets leave at its rate, and arrive after its delay."""
+    """One direction of the link: packets leave at its rate, and arrive after its delay."""
 
     def __init__(self, out: int, delay: float, bytes_per_second: float) -> None:
         self._out = out
@@ -39,11 +39,11 @@ class Direction:
 
     @property
     def next_arrival(self) -> float | None:
-        """When the next packet arrives."""
+        """Return the time at which the next packet arrives."""
         return self._waiting[0][0] if self._waiting else None
 
     def send(self, packet: bytes) -> None:
-        """Put a packet on the link, or drop it if too many wait."""
+        """Put a packet on the link, or drop it if the queue is full."""
         now = time.monotonic()
         begins = max(self._free, now)
         if begins - now > _QUEUE_SECONDS:
@@ -52,14 +52,14 @@ class Direction:
         self._waiting.append((self._free + self._delay, packet))
 
     def deliver(self) -> None:
-        """Hand over what has arrived by now."""
+        """Deliver the packets that have arrived."""
         now = time.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
             os.write(self._out, self._waiting.popleft()[1])
 
 
 def open_end(namespace: str, own: str, other: str) -> int:
-    """A TUN device in a namespace; returns its descriptor, which works from any."""
+    """Create a TUN device in a namespace; return its descriptor, which works in any namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     inside = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
@@ -77,7 +77,7 @@ def open_end(namespace: str, own: str, other: str) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Carry packets until this process is ended."""
+    """Carry packets until this process is stopped."""
     first, first_address, second, second_address, delay_ms, mbit = arguments
     ends = (
         open_end(first, first_address, second_address),
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
 
 
 def carry(ways: Mapping[int, Direction]) -> NoReturn:
-    """Carry packets, each that comes out of a device on its way, until this process is ended."""
+    """Carry packets from each device in its direction, until this process is stopped."""
     poller = select.poll()
     for end in ways:
         poller.register(end, select.POLLIN)

@@ -1,4 +1,4 @@
-"""One of two processes that train over a link: prints the milliseconds of a step.
+"""One of two processes that train over a link; prints the milliseconds of a step.
 
 ``python wan_worker.py MODE INDEX ADDRESS,ADDRESS``, where MODE is ``exact``, ``local`` or
 ``mirrored``.
@@ -19,13 +19,13 @@ from step import network
 import pybackend
 
 BATCH = 64
-# Steps of an epoch, and epochs of which the first one is not counted.
+# Steps of an epoch, and epochs, including the first one, which is not counted.
 STEPS = {"exact": 30, "local": 500, "mirrored": 10}
 EPOCHS = 3
 
 
 def clock(base: type, path: str) -> Any:
-    """A callback that writes down when epochs end."""
+    """Return a callback that writes the end times of epochs to a file."""
 
     class Clock(base):  # type: ignore[misc, valid-type]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -37,7 +37,7 @@ def clock(base: type, path: str) -> Any:
 
 
 def rows(steps: int, workers: int) -> tuple[Any, Any]:
-    """Random images: enough for some steps of all workers."""
+    """Return random images for some steps of all workers."""
     rng = np.random.default_rng(0)
     count = steps * BATCH * workers
     images = rng.integers(0, 255, (count, 28, 28, 1), dtype="uint8").astype("float32") / 255
@@ -45,7 +45,7 @@ def rows(steps: int, workers: int) -> tuple[Any, Any]:
 
 
 def train(mode: str, path: str) -> None:
-    """Train with tfdist, at each step together or not."""
+    """Train with tfdist, either exactly or with local steps."""
     import keras
 
     exchange = pybackend.Exchange()

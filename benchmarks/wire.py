@@ -1,7 +1,7 @@
-"""What it costs to protect an all-reduce between two processes: plain, with a MAC, with TLS.
+"""Cost of protecting an all-reduce between two processes: plain, with a MAC, with TLS.
 
-The processor's time counts: on a network it passes while bytes are on their way. The MAC is the
-least that one can cost, BLAKE2b of all bytes that are sent and received, without any frames.
+CPU time is what matters: on a network, wall time passes while bytes are in transit. The MAC is the
+cheapest possible one: BLAKE2b of all bytes sent and received, without frames.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pybackend.net.stream import Stream
 
 CASES = {"plain": False, "BLAKE2b of the same bytes": False, "TLS 1.3": True}
 SIZES = {"1KB": (1024, 300), "1MB": (1 << 20, 30), "100MB": (100_000_000, 3)}
-"""Per column: bytes of a float32 buffer, and how often it is summed in a round."""
+"""By column: bytes of a float32 buffer, and the number of sums in a round."""
 
 
 class HashedStream(Stream):
-    """Hashes what passes, with a key, and sends nothing of it."""
+    """Stream that hashes all bytes with a key, without sending the hash."""
 
     def send_some(self, buffers: list[memoryview]) -> int:
-        """Send, then hash what was sent."""
+        """Send, then hash the sent bytes."""
         return _hash(buffers, super().send_some(buffers))
 
     def receive_some(self, buffers: list[memoryview]) -> int:
-        """Receive, then hash what was received."""
+        """Receive, then hash the received bytes."""
         return _hash(buffers, super().receive_some(buffers))
 
 
@@ -68,7 +68,7 @@ def _member(name: str, rank: int, server: socket.socket, token: str, peers: list
 
 
 def _time(mesh: Mesh, column: str) -> dict[str, float]:
-    """Milliseconds of one sum, by the wall clock and of the processor."""
+    """Return milliseconds of one sum: wall time and CPU time."""
     nbytes, times = SIZES[column]
     buffer = np.zeros(nbytes // 4, np.float32)
     mesh.all_reduce(buffer)

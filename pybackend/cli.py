@@ -12,12 +12,12 @@ import pybackend
 from pybackend.errors import InputError, TfdistError
 from pybackend.launchers import add_run_options, describe_batch, read_run_plan, run_script
 
-# How mpirun, horovodrun and torchrun call the number of ranks.
+# Options of mpirun, horovodrun and torchrun for the number of ranks.
 _COUNTS = ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 2 for wrong arguments, 1 for a failure."""
+    """Run one command and return its exit status: 1 for an error, 2 for invalid arguments."""
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # with the usage of the command, not of `tfdist`
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tfdist: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tfdist: interrupted; all workers were ended", file=sys.stderr)
+        print("tfdist: interrupted; all workers were stopped", file=sys.stderr)
         return 130
 
 
@@ -42,7 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfdist {pybackend.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    mnist = commands.add_parser("mnist", help="train a small network on MNIST on this machine")
+    mnist = commands.add_parser(
+        "mnist",
+        help="train a small network on MNIST on this machine",
+        description="Train a small convolutional network on MNIST with several workers on this "
+        "machine, and print its metrics.",
+    )
     mnist.add_argument("--workers", type=int, default=3, help="number of workers (default: 3)")
     mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default: 3)")
     mnist.add_argument(
@@ -52,12 +57,16 @@ def _parser() -> argparse.ArgumentParser:
     mnist.add_argument(
         "--seed", type=int, default=1, help="seed that makes the training repeatable (default: 1)"
     )
-    mnist.add_argument("--data", metavar="FILE", help="an mnist.npz to read")
+    mnist.add_argument("--data", metavar="FILE", help="path of an mnist.npz")
     mnist.add_argument("--out", metavar="FILE", help="write the model to this file (*.h5)")
     mnist.set_defaults(command=_mnist)
 
     doctor = commands.add_parser(
-        "doctor", help="check what this machine, or each host of a cluster, has and lacks"
+        "doctor",
+        help="check the software and hardware of this machine or of a Spark cluster",
+        description="Print versions, memory, cores and GPUs of this machine, and what to install. "
+        "With --master, check each host of a Spark cluster, and whether the workers can connect "
+        "to each other.",
     )
     doctor.add_argument(
         "--master",
@@ -79,7 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(command=_doctor)
 
-    config = commands.add_parser("tf-config", help="print a validated TF_CONFIG")
+    config = commands.add_parser(
+        "tf-config",
+        help="print a validated TF_CONFIG",
+        description="Print the JSON of the environment variable TF_CONFIG for one process of a "
+        "cluster. Invalid or contradictory addresses are errors.",
+    )
     config.add_argument(
         "--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers"
     )
@@ -91,37 +105,49 @@ def _parser() -> argparse.ArgumentParser:
     config.set_defaults(command=_tf_config)
 
     secret = commands.add_parser(
-        "secret", help="create the shared secret with which processes authenticate each other"
+        "secret",
+        help="create the shared secret with which processes authenticate each other",
+        description="Write a random secret to a file that only you can read, and print its path. "
+        "A secret that already exists is not changed.",
     )
     secret.add_argument(
-        "file", nargs="?", metavar="FILE", help="file to write (default: the one that tfdist reads)"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="file to write (default: the file that tfdist reads)",
     )
     secret.set_defaults(command=_secret)
 
     run = commands.add_parser(
         "run",
         help="start a script once per rank, on this machine or on hosts over ssh",
+        description="Start a Python or R script once per rank and print the output of all ranks. "
+        "If one rank fails, the others are stopped.",
         usage="tfdist run [-w N] [--hosts a:2,b:2] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
     add_run_options(run)
     run.set_defaults(command=_run)
 
-    board = commands.add_parser(
+    tensorboard = commands.add_parser(
         "tensorboard",
         help="run TensorBoard on this machine until Ctrl-C (in R: view_tensorboard())",
+        description="Run TensorBoard on this machine for a folder of logs and print its URL. "
+        "Ctrl-C stops it.",
     )
-    board.add_argument(
+    tensorboard.add_argument(
         "folder",
         nargs="?",
         metavar="FOLDER",
-        help="the folder that a training reports (default: logs)",
+        help="folder of the logs, as shown by a training's result (default: logs)",
     )
-    board.set_defaults(command=_tensorboard)
+    tensorboard.set_defaults(command=_tensorboard)
 
     scale = commands.add_parser(
         "bench-scale",
         help="measure how a script's training scales, and predict it for more workers",
+        description="Run a script that calls barrier_train() with several numbers of workers, and "
+        "print the time of a step, speed-up and efficiency.",
         usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
@@ -137,13 +163,15 @@ def _parser() -> argparse.ArgumentParser:
         type=_modes,
         default="both",
         metavar="MODE,...",
-        help="strong: the workers share one batch; weak: each has its own (default: both)",
+        help="strong: the workers share one batch; weak: each worker has its own batch "
+        "(default: both)",
     )
     scale.add_argument(
         "--batch-size",
         type=_positive,
         metavar="ROWS",
-        help="size of that batch (default: the script's)",
+        help="rows of that batch: global batch size (strong), rows per worker (weak) "
+        "(default: the script's)",
     )
     scale.add_argument(
         "--steps", type=_positive, metavar="N", help="steps per training (default: the script's)"
@@ -159,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--project", type=_positive, metavar="N", help="predict step times for up to N workers"
     )
     scale.add_argument("--json", metavar="FILE", help="write all values to this file")
-    scale.add_argument("--plot", metavar="FILE", help="plot them to this file (.png, .pdf or .svg)")
+    scale.add_argument(
+        "--plot", metavar="FILE", help="write a plot to this file (.png, .pdf or .svg)"
+    )
     scale.add_argument(
         "script",
         nargs=argparse.REMAINDER,
@@ -173,8 +203,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _mnist(options: argparse.Namespace) -> int:
-    if options.out and Path(options.out).suffix != ".h5":  # refused now, not after the training
-        raise InputError(f"name the file of --out *.h5, not {options.out!r}")
+    if options.out and Path(options.out).suffix != ".h5":  # checked before the training
+        raise InputError(f"--out must name a file *.h5, not {options.out!r}")
     result = pybackend.train_mnist(
         "local",
         workers=options.workers,
@@ -240,8 +270,8 @@ def _secret(options: argparse.Namespace) -> int:
 
     path = Path(options.file) if options.file else default_path()
     is_new = make_secret(path)
-    print(f"{path}: {'a new secret' if is_new else 'there is a secret already, which was kept'}")
-    print("Copy it to every machine, to the same place, so that only you can read it (chmod 600)")
+    print(f"{path}: {'a new secret' if is_new else 'a secret already exists; left unchanged'}")
+    print("Copy it to the same path on every machine, readable only by you (chmod 600)")
     if options.file:
         print(f"and set {FILE_VARIABLE} to its path there")
     return 0
@@ -274,13 +304,13 @@ def _bench_scale(options: argparse.Namespace) -> int:
         raise InputError("name a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
     if options.plot:
         check_figure(options.plot)
-    for path in filter(None, (options.json, options.plot)):  # refused now, not after the trainings
+    for path in filter(None, (options.json, options.plot)):  # checked before the trainings
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: its folder does not exist")
     if options.project == 1:
         raise InputError("--project must be a number of workers of at least 2")
     if options.project is not None and len(options.workers) < 2:
-        raise InputError("--project needs two numbers of --workers at least, as in --workers 1,2,4")
+        raise InputError("--project needs at least two numbers of --workers, as in --workers 1,2,4")
     result = pybackend.bench_scale(
         words[0],
         options.workers,

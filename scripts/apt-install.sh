@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: scripts/apt-install.sh PART...
-# Installs what scripts/apt-packages.txt names under these parts and this machine lacks.
+# Installs the packages in these parts of scripts/apt-packages.txt that this machine lacks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=$(scripts/find-python.sh)
@@ -16,20 +16,20 @@ done < <(grep -v '^#' scripts/apt-packages.txt)
 [[ ${#missing[@]} -gt 0 ]] || exit 0
 
 if ! command -v apt-get >/dev/null; then
-  echo "This machine has no apt-get. Please install what Debian calls: ${missing[*]}" >&2
+  echo "This machine has no apt-get. Install these packages (Debian's names): ${missing[*]}" >&2
   exit 1
 fi
 as_root=()
 if [[ $(id -u) -ne 0 ]]; then
   if ! command -v sudo >/dev/null; then
-    echo "Please run as root: apt-get install ${missing[*]}" >&2
+    echo "Run as root: apt-get install ${missing[*]}" >&2
     exit 1
   fi
   as_root=(sudo --preserve-env=DEBIAN_FRONTEND)
 fi
 
 echo "apt packages: ${missing[*]}"
-# Debian would set up a server beside PostgreSQL's programs, and start it.
+# By default, Debian also creates and starts a PostgreSQL server.
 settings=/etc/postgresql-common/createcluster.conf
 if [[ " ${missing[*]} " == *" postgresql "* && ! -e $settings ]]; then
   "${as_root[@]}" mkdir -p "${settings%/*}"
@@ -39,5 +39,5 @@ install() {
   "${as_root[@]}" apt-get install -y -q --no-install-recommends \
     -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "${missing[@]}" </dev/null
 }
-# A fresh machine has no package lists, an old one stale lists: both fail on the first try.
+# A new machine has no package lists, an old one has outdated lists: the first try fails on both.
 install || { "${as_root[@]}" apt-get update -q && install; }

@@ -1,7 +1,7 @@
-"""Checks the built site. usage: check_site.py FOLDER
+"""Check the built site. usage: check_site.py FOLDER
 
-No link inside it is broken, nothing is loaded from elsewhere, every export of both languages has a
-page and is found by the search, and the landing page shows the numbers of the benchmark.
+Internal links must work, no page may load anything from other hosts, every export of both languages
+must have a page that the search finds, and the landing page must show the benchmark's results.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pybackend
 
 ROOT = Path(__file__).parents[1]
 MEASURED = "step, 2 workers x 1 thread, 64 images each"
-# What a browser fetches by itself when it shows a page; `a` and `link rel=canonical` it does not.
+# Attributes that a browser loads when it shows a page; `a` and `link rel=canonical` are not.
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 _REMOTE = re.compile(r"^(https?:)?//")
 _REMOTE_STYLE = re.compile(r"""(?:@import\s+|url\()\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
 def read_pages(folder: Path) -> dict[Path, BeautifulSoup]:
-    """All pages by their paths."""
+    """Read all pages, by their paths."""
     return {
         path.resolve(): BeautifulSoup(path.read_text(), "html.parser")
         for path in sorted(folder.rglob("*.html"))
@@ -35,7 +35,7 @@ def read_pages(folder: Path) -> dict[Path, BeautifulSoup]:
 
 
 def broken_links(pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
-    """Links to files that are not there, and to anchors that their page has not."""
+    """Find links to files or anchors that do not exist."""
     anchors = {
         path: {tag["id"] for tag in page.find_all(id=True)}
         | {tag["name"] for tag in page.find_all("a", attrs={"name": True})}
@@ -50,13 +50,13 @@ def broken_links(pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             if not target.is_file():
-                yield f"{path.name} links to {link}, which is not there"
+                yield f"{path.name} links to {link}, which does not exist"
             elif parts.fragment and unquote(parts.fragment) not in anchors.get(target, set()):
                 yield f"{path.name} links to {link}, and that page has no such anchor"
 
 
 def remote_assets(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
-    """What a page or a style sheet would load from another host."""
+    """Find what a page or a style sheet would load from another host."""
     for path, page in pages.items():
         for name, attribute in _LOADED.items():
             for tag in page.find_all(name):
@@ -70,7 +70,7 @@ def remote_assets(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator
 
 
 def r_exports() -> list[str]:
-    """Functions that the R package exports, but those that only other packages call."""
+    """Return functions that the R package exports, except those for other packages only."""
     topics = [path.read_text() for path in (ROOT / "rpkg/man").glob("*.Rd")]
     internal = [topic for topic in topics if "\\keyword{internal}" in topic]
     hidden = {name for topic in internal for name in re.findall(r"\\alias\{(\S+)\}", topic)}
@@ -79,7 +79,7 @@ def r_exports() -> list[str]:
 
 
 def missing_from_reference(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
-    """Exports that have no page."""
+    """Find exports that have no page."""
     r_index = pages[(folder / "r/reference/index.html").resolve()]
     in_r = {code.get_text().removesuffix("()") for code in r_index.select("dt code")}
     for name in r_exports():
@@ -97,8 +97,8 @@ def missing_from_reference(folder: Path, pages: Mapping[Path, BeautifulSoup]) ->
 
 
 def missing_from_search(folder: Path) -> Iterator[str]:
-    """Exports that the search does not find in the reference of their language."""
-    from sphinx.search.en import SearchEnglish  # which the other checks do without
+    """Find exports that the search does not find in the reference of their language."""
+    from sphinx.search.en import SearchEnglish  # only this check needs it
 
     text = (folder / "searchindex.js").read_text()
     index = json.loads(text[text.index("{") : text.rindex("}") + 1])
@@ -121,7 +121,7 @@ def _pages_of_object(index: dict, name: str) -> list[str]:
 
 
 def wrong_numbers(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator[str]:
-    """Bars of the landing page that differ from what the benchmark has measured."""
+    """Find bars of the landing page that differ from the benchmark's results."""
     rows = json.loads((ROOT / "benchmarks/results.json").read_text())[MEASURED]
     chart = pages[(folder / "index.html").resolve()].select_one("svg.chart")
     shown = [text.get_text() for text in chart.find_all("text")] if chart else []
@@ -133,13 +133,13 @@ def wrong_numbers(folder: Path, pages: Mapping[Path, BeautifulSoup]) -> Iterator
     for place, (name, row) in enumerate(rows.items()):
         label, value = shown[2 * place : 2 * place + 2]
         if not label.startswith(name) or not value.startswith(f"{row['ms_per_step']:.1f} ms"):
-            yield f"the chart says {label}: {value} for {name}: {row['ms_per_step']} ms"
+            yield f"the chart shows {label}: {value} for {name}: {row['ms_per_step']} ms"
         if abs(lengths[place] / max(lengths) - row["ms_per_step"] / longest) > 0.01:
             yield f"the bar of {name} has the wrong length"
 
 
 def problems_of(folder: Path) -> list[str]:
-    """Everything that is wrong with a built site."""
+    """Return all problems of a built site."""
     pages = read_pages(folder)
     return [
         *broken_links(pages),
@@ -151,7 +151,7 @@ def problems_of(folder: Path) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print the problems and return 1 if there are any."""
     problems = problems_of(folder)
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: scripts/docs.sh TARBALL FOLDER
-# Builds the site into FOLDER and checks it. The vignettes are those that R CMD build rendered:
-# each source must have its page in the tarball.
+# Builds the site into FOLDER and checks it. The vignettes are taken from the tarball, where R CMD
+# build rendered them: each source must have its page there.
 set -euo pipefail
 tarball=$1 folder=$2
 work=build/site

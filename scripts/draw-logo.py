@@ -1,7 +1,7 @@
 """usage: scripts/draw-logo.py
 
-Draws the logo and the badges of the R package into rpkg/man/figures: three small networks whose
-arrows meet, in a hexagon.
+Draw the logo and the badges of the R package into rpkg/man/figures: a hexagon with three small
+networks whose arrows meet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CENTRE = (259.0, 262.0)
 DISTANCE = 148.0
 DARK, LIGHT, LINE, NODE, MEAN = "#0d2c4f", "#1f5c8f", "#8fc1e8", "#f2f7fc", "#ffb238"
 
-# A network's layers, along its own axis, which points to the centre.
+# Layers of a network, along its axis, which points to the centre.
 LAYERS = [(-48.0, (-26.0, 26.0)), (0.0, (-38.0, 0.0, 38.0)), (48.0, (-20.0, 20.0))]
 
 # Strokes of the letters: baseline 0, x-height 44, ascender 70; each with its width.
@@ -34,12 +34,12 @@ LETTERS = {
 
 
 def point_at(angle: float, radius: float) -> tuple[float, float]:
-    """A point around the centre."""
+    """Return a point around the centre."""
     return CENTRE[0] + radius * math.cos(angle), CENTRE[1] + radius * math.sin(angle)
 
 
 def draw_network(angle: float) -> list[str]:
-    """One network whose last layer faces the centre, and the arrow from it."""
+    """Draw a network whose last layer faces the centre, and the arrow from it."""
     x, y = point_at(angle, DISTANCE)
     turn = math.degrees(angle) + 180
     parts = [f'<g transform="translate({x:.1f},{y:.1f}) rotate({turn:.1f})">']
@@ -64,7 +64,7 @@ def draw_network(angle: float) -> list[str]:
 
 
 def draw_word(word: str, middle: float, baseline: float) -> list[str]:
-    """The name, in letters of one stroke."""
+    """Draw the name, in letters of one stroke."""
     gap = 10.0
     x = middle - (sum(LETTERS[letter][1] for letter in word) + gap * (len(word) - 1) - 14) / 2
     parts = []
@@ -79,7 +79,7 @@ def draw_word(word: str, middle: float, baseline: float) -> list[str]:
 
 
 def draw_logo() -> str:
-    """The hexagon with everything in it."""
+    """Draw the hexagon and its content."""
     hexagon = "259,12 508,156 508,444 259,588 10,444 10,156"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -101,7 +101,7 @@ def draw_logo() -> str:
 
 
 def draw_badge(left: str, right: str, colour: str) -> str:
-    """A badge of two words."""
+    """Draw a badge of two words."""
     first, second = 7 * len(left) + 10, 7 * len(right) + 10
     texts = [(first / 2, left, first - 10), (first + second / 2, right, second - 10)]
     parts = [

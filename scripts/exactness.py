@@ -145,7 +145,7 @@ asynchronous training are not exact and have no audit.
 
 
 def write_page(found: list[dict[str, object]]) -> str:
-    """The page, from the outcomes that tests have noted."""
+    """Return the page, from the outcomes that the tests recorded."""
     parts = [_HEAD]
     for module, title in EQUAL.items():
         parts.append(f"## {title}\n\n| Case | Equal, within | Note |\n|---|---|---|")

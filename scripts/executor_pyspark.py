@@ -1,4 +1,4 @@
-"""Print which pyspark the driver has, and which the executors import; status 1 if they differ."""
+"""Print the pyspark versions of the driver and of the executors; exit with 1 if they differ."""
 
 import pyspark
 from pyspark.sql import SparkSession

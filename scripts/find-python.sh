@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints a Python that TensorFlow has wheels for: $PYTHON, else python3, else a versioned one.
+# Prints a Python for which TensorFlow has wheels: $PYTHON, or python3, or a versioned one.
 set -euo pipefail
 for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
   path=$(command -v "$candidate") || continue

@@ -1,7 +1,7 @@
-"""Print constraints.txt: what is installed here, exactly, for the same install elsewhere.
+"""Print constraints.txt: the exact versions installed here, for the same installation elsewhere.
 
-A release that needs a newer Python than this project's oldest gets a marker, so that the
-older Python is left to pip.
+A release that needs a newer Python than the oldest supported one gets a marker; for older Pythons,
+pip chooses the version.
 """
 
 from importlib.metadata import Distribution, distributions

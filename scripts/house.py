@@ -1,6 +1,6 @@
-"""Print how large the Python package is, and what in it repeats; `make lint` does.
+"""Print the size of the Python package and its repetitions; part of `make lint`.
 
-Figures to compare before and after a change of the structure, not limits.
+The numbers are for comparison before and after a change of the structure, not limits.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def lines_of(node: ast.AST) -> int:
-    """Lines from the first to the last one of a statement."""
+    """Return the number of lines of a statement."""
     return (node.end_lineno or node.lineno) - node.lineno + 1  # type: ignore[attr-defined]
 
 
 def parameters_of(function: Function) -> int:
-    """How many parameters a function has."""
+    """Return the number of a function's parameters, without `*args` and `**kwargs`."""
     given = function.args
     return len([*given.posonlyargs, *given.args, *given.kwonlyargs])
 
 
 def is_name(node: ast.AST, name: str) -> bool:
-    """Whether an expression is a variable of this name."""
+    """Return whether an expression is a variable of this name."""
     return isinstance(node, ast.Name) and node.id == name
 
 
 def shared_places(texts: dict[Path, str]) -> int:
-    """Places where six lines or more, imports and blank ones aside, are those of another place."""
+    """Count places that share six lines or more with another, without imports and blank lines."""
     found: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     for path, text in texts.items():
-        kept = [line.strip() for line in text.splitlines()]
-        kept = [line for line in kept if line and not line.startswith(("import ", "from ", "#"))]
-        for first in range(len(kept) - MANY_LINES + 1):
-            found[tuple(kept[first : first + MANY_LINES])].append((path, first))
+        lines = [line.strip() for line in text.splitlines()]
+        code = [line for line in lines if line and not line.startswith(("import ", "from ", "#"))]
+        for first in range(len(code) - MANY_LINES + 1):
+            found[tuple(code[first : first + MANY_LINES])].append((path, first))
     starts = {place for places in found.values() if len(places) > 1 for place in places}
     return sum((path, first - 1) not in starts for path, first in starts)
 
 
 def figures() -> Iterator[tuple[str, object]]:
-    """Each figure's name and value."""
+    """Yield the name and value of each number."""
     texts = {path: path.read_text() for path in sorted(ROOT.rglob("*.py"))}
     nodes = [node for text in texts.values() for node in ast.walk(ast.parse(text))]
     counts = [len(text.splitlines()) for text in texts.values()]

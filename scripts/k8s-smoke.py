@@ -1,8 +1,8 @@
-"""Trains MNIST on two pods of the current context of kubectl, such as one of kind or k3s.
+"""Train MNIST on two pods in the current context of kubectl, for example of kind or k3s.
 
-TFDIST_K8S_IMAGE names an image with TensorFlow, and Python of the same release as this one, that
-the nodes have or may pull; TFDIST_K8S_PYTHON its Python, if that is not python3. Everything that
-this makes in the cluster is named tfdist-..., and gone in the end; what is left is an error.
+TFDIST_K8S_IMAGE names an image with TensorFlow and the same release of Python as here, which the
+nodes have or can pull. TFDIST_K8S_PYTHON names its Python; default: python3. All objects that this
+creates in the cluster are named tfdist-... and deleted at the end; it fails if any remain.
 """
 
 import os
@@ -23,7 +23,7 @@ def main() -> None:
     listed = ["kubectl", "get", "jobs,pods,services", "-l", "tfdist.io/run", "-o", "name"]
     left = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()
     if left:
-        sys.exit(f"left in the cluster: {', '.join(left)}")
+        sys.exit(f"not deleted from the cluster: {', '.join(left)}")
 
 
 if __name__ == "__main__":

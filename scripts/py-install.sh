@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # usage: scripts/py-install.sh ARGUMENT...
-# `pip install` into .venv, at the versions of constraints.txt. uv does it in a third of pip's time,
-# but does not read pip's settings: where these name another index, or uv fails, pip does it.
+# Installs into .venv, at the versions of constraints.txt. uv takes a third of pip's time, but does
+# not read pip's settings: if these name another index, or if uv fails, pip installs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 python=.venv/bin/python
-# Relative, because they are split at spaces; variables, because these also hold in the environment
-# that builds tfdist.
+# Relative paths, because they are split at spaces; variables, because these also apply to the
+# environment that builds tfdist.
 export PIP_CONSTRAINT=constraints.txt UV_CONSTRAINT=constraints.txt
 pip=("$python" -m pip install --quiet --no-input --disable-pip-version-check --progress-bar off)
 index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || true)}

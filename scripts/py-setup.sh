@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: scripts/py-setup.sh EXTRA...
-# Fills .venv with tfdist (editable) and these extras, at the versions of constraints.txt.
+# Installs tfdist (editable) with these extras into .venv, at the versions of constraints.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,6 +14,6 @@ fi
 
 extras=$(IFS=,; echo "$*")
 echo "Python packages into .venv: tfdist[$extras]"
-# rpy2's other mode compiles against R, which need not be here yet.
+# rpy2's other mode compiles against R, which may not be installed yet.
 export RPY2_CFFI_MODE=${RPY2_CFFI_MODE:-ABI}
 scripts/py-install.sh --editable ".[$extras]"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: scripts/r-build.sh WHEEL FOLDER [R CMD build's options]
-# Builds the R package, with the Python wheel of the same version inside, into FOLDER.
+# Builds the R package, which contains the Python wheel of the same version, into FOLDER.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$1 folder=$2
@@ -13,10 +13,10 @@ if [[ $(basename "$wheel") != "tfdist-$version-"* ]]; then
 fi
 rm -rf "$folder"
 mkdir -p "$folder/source"
-# A copy, so that no build product lands among the sources; links become files.
+# A copy, so that the build does not write to the sources; links become files.
 cp -RL rpkg "$folder/source/tfdist"
 copy=$folder/source/tfdist
-# The wheel takes the place of the sources that it was built from.
+# The wheel replaces the sources from which it was built.
 rm -rf "$copy/inst/python" "$copy"/tests/testthat/{_problems,testthat-problems.rds}
 mkdir -p "$copy/inst/python"
 cp "$wheel" "$copy/inst/python/"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # usage: scripts/r-documented.sh
-# Fails where rpkg/man or rpkg/NAMESPACE is not what roxygen2 makes of the sources now.
+# Fails if rpkg/man or rpkg/NAMESPACE differs from what roxygen2 generates from the sources.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 copy=$(mktemp -d)
@@ -11,6 +11,6 @@ cp -RL rpkg "$copy/tfdist"
   exit 1
 }
 if ! diff -ru rpkg/man "$copy/tfdist/man" || ! diff -u rpkg/NAMESPACE "$copy/tfdist/NAMESPACE"; then
-  echo "Run 'make r-document' and keep what it writes." >&2
+  echo "Run 'make r-document' and commit the result." >&2
   exit 1
 fi

@@ -1,4 +1,4 @@
-# lintr over the R package and these scripts; any finding fails.
+# Runs lintr on the R package and these scripts; any finding is a failure.
 style <- lintr::linters_with_defaults(indentation_linter = NULL)
 findings <- list(
   # testthat leaves copies of failed tests in _problems.

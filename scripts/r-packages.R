@@ -1,8 +1,8 @@
-# Installs into .rlib what is missing of what rpkg/DESCRIPTION names and of what
-# `make test` uses: from TFDIST_CRAN where that is set, else from R's own
+# Installs missing packages into .rlib: those in rpkg/DESCRIPTION and those that
+# `make test` uses; from TFDIST_CRAN if set, otherwise from R's own
 # repositories.
 for_make <- c("lintr", "pkgdown", "rcmdcheck", "roxygen2")
-# Tests need it, users may: DESCRIPTION names what the package itself calls.
+# Only tests need these: DESCRIPTION names packages that tfdist itself calls.
 for_tests <- c("base64enc", "keras", "pysparklyr")
 
 library_path <- normalizePath(Sys.getenv("R_LIBS"), mustWork = TRUE)
@@ -11,7 +11,7 @@ repositories <- getOption("repos")
 if (nzchar(prebuilt)) {
   repositories <- c(CRAN = prebuilt)
 } else if (identical(unname(repositories["CRAN"]), "@CRAN@")) {
-  # The first mirror in R's own list is the one that forwards to a near one.
+  # The first mirror in R's own list forwards to a mirror nearby.
   utils::chooseCRANmirror(graphics = FALSE, ind = 1)
   repositories <- getOption("repos")
 }

@@ -1,11 +1,10 @@
 # usage: Rscript scripts/r-site.R FOLDER
-# Writes FOLDER/pkgdown: the reference and the news by pkgdown, whose theme the
-# site replaces. In the vignettes of FOLDER/vignettes, functions become links.
+# Writes the reference and the news to FOLDER/pkgdown; the site replaces the
+# theme of pkgdown. Functions in the pages of FOLDER/vignettes become links.
 folder <- commandArgs(trailingOnly = TRUE)
 destination <- file.path(normalizePath(folder), "pkgdown")
 
-# pkgdown fetches its theme's scripts from elsewhere, unless the site looks
-# begun.
+# pkgdown downloads its theme's scripts, unless the site seems to exist already.
 dir.create(file.path(destination, "deps"), recursive = TRUE)
 invisible(file.create(file.path(
   destination,
@@ -27,7 +26,7 @@ if (length(more) > 0) {
 pkgdown::build_reference(site, examples = FALSE, lazy = FALSE)
 pkgdown::build_news(site)
 
-# Functions of tfdist lead to its reference, and others to their packages'.
+# Functions of tfdist link to its reference, and others to their packages'.
 options(
   downlit.package = "tfdist",
   downlit.topic_index = setNames(topics$name, topics$name),

@@ -1,8 +1,8 @@
 # usage: Rscript scripts/r-test.R [plain] [local] [cluster] [test-file.R ...]
-# Runs the R package's tests against the installed package: those of the files
-# that connect to no Spark, to one of one process, or to a cluster or a server,
-# and of the files named. A test has a limit of seconds. Nothing stays in the
-# workspace: tests ask what a function of it carries along.
+# Runs the R package's tests against the installed package: files without Spark
+# (plain), with a local Spark (local), or with a cluster or server (cluster),
+# and the files named. Each test has a time limit. The workspace stays empty,
+# because tests check what functions in it carry along.
 local({
   wanted <- commandArgs(trailingOnly = TRUE)
   limit <- 240
@@ -33,8 +33,8 @@ local({
   }
   names <- sub("^test-(.*)[.]R$", "\\1", basename(chosen))
 
-  # A test that waits in R gets an error. One that waits in Python, where R's
-  # own limit is not looked at, ends the process with the stacks of its threads.
+  # A test that waits in R gets an error. If it waits in Python, where R's own
+  # limit has no effect, the process exits with the stacks of its threads.
   limit_test <- function(seconds) {
     setTimeLimit(elapsed = if (is.null(seconds)) Inf else seconds)
     if (reticulate::py_available()) {
@@ -56,7 +56,7 @@ local({
       start_file = function(filename) self$file <- filename,
       start_test = function(context, test) {
         self$began <- proc.time()[["elapsed"]]
-        # Printed at once: if the process ends here, this says in which test.
+        # Printed at once: if the process exits here, this shows in which test.
         cat(sprintf("%s: %s", self$file, test))
         limit_test(limit)
       },
@@ -75,7 +75,7 @@ local({
     reporter = timed$new(),
     stop_on_failure = FALSE
   )
-  # At the end, the reason last: of a long log often only that is kept.
+  # At the end, with the reason last: often only the end of a log is stored.
   for (test in results) {
     for (found in test$results) {
       if (inherits(found, c("expectation_failure", "expectation_error"))) {

@@ -1,4 +1,4 @@
-"""Exit with status 0 where this Python's shared library loads: reticulate embeds it in R."""
+"""Exit with status 0 if this Python's shared library loads, which reticulate embeds in R."""
 
 import ctypes
 import os

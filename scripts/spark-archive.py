@@ -1,4 +1,4 @@
-"""Run what loads the classes that Spark's JVMs need: Java archives them as it ends (Makefile)."""
+"""Load the classes that Spark's JVMs need; Java archives them when it exits (see the Makefile)."""
 
 from collections.abc import Iterator
 from typing import Any

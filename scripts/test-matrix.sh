@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # usage: scripts/test-matrix.sh [SERIES...]
-# Runs the routes' tests of both languages against the latest pyspark of each series, by default
-# of all that are supported. Only pyspark and py4j differ: the rest is what .venv and .rlib have.
+# Runs the routes' tests of both languages with the latest pyspark of each series (default: all
+# supported series). Only pyspark and py4j differ: all other packages are those of .venv and .rlib.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 [[ $# -gt 0 ]] || set -- 3.5 4.0 4.2 4.3
@@ -9,7 +9,7 @@ root=$PWD
 python=$root/.venv/bin/python
 export PYSPARK_PYTHON=$python NOT_CRAN=true TFDIST_TEST_REQUIRE=1 TESTTHAT_PROBLEMS=false
 
-use_pyspark() { # SERIES: installed, and found by what is started from here on
+use_pyspark() { # SERIES: install it, and let all processes started from now on find it
   local folder=$root/build/matrix/$1
   rm -rf "$folder"
   # constraints.txt names another pyspark.
@@ -19,13 +19,13 @@ use_pyspark() { # SERIES: installed, and found by what is started from here on
   timeout 300 "$python" scripts/executor_pyspark.py 2>"$folder.log" || { cat "$folder.log"; return 1; }
 }
 
-use_jars() { # SERIES: what sparklyr's R workers need and this Spark has no more
+use_jars() { # SERIES: jars that sparklyr's R workers need and this Spark lacks
   unset TFDIST_TEST_CLASSPATH
   [[ $1 == 4.3 ]] || return 0
   scripts/apt-install.sh matrix && export TFDIST_TEST_CLASSPATH=/usr/share/java/protobuf.jar
 }
 
-# In two processes: sessions of Connect and others get in each other's way.
+# In two processes, because Connect and classic sessions conflict.
 python_routes() {
   timeout 900 "$python" -m pytest tests/python/test_routes.py &&
     timeout 900 "$python" -m pytest tests/python/test_connect.py -k either_language
@@ -48,7 +48,7 @@ failed=0
 table=()
 row() { table+=("$(printf '%-9s %-7s %-7s %s' "$@")"); }
 
-run() { # LANGUAGE FUNCTION: adds a row, with what the tests say at their end, and what they skip
+run() { # LANGUAGE FUNCTION: add a row with the summary of the tests, and the skipped tests
   local log=$root/build/matrix/$series-$1.log result=passed
   "$2" 2>&1 </dev/null | tee "$log" || { result=FAILED; failed=1; }
   row "$version" "$1" "$result" "$(grep -E '[0-9]+ (passed|failed|skipped)' "$log" | tr -d '=' | paste -sd ,)"

@@ -1,7 +1,7 @@
-"""Find words that a reader would stumble over, in documents, R help and Python's docstrings.
+"""Find words that make readers stumble, in documents, R help and Python's docstrings.
 
-Usage: scripts/words.py [FILE ...]; without files, all that users read. Code is left out: blocks,
-what stands in backquotes, and names. Prints a line per finding, and fails if there are any.
+Usage: scripts/words.py [FILE ...]; without files, it reads all texts for users. It ignores code:
+blocks, text in backquotes, and names. It prints a line per finding and fails if there are any.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/README.md", "rpkg/README.md"]
 VIGNETTES = ["vignettes/*.Rmd"]
 R_HELP = ["rpkg/R/*.R"]
-# Words of a sentence, where people read to act.
+# Most words of a sentence in the READMEs.
 LONGEST = 40
 
-# What not to write, and what to write instead: the field has a word for it, or it is no English.
+# Words to avoid, and what to write instead.
 INSTEAD = {
     r"gangs?": "worker group; generation of an elastic training",
     r"figures": "metrics, values, timings",
@@ -44,9 +44,9 @@ INSTEAD = {
     r"wish(?:es)?": "request",
     r"goes? on from": "resumes from",
 }
-# A sentence does not begin so.
+# Beginnings of sentences to avoid.
 OPENINGS = {r"Of an? ": "say the subject first", r"Who(?:ever)? \w+s ": "say who: you, a worker"}
-# Where a word is right after all: the file, and the words around it.
+# Exceptions: the file, and the words as they are reported.
 ALLOWED = {
     ("docs/architecture.md", "refused"),  # a connection
 }
@@ -58,7 +58,7 @@ _CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|\\code\{[^}]*\}|<[^>]*>|\[[^\]]*\(\)\]"
 
 
 def prose_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines that are prose."""
+    """Yield the numbered lines that are prose."""
     lines = path.read_text().splitlines()
     if path.suffix == ".R":
         helps = ((n, line) for n, line in enumerate(lines, 1) if line.startswith("#' "))
@@ -78,7 +78,7 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines of the docstrings of public classes and functions."""
+    """Yield numbered lines of the docstrings of public classes and functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name.startswith("_"):
             continue
@@ -90,7 +90,7 @@ def docstrings_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def findings_in(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
-    """Line, what stands there, and what is better."""
+    """Yield the line number, the words found, and what to write instead."""
     for number, line in lines:
         text = _CODE.sub("CODE", line)
         for pattern, better in (*_WORDS, *_OPENINGS):
@@ -99,7 +99,7 @@ def findings_in(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, st
 
 
 def long_sentences(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Sentences of a page that are too long to read once."""
+    """Find sentences of a page with more than `LONGEST` words."""
     paragraph: list[str] = []
     start = 1
     for number, line in [*prose_of(path), (0, "")]:
@@ -118,7 +118,7 @@ def long_sentences(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def public_modules() -> list[Path]:
-    """The files that define what `pybackend` exports."""
+    """Return the files that define the exports of `pybackend`."""
     sys.path.insert(0, str(ROOT))
     import pybackend
 

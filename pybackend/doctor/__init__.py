@@ -1,1 +1,1 @@
-"""What this machine and a cluster have, and what is missing."""
+"""Checks of this machine and of a cluster: versions, hardware, network, and what is missing."""

@@ -1,4 +1,4 @@
-"""What is wrong with a cluster and how to fix it, from what `reach.inspect_worker` returned."""
+"""Problems of a cluster and how to fix them, from the results of `reach.inspect_worker`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ TITLES = {
     "cloudpickle": "cloudpickle",
     "pyarrow": "pyarrow",
 }
-# With different ones of these, workers could compute different weights from the same rows.
+# With different versions of these, workers could compute different weights from the same rows.
 _SAME_EVERYWHERE = ("tensorflow", "keras", "numpy")
 _MOST = 10
 Worker = Mapping[str, Any]
 
 
 def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> list[str]:
-    """Plain sentences that name the host and what to do; none if training can begin.
+    """Return sentences that name the host and what to do; an empty list if training can begin.
 
     Parameters
     ----------
     workers
-        What `inspect_worker` returned, by rank.
+        Results of `inspect_worker`, by rank.
     driver
-        `inspect_machine` of the driver.
+        Result of `inspect_machine` on the driver.
     on_spark
-        Whether Spark started the workers, which needs pyarrow.
+        True if Spark started the workers, which needs pyarrow.
     """
     return [
         *explain_missing_packages(workers, on_spark),
@@ -48,12 +48,12 @@ def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> 
 
 
 def name_host(worker: Worker) -> str:
-    """The host as sentences name it: its address, or its name if that says more."""
+    """Return the address of a worker's host, or its name if the address is unknown or loopback."""
     return str(worker["hostname"] if _is_loopback(worker) else worker["host"])
 
 
 def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
-    """What to install on which host, for workers that need not have met."""
+    """Return what to install on which host. The workers need not have connected to each other."""
     found = _group_hosts(
         (
             (
@@ -114,7 +114,7 @@ def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
             "where Spark is started, or in R start Python, by reticulate::py_config(), before "
             "spark_connect()"
         )
-    # A model goes from Keras to Keras as a file, which an older one may not read.
+    # A model is sent as a Keras file, which an older Keras may not read.
     theirs = {w["keras"] for w in workers}
     if len(theirs) == 1 and driver["keras"] is not None and not theirs & {driver["keras"], None}:
         sentences.append(
@@ -125,7 +125,7 @@ def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
 
 
 def _loopback_addresses(workers: Sequence[Worker]) -> list[str]:
-    """Hosts that take part under an address which on every other host means that host itself."""
+    """Report hosts with a loopback address, which no other host can reach."""
     if len({worker["hostname"] for worker in workers}) < 2:
         return []
     found = _group_hosts((w["host"], w) for w in workers if _is_loopback(w))
@@ -147,7 +147,7 @@ def _not_listening(workers: Sequence[Worker]) -> list[str]:
 
 
 def _unreached(workers: Sequence[Worker]) -> list[str]:
-    """One sentence per pair of hosts: between hosts with many slots there are too many pairs."""
+    """Return one sentence per pair of hosts, because hosts with many slots have many pairs."""
     pairs: dict[tuple[str, str, str], list[tuple[Worker, Worker]]] = defaultdict(list)
     for worker in workers:
         for missed in worker["unreached"]:
@@ -162,7 +162,7 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
 
 
 def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
-    """Whether another host's loopback address was called, which says nothing of the network."""
+    """Return whether the address is another host's loopback, which does not test the network."""
     return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 
@@ -187,8 +187,8 @@ def _advise(worker: Worker, other: Worker, reason: str) -> str:
         return f"a firewall between the two hosts: {opened}, or {elsewhere}"
     if reason == REFUSED:
         return (
-            "a firewall refuses it, or the address is another machine's (a container's, or one "
-            f"behind NAT): {opened}, or {elsewhere}"
+            "a firewall rejects it, or the address belongs to another machine (a container, or a "
+            f"host behind NAT): {opened}, or {elsewhere}"
         )
     return f"the network between the two hosts: fix the route, or {elsewhere}"
 
@@ -204,7 +204,7 @@ def _minor_version(found: Worker) -> str:
 def _group_hosts(
     pairs: Iterable[tuple[Any, Worker]],
 ) -> dict[Any, list[str]]:
-    """Names of hosts, each once, by what they have in common; in the order they came."""
+    """Return the names of hosts by key, each name once, in the order of the pairs."""
     found: dict[Hashable, dict[str, None]] = defaultdict(dict)
     for key, worker in pairs:
         found[key][name_host(worker)] = None

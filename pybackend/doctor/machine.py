@@ -1,4 +1,4 @@
-"""What this machine has to train with; imports none of the packages that it reports."""
+"""Versions and hardware of this machine, found without importing the reported packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pybackend.job.packages import UNKNOWN, find_version
 from pybackend.r.rpy2_versions import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
-# As in pyproject.toml.
+# The lower bounds in pyproject.toml.
 _LEAST = {
     "tensorflow": "2.18",
     "keras": "3.13.2",
@@ -38,12 +38,12 @@ _PROGRAM_SECONDS = 20.0
 
 
 def doctor() -> dict[str, Any]:
-    """Versions (None if absent), cores, memory, GPUs, and the problems found.
+    """Return versions (None if absent), cores, memory, GPUs, and the problems found.
 
     Returns
     -------
     dict
-        What `inspect_machine` returns, ``java``, ``spark_home`` (the Spark that PySpark contains),
+        The entries of `inspect_machine`, ``java``, ``spark_home`` (the Spark inside PySpark),
         ``problems`` (list of text) and ``verdict``: whether this machine is ready, or what to do
         first.
     """
@@ -52,14 +52,14 @@ def doctor() -> dict[str, Any]:
 
 
 def inspect_machine() -> dict[str, Any]:
-    """What a machine has, as plain data; quick enough for every worker of a cluster.
+    """Return versions and hardware of this machine as plain data, fast enough for every worker.
 
     Returns
     -------
     dict
         ``python``, ``python_version``, ``version``, one entry per package, ``rscript``, ``r`` and
-        ``reticulate`` (the R package), ``rpy2_problem`` (why rpy2, which is installed, cannot use
-        this R), ``cores``, ``memory_gb``, ``gpus`` (list of names).
+        ``reticulate`` (the R package), ``rpy2_problem`` (why an installed rpy2 cannot use this R),
+        ``cores``, ``memory_gb``, ``gpus`` (list of names).
     """
     packages = {name: find_version(name) for name in _PACKAGES}
     r = _r()
@@ -81,7 +81,7 @@ def inspect_machine() -> dict[str, Any]:
 def find_missing(
     found: Mapping[str, Any], on_spark: bool = False
 ) -> list[tuple[str, str | None, str]]:
-    """Packages that a worker needs and does not have: name, version there, version needed."""
+    """Return packages that a worker lacks: name, installed version or None, version needed."""
     is_310 = found["python_version"].startswith("3.10.")
     least = {**(_LEAST_310 if is_310 else _LEAST), **(_LEAST_ON_SPARK if on_spark else {})}
     return [
@@ -92,7 +92,7 @@ def find_missing(
 
 
 def find_java() -> str | None:
-    """Version of the Java that Spark would start; None if there is none."""
+    """Return the version of the Java that Spark would start; None without Java."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     match = re.search(r'version "([^"]+)"', _output(program, "-version"))
@@ -100,7 +100,7 @@ def find_java() -> str | None:
 
 
 def _find_spark_home() -> str | None:
-    """The folder of the Spark inside PySpark; its build for Spark Connect alone has none."""
+    """Return the folder of the Spark inside PySpark; None if it is only a Spark Connect client."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -150,7 +150,7 @@ def _verdict(found: dict[str, Any]) -> str:
 
 
 def install_command(found: Mapping[str, Any], on_spark: bool = False) -> str:
-    """The command that installs what is missing."""
+    """Return the command that installs the missing packages."""
     wanted = " ".join(f"'{name}>={least}'" for name, _, least in find_missing(found, on_spark))
     return f"{found['python']} -m pip install {wanted}"
 
@@ -160,7 +160,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _r() -> dict[str, str | None]:
-    """Where R is, and its version; R itself knows its libraries, and starts bare in 50 ms."""
+    """Return the path and version of R, and the version of its reticulate.
+
+    R is started for this, because only R knows its libraries. A bare R starts in 50 ms.
+    """
     rscript = shutil.which("Rscript")
     bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
     versions = re.search(r"R (\d\S*) ?(\S*)", _output(rscript, *bare, "-e", _ASK_R))
@@ -172,7 +175,10 @@ def _r() -> dict[str, str | None]:
 
 
 def _try_rpy2() -> str | None:
-    """Why rpy2 cannot use this machine's R; None if it can. Tried apart: it would load R."""
+    """Return why rpy2 cannot use this machine's R; None if it can.
+
+    This runs in a separate process, because the import loads R.
+    """
     # The mode that workers use.
     environment = {**os.environ, "RPY2_CFFI_MODE": "ABI"}
     try:
@@ -206,7 +212,7 @@ def _gpus() -> list[str]:
 
 
 def _output(program: str | None, *arguments: str) -> str:
-    """What a program prints; nothing if it is absent, fails, or takes too long."""
+    """Return what a program prints; an empty text if it is absent, fails, or takes too long."""
     if program is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Try a cluster out before anything is trained on it: one short barrier job over its slots."""
+"""Check of a cluster before a training: one short barrier job over its slots."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACK
 
 
 def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
-    """Ask every slot of a cluster what it has, and whether it reaches all others over TCP.
+    """Check the software and hardware of every slot, and its TCP connections to all others.
 
     Parameters
     ----------
     spark
-        A ``pyspark.sql.SparkSession``; or ``"local"`` or ``"local[N]"`` for N (2) processes of
-        this machine, which use no Spark.
+        A ``pyspark.sql.SparkSession``; or ``"local"`` or ``"local[N]"`` for N (default: 2)
+        processes of this machine, without Spark.
     workers
-        Slots to probe; None: all that the session has.
+        Number of slots to probe. None (default): all slots of the session.
 
     Returns
     -------
     dict
-        ``workers``: what `inspect_worker` returned for each rank, with ``reaches`` (whether it
+        ``workers``: the result of `inspect_worker` for each rank, with ``reaches`` (whether it
         reached all others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to
-        print; ``problems``: sentences that say what to fix, and where; ``verdict``: a last line. If
-        the job fails, ``problems`` says why, and there are no workers.
+        print; ``problems``: sentences about what to fix, and where; ``verdict``: a last line. If
+        the job fails, ``problems`` has the reason, and ``workers`` is empty.
 
     Raises
     ------
     InputError
-        ``spark`` or ``workers`` cannot be used.
+        ``spark`` or ``workers`` is invalid.
     """
     session = launcher_for(spark).session
     try:
@@ -63,12 +63,12 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
 
 
 def _missing_packages(session: Any) -> list[str]:
-    """What hosts do not have for a barrier job; asked by a job that needs Python alone."""
+    """Return which packages hosts lack for a barrier job, from a job that needs only Python."""
     if session is None:
         return []
     try:
         seen = ask_executors(session, inspect_host)
-    except Exception:  # then what the barrier job said is all that is known
+    except Exception:  # then only the barrier job's error is known
         return []
     return explain_missing_packages(seen, on_spark=True)
 
@@ -87,7 +87,7 @@ def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
 
 
 def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Workers grouped by host, with what is printed of each."""
+    """Group workers by host, and describe each host in lines to print."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for worker in workers:
         grouped.setdefault((name_host(worker), worker["hostname"]), []).append(worker)
@@ -102,7 +102,7 @@ def group_by_host(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe(found: Mapping[str, Any]) -> list[str]:
-    """What `inspect_machine` found on one host, in four lines."""
+    """Describe the result of `inspect_machine` on one host in four lines."""
     packages = [f"{TITLES[n]} {found[n]}" if found[n] else f"no {TITLES[n]}" for n in _PACKAGES]
     return [
         f"Python {found['python_version']}, {found['python']}",
@@ -156,11 +156,11 @@ def _count_slots(session: Any, spark: Any) -> int:
 
 
 def _summarize(error: Exception) -> str:
-    """A failure in a sentence: without Spark's own message and the worker's traceback."""
+    """Return a failure as one sentence, without Spark's message and the worker's traceback."""
     text = str(error)
     advice = re.search(r"^What to do: (.*)$", text, re.MULTILINE)
     first = text.split("\n", 1)[0]
-    # Spark names the executor's host beside the number of the task.
+    # Spark names the executor's host after the number of the task.
     host = re.search(r"\(TID \d+\) \((\S+) executor", text)
     place = f" (on {host[1]})" if host and f" on {host[1]} " not in first else ""
     return f"{first}{place}: {advice[1]}" if advice else f"{first}{place}"

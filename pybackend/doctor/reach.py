@@ -1,9 +1,9 @@
-"""What one worker sees of its cluster: its own machine, and which other workers it reaches.
+"""One worker's view of its cluster: its own machine, and which other workers it reaches.
 
 `inspect_worker` runs on the workers, so this module imports neither TensorFlow nor numpy.
 
-A connection is accepted and closed, and so is it on the other side: nothing is read from it and
-nothing is served on it, so it needs no proof that it comes from this job.
+Both sides close a connection as soon as it is made. They neither read nor send data, so the
+connections need no authentication.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pybackend.job.context import WorkerContext
 from pybackend.tf_config import parse_address
 
 ATTEMPT_SECONDS = 3.0
-# All workers begin within seconds of each other; those that begin last find the others listening.
+# All workers start within seconds of each other; the last ones find the others listening.
 PATIENCE_SECONDS = 15.0
 TIMED_OUT = f"timed out after {ATTEMPT_SECONDS:g} s"
 REFUSED = "refused"
@@ -31,13 +31,13 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def inspect_worker(context: WorkerContext) -> dict[str, Any]:
-    """The function that `barrier_run` runs on every worker; returns plain data.
+    """Inspect this worker's machine and its connections to the others; run by `barrier_run`.
 
     Returns
     -------
     dict
-        `inspect_machine`, and ``rank``, ``address``, ``host``, ``hostname``, ``ports`` (first
-        and last that the system picks from, or None) and what `try_peers` returns.
+        The entries of `inspect_machine` and of `try_peers`, and ``rank``, ``address``, ``host``,
+        ``hostname`` and ``ports`` (first and last port that the system picks from, or None).
     """
     address = context.addresses[context.rank]
     return {
@@ -52,7 +52,7 @@ def inspect_worker(context: WorkerContext) -> dict[str, Any]:
 
 
 def inspect_host() -> dict[str, Any]:
-    """What a host has, for hosts whose workers cannot meet: `inspect_machine` and ``hostname``."""
+    """Inspect a host whose workers cannot connect: `inspect_machine` and ``hostname``."""
     return {"host": None, "hostname": socket.gethostname(), **inspect_machine()}
 
 
@@ -64,23 +64,23 @@ def try_peers(
     Parameters
     ----------
     addresses
-        ``host:port`` by rank. This worker's own port may be held by its launcher, bound with
-        SO_REUSEADDR and not listening.
+        ``host:port`` by rank. The launcher may already have bound this worker's own port, with
+        SO_REUSEADDR and without listening.
     patience
-        Seconds until a connection that is refused is a result, and for which this worker listens
-        if not all others have come. It all ends within `ATTEMPT_SECONDS` after them.
+        Seconds for which refused connections are tried again, and for which this worker listens
+        until all others have connected. The call returns at most `ATTEMPT_SECONDS` later.
 
     Returns
     -------
     dict
-        ``unreached``: a dict of ``rank`` and ``reason`` for each that was not reached, and
-        ``listen_error``: why this worker itself could not listen, or None.
+        ``unreached``: a list of dicts with ``rank`` and ``reason``, one per worker that was not
+        reached; ``listen_error``: why this worker could not listen, or None.
     """
     return asyncio.run(_try_peers(addresses, rank, time.monotonic() + patience))
 
 
 async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> dict[str, Any]:
-    # Each begins with its neighbour: rank 0 is not called by all at once.
+    # Each worker begins with the next rank, so that not all connect to rank 0 at once.
     others = [(rank + step) % len(addresses) for step in range(1, len(addresses))]
     crowd = asyncio.Semaphore(_AT_ONCE)
     with ExitStack() as stack:
@@ -116,15 +116,15 @@ def _listening(address: str) -> socket.socket:
 
 
 async def _welcome(server: socket.socket, expected: int) -> None:
-    """Accept each of the other workers once; then they need this one no longer."""
+    """Accept one connection from each of the other workers."""
     for _ in range(expected):
         connection, _ = await asyncio.get_running_loop().sock_accept(server)
         connection.close()
 
 
 async def _find_reason(address: str, deadline: float, crowd: asyncio.Semaphore) -> str | None:
-    """Why an address was not reached; None if it was."""
-    reason: str | None = "not tried in time"  # if hundreds time out, the last have no turn
+    """Return why an address was not reached; None if it was."""
+    reason: str | None = "not tried in time"  # if hundreds time out, the last are not tried
     while time.monotonic() < deadline:
         async with crowd:
             reason = await _attempt(address)
@@ -150,7 +150,7 @@ async def _attempt(address: str) -> str | None:
 
 
 def _socket_for(address: str) -> tuple[socket.socket, Any]:
-    """A socket of the address's family, and the address as sockets take it."""
+    """Return a socket of the address's family, and the address in the form for sockets."""
     host, port = parse_address(address)
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind)

@@ -1,4 +1,4 @@
-"""A Spark session for one command: started within a time limit, and stopped after it."""
+"""Spark session of one command, which is started within a time limit and stopped at its end."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EXAMPLES = (
 )
 _CONNECT_PORT = 15002
 _CONNECT_SECONDS = 5.0
-# If something other than Spark answers, Spark would try to register with it three times, for 20 s
-# each, and a Connect client for ten minutes. Others may rightly take long: YARN and Kubernetes to
-# make room for a driver, a busy machine to start everything itself.
+# If something other than Spark answers, Spark tries to register with it three times, for 20 s
+# each, and a Connect client tries for ten minutes. Other masters may need more time: YARN and
+# Kubernetes to allocate resources, a busy machine to start all processes.
 _START_SECONDS = 60.0
 _PATIENT_SECONDS = 300.0
 _EXECUTOR_SECONDS = 60.0
@@ -42,12 +42,12 @@ _Value = TypeVar("_Value")
 
 
 def check_master(master: str) -> str:
-    """Refuse what Spark does not take for a master.
+    """Return the master URL if Spark accepts its form.
 
     Raises
     ------
     InputError
-        With examples of what it takes.
+        The form is unknown; the message has examples.
     """
     if not any(re.fullmatch(pattern, master) for pattern in _MASTERS):
         raise InputError(f"{master!r} is not a Spark master: expected {_EXAMPLES}")
@@ -56,14 +56,14 @@ def check_master(master: str) -> str:
 
 @contextmanager
 def start_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
-    """A session at a master, with at least one executor if that master has them.
+    """Start a session at a master, and wait for at least one executor if the master has them.
 
     Raises
     ------
     InputError
-        Not a master.
+        The master URL is invalid.
     ClusterError
-        pyspark or Java is missing, the master does not answer, or no executor came.
+        pyspark or Java is missing, the master does not answer, or no executor started.
     """
     check_master(master)
     is_connect = master.startswith("sc://")
@@ -87,7 +87,7 @@ def start_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _check_installed(is_connect: bool) -> None:
-    # Without the second, Spark Connect's client ends the process, and with status 0.
+    # Without grpc_status, Spark Connect's client exits the process with status 0.
     for module in ("pyspark", "grpc_status") if is_connect else ("pyspark",):
         if find_spec(module) is None:
             raise ClusterError(
@@ -95,11 +95,11 @@ def _check_installed(is_connect: bool) -> None:
                 f"{sys.executable} -m pip install 'tfdist[spark]'"
             )
     if not is_connect and find_java() is None:
-        raise ClusterError("no Java was found: install Java 17, or set JAVA_HOME to where it is")
+        raise ClusterError("no Java was found: install Java 17, or set JAVA_HOME to its folder")
 
 
 def _check_answers(master: str) -> None:
-    """Connect to the master once: Spark would try for minutes and say little."""
+    """Connect to the master once: Spark would try for minutes and not report the reason."""
     scheme, separator, rest = master.partition("://")
     if not separator or scheme == "k8s":
         return
@@ -113,7 +113,7 @@ def _check_answers(master: str) -> None:
             reason = f"no answer in {_CONNECT_SECONDS:g} s" if slow else error.strerror or error
             reasons.append(f"{host}:{port}: {reason}")
         else:
-            return  # of several masters one leads, and Spark finds out which
+            return  # one of several masters leads, and Spark finds out which
     raise ClusterError(
         f"{master} does not answer ({'; '.join(reasons)}): start it there, correct the address, or "
         "open its port in the firewall"
@@ -138,7 +138,7 @@ def _start(master: str, settings: Mapping[str, str]) -> Any:
 
 
 def _connect(session: Any, settings: Mapping[str, str]) -> Any:
-    """A Connect session, which is only a name until its server is first asked something."""
+    """Connect a session, which contacts its server only at the first request."""
     client = session.client
     has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
     policies = client.get_retry_policies() if has_policies else []
@@ -149,7 +149,7 @@ def _connect(session: Any, settings: Mapping[str, str]) -> Any:
         for name, value in settings.items():
             session.conf.set(name, value)
     except Exception:
-        client.close()  # else it would ask the server again when this process ends
+        client.close()  # or it would contact the server again when this process exits
         raise
     if has_policies:
         client.set_retry_policies(policies)
@@ -164,26 +164,26 @@ def _defaults(master: str) -> dict[str, str]:
         "spark.log.level": "ERROR",
     }
     if not master.startswith("local"):
-        # Executors hand on a job's code among themselves: they must not wait long for one that
-        # they cannot reach, for that is what the probe is to find out.
+        # Executors fetch a job's code from each other. They must not wait long for an executor
+        # that they cannot reach: the probe reports it.
         return {
             **quiet,
             "spark.shuffle.io.connectionTimeout": "5s",
             "spark.shuffle.io.maxRetries": "1",
             "spark.shuffle.io.retryWait": "1s",
         }
-    # This machine's own name may be known to nobody, itself included.
+    # This machine may be unable to resolve its own name.
     return {**quiet, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def _await_executors(session: Any, master: str) -> None:
-    """Wait for one executor to do something, and then for others as long as they come."""
+    """Wait until one executor has run a task, and then until no more executors are added."""
     what = (
-        f"no executor of {master} did anything: its workers are missing, are taken by other "
+        f"no executor of {master} ran a task: its workers are missing, are busy with other "
         "applications, cannot reach this driver, or have less memory or cores than an executor "
-        "asks for (--conf spark.executor.memory=..., --conf spark.executor.cores=...)"
+        "requests (--conf spark.executor.memory=..., --conf spark.executor.cores=...)"
     )
-    # One stage: a second one could wait minutes for an executor behind a firewall.
+    # One stage only: a second stage could wait minutes for an executor behind a firewall.
     _try_within(_EXECUTOR_SECONDS, lambda: session.range(0, 1, 1, 1).collect(), what)
     slots = 0
     deadline = time.monotonic() + _EXECUTOR_SECONDS
@@ -194,7 +194,7 @@ def _await_executors(session: Any, master: str) -> None:
 
 
 def _try_within(seconds: float, call: Callable[[], _Value], what: str) -> _Value:
-    """The value of a call; `ClusterError`, ``what`` and why, if it failed or took too long."""
+    """Return the value of a call, or raise `ClusterError` with ``what`` and the reason."""
     try:
         return within(seconds, call, ClusterError(f"{what} (no answer in {seconds:g} s)"))
     except ClusterError:
@@ -204,7 +204,7 @@ def _try_within(seconds: float, call: Callable[[], _Value], what: str) -> _Value
 
 
 def _first_line(error: BaseException) -> str:
-    # gRPC's errors have their message in the middle.
+    # The message is in the middle of gRPC's errors.
     details = re.search(r'details = "(.+)"', str(error))
     lines = [details[1]] if details else [x for x in str(error).splitlines() if x.strip()]
     return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__

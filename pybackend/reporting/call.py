@@ -67,7 +67,7 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
 def write_report(
     record: Mapping[str, Any], model: Any, path: str | os.PathLike[str], title: str | None = None
 ) -> Path:
-    """As `report`, from a record of a result and its model, if there is one."""
+    """Write the report from a record of a result, and its model or None."""
     target = check_page_path(path)
     record = {**record, "versions": record.get("versions") or _read_versions(record)}
     title = title or (f"Training of {model.name}" if model is not None else "Training")
@@ -75,7 +75,7 @@ def write_report(
 
 
 def check_page_path(path: Any) -> Path:
-    """Reject anything but the path of an HTML file, before the page is made."""
+    """Return the path of an HTML file; reject anything else before the page is made."""
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"`path` must be the path of the page, not {path!r}")
     target = Path(path)
@@ -85,10 +85,10 @@ def check_page_path(path: Any) -> Path:
 
 
 def _read_model(result: TrainResult) -> Any:
-    """The model, unless it cannot be had here: then the page says so."""
+    """Return the model; None if it cannot be loaded here, which the page reports."""
     try:
         return result.model
-    except Exception:  # custom code that is not here, a file that is gone
+    except Exception:  # custom code that is not importable here, a deleted file
         return None
 
 
@@ -101,7 +101,7 @@ def _summarise(model: Any) -> str | None:
 
 
 def _read_versions(record: Mapping[str, Any]) -> dict[str, str | None]:
-    """Those of this process, if the record has none."""
+    """Return the versions of this process, if the record has none."""
     if (record.get("settings") or {}).get("versions"):
         return {}
     found = {"tfdist": pybackend.__version__, "python": platform.python_version()}
@@ -117,11 +117,11 @@ def _write(target: Path, page: str) -> Path:
 
 
 def make_failure_page(error: WorkerFailedError, title: str) -> str:
-    """Which worker failed first, why, and what it printed last; the others below."""
+    """Return the page of a failed training: the first failure with its log, then all failures."""
     root = error.failures[0]
     body = [
         make_header(title, f"Written {time.strftime('%Y-%m-%d %H:%M %Z')}"),
-        make_section("The failure that came first", *_describe(root)),
+        make_section("First failure", *_describe(root)),
         make_section("All failures", _list(error.failures)),
     ]
     return make_page(title, body, {"failures": [asdict(failure) for failure in error.failures]})
@@ -135,13 +135,13 @@ def _describe(failure: Failure) -> Iterator[str]:
     if failure.traceback:
         yield f"<h3>Traceback</h3>{make_code(failure.traceback.rstrip())}"
     if failure.log:
-        yield f"<h3>The last lines that it printed</h3>{make_code(chr(10).join(failure.log))}"
+        yield f"<h3>Last lines printed</h3>{make_code(chr(10).join(failure.log))}"
 
 
 def _list(failures: list[Failure]) -> str:
     rows = [[one.rank, one.host, _when(one), one.exception_type, one.message] for one in failures]
     columns = ["worker", "host", "when", "kind", "reason"]
-    return make_table("In order of time, consequences last", columns, rows, "failures")
+    return make_table("By time; consequences of other failures last", columns, rows, "failures")
 
 
 def _when(failure: Failure) -> str:

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, whose colours are those of the page."""
+"""Charts as inline SVG in the colours of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34
 _ROW, _MOST_HEIGHT = 24.0, 720.0
 _LABEL_HEIGHT = 13.0
-# Of more epochs than these, each would hide its neighbours.
+# With more epochs, dots would overlap.
 _MOST_DOTS = 60
 
 Show = Callable[[float], str]
@@ -21,7 +21,7 @@ Show = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Line:
-    """A series of a line chart; ``kind`` is the class that gives it its colour."""
+    """Series of a line chart; ``kind`` is the CSS class that sets its colour."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a bar chart: pairs of a kind, which gives the colour, and a value, side by side."""
+    """Row of a bar chart: pairs of a kind, which sets the colour, and a value, side by side."""
 
     label: str
     parts: Sequence[tuple[str, float]]
@@ -39,21 +39,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Box:
-    """A row of a box chart: minimum, 5th, 25th, 50th, 75th, 95th percentile and maximum."""
+    """Row of a box chart: minimum, 5th, 25th, 50th, 75th, 95th percentile and maximum."""
 
     label: str
     quantiles: Sequence[float]
 
 
 def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
-    """Values by epoch; what is no number leaves a gap.
+    """Draw values by epoch; NaN and infinity leave a gap.
 
     Parameters
     ----------
     title
-        What the chart shows, for those who cannot see it.
+        Text alternative of the chart, for screen readers.
     key
-        Makes the identifiers of the chart unlike those of others on the page.
+        Identifier of the chart, unique on the page.
     """
     known = [value for line in lines for value in line.y if math.isfinite(value)]
     epochs = [epoch for line in lines for epoch in line.x]
@@ -90,7 +90,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
 
 
 def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
-    """A horizontal bar for each label, of one part or of several."""
+    """Draw a horizontal bar for each label, with one or more parts."""
     totals = [sum(value for _, value in bar.parts) for bar in bars]
     ticks = find_ticks(0.0, max(totals) or 1.0)
     rows = _Rows([bar.label for bar in bars], ticks, show)
@@ -112,10 +112,10 @@ def draw_bars(title: str, bars: Sequence[Bar], show: Show, key: str) -> str:
 
 
 def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
-    """A box from quartile to quartile with the median, whiskers from 5 % to 95 %, extremes."""
+    """Draw boxes between the quartiles with the median, whiskers from 5 % to 95 %, and extremes."""
     highest = max(box.quantiles[5] for box in boxes)
     far = max(box.quantiles[6] for box in boxes)
-    # One long step must not press all others together: then it is told, not drawn.
+    # One long step must not compress the scale of all others, so it is not drawn.
     ticks = find_ticks(0.0, far if far <= 2 * highest else highest * 1.1)
     rows = _Rows([box.label for box in boxes], ticks, show)
     drawn = list(rows.drawn)
@@ -126,8 +126,8 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
         drawn.append(
             f'<rect class="box" x="{rows.at(first):.1f}" y="{top:.1f}" '
             f'width="{max(1.0, rows.at(third) - rows.at(first)):.1f}" height="{thick:.1f}">'
-            f"<title>{escape(box.label)}: median {show(median)}, half of the steps from "
-            f"{show(first)} to {show(third)}, nine in ten from {show(low)} to {show(high)}"
+            f"<title>{escape(box.label)}: median {show(median)}, 50 % of the steps from "
+            f"{show(first)} to {show(third)}, 90 % from {show(low)} to {show(high)}"
             "</title></rect>"
         )
         drawn.append(_rule(rows.at(median), top, rows.at(median), top + thick, "median"))
@@ -141,7 +141,7 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
 
 
 class _Rows:
-    """The rows and the horizontal axis of a chart with a row for each label."""
+    """Rows and horizontal axis of a chart with a row for each label."""
 
     def __init__(self, labels: Sequence[str], ticks: Sequence[float], show: Show) -> None:
         self._ticks = ticks
@@ -173,7 +173,7 @@ class _Rows:
 
 
 def _join(points: Sequence[tuple[float, float]]) -> str:
-    """A path through the points, with gaps where there is none."""
+    """Return a path through the points, with gaps at NaN and infinity."""
     parts, is_down = [], False
     for x, y in points:
         if math.isfinite(y):
@@ -198,7 +198,7 @@ def _svg(title: str, height: float, drawn: Sequence[str], key: str) -> str:
 
 
 def show_number(value: float | int | None) -> str:
-    """``12,345``, ``0.1235``, ``1.2e-06``; a dash for None."""
+    """Format a number as ``12,345``, ``0.1235`` or ``1.2e-06``; a dash for None."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -211,7 +211,7 @@ def show_number(value: float | int | None) -> str:
 
 
 def show_seconds(value: float | None) -> str:
-    """``850 µs``, ``12.3 ms``, ``4.5 s``, ``3 min 12 s``, ``2 h 5 min``."""
+    """Format seconds as ``850 µs``, ``12.3 ms``, ``4.5 s``, ``3 min 12 s`` or ``2 h 5 min``."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:

@@ -1,4 +1,4 @@
-"""Pieces of the page: whatever comes from a training is escaped here."""
+"""Elements of the page. All text from a training is escaped here."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from pybackend.reporting.charts import show_number
 
-# No request ever leaves the page, and no script runs in it.
+# The page makes no request and runs no script.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number in a table, and the text by which it is shown."""
+    """Number in a table, and the text that shows it."""
 
     value: float | int | None
     text: str
 
 
 def make_page(title: str, body: Sequence[str], data: Mapping[str, Any]) -> str:
-    """The page, with its data for programs in the element ``tfdist-run``."""
+    """Return the page, with its data for programs in the element ``tfdist-run``."""
     style = Path(__file__).with_name("page.css").read_text()
-    # Within a script element, only this sign could end it.
+    # Only this character could end the script element.
     embedded = json.dumps(data).replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -42,37 +42,37 @@ def make_page(title: str, body: Sequence[str], data: Mapping[str, Any]) -> str:
 
 
 def make_header(title: str, below: str) -> str:
-    """The title of the page and a line below it."""
+    """Return the title of the page and a line below it."""
     return f'<header><h1>{escape(title)}</h1><p class="soft">{escape(below)}</p></header>'
 
 
 def make_tiles(tiles: Sequence[tuple[str, str]]) -> str:
-    """Figures at a glance: pairs of the figure and what it is."""
+    """Return tiles of pairs: a value and its name."""
     made = (
-        f'<div class="tile"><b>{escape(figure)}</b><span>{escape(name)}</span></div>'
-        for figure, name in tiles
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for value, name in tiles
     )
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
 def make_section(title: str, *parts: str) -> str:
-    """A part of the page; without parts there is none."""
+    """Return a section of the page; an empty text without parts."""
     shown = "".join(parts)
     return f"<section><h2>{escape(title)}</h2>{shown}</section>" if shown else ""
 
 
 def make_text(text: str, kind: str = "") -> str:
-    """A paragraph."""
+    """Return a paragraph."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def make_code(text: str) -> str:
-    """Lines as they are."""
+    """Return preformatted lines."""
     return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
 def make_figure(title: str, svg: str, below: str = "", kinds: Sequence[str] = ()) -> str:
-    """A chart with its title, the key of its colours, and what else is to be said."""
+    """Return a chart with its title, the key of its colours, and a caption."""
     key = "".join(f'<span class="key {kind}">{kind}</span>' for kind in kinds)
     return (
         f"<figure><h3>{escape(title)}</h3>{svg}<figcaption>{key}{escape(below)}</figcaption>"
@@ -81,14 +81,14 @@ def make_figure(title: str, svg: str, below: str = "", kinds: Sequence[str] = ()
 
 
 def make_charts(figures: Sequence[str]) -> str:
-    """Charts beside each other, where there is room."""
+    """Return charts side by side, where the screen is wide enough."""
     return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
 
 
 def make_table(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], key: str
 ) -> str:
-    """A table of text and numbers; ``data-value`` of a cell is its number in full."""
+    """Return a table of text and numbers; ``data-value`` of a cell is its unrounded number."""
     numeric = [
         any(isinstance(row[n], (int, float, Cell)) for row in rows) for n in range(len(columns))
     ]
@@ -106,7 +106,7 @@ def make_table(
 
 
 def make_pairs(pairs: Sequence[tuple[str, str]], key: str) -> str:
-    """A table of names and texts."""
+    """Return a table of names and texts."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(text)}</td></tr>'
         for name, text in pairs

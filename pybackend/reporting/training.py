@@ -1,4 +1,4 @@
-"""The page of a training that has come to its end."""
+"""The page of a completed training."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TITLES = {"tfdist": "tfdist", "python": "Python", "tensorflow": "TensorFlow", "
 
 
 def make_training_page(record: Record, title: str, summary: str | None) -> str:
-    """The page of a training.
+    """Return the page of a training.
 
     Parameters
     ----------
     record
-        What `encode_record` wrote, or a part of it; what is not there is named on the page.
+        A record of `encode_record`, or a part of it; the page lists missing parts.
     summary
-        Of the model, as Keras prints it; None if it cannot be told.
+        Keras's summary of the model; None if the model cannot be loaded.
     """
     absent = list(_find_absent(record, summary))
     body = [
@@ -46,7 +46,9 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
         make_section("Failures and restarts", *_describe_losses(record)),
         make_section("Model", *_describe_model(record, summary)),
         make_section("Settings and versions", *_describe_settings(record)),
-        make_section("Not known", make_text(f"This result does not tell: {', '.join(absent)}."))
+        make_section(
+            "Not available", make_text(f"This result does not include: {', '.join(absent)}.")
+        )
         if absent
         else "",
     ]
@@ -54,12 +56,12 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
 
 
 def to_float(value: Any) -> float:
-    """A number of a record, whose infinities are text."""
+    """Return a number of a record, where infinity is text."""
     return float("nan") if value is None else float(value)
 
 
 def list_figures(record: Record) -> dict[str, tuple[list[int], list[float]]]:
-    """Epochs and values of each figure; one of several values is several figures."""
+    """Return epochs and values of each metric; one entry per value of a metric with several."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for name, values in (record.get("history") or {}).items():
         epochs = (record.get("epochs_of") or {}).get(name) or list(range(1, len(values) + 1))
@@ -91,7 +93,7 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
         yield f"{largest:.1g}", f"largest difference from one process, {audit['steps']} steps"
     rates = [worker.get("rows_per_second") for worker in workers]
     if rates and all(rate is not None for rate in rates):
-        yield show_number(float(round(sum(rates)))), "rows a second, all workers"
+        yield show_number(float(round(sum(rates)))), "rows per second, all workers"
 
 
 def _describe_history(record: Record) -> Iterator[str]:
@@ -112,7 +114,7 @@ def _describe_history(record: Record) -> Iterator[str]:
     epochs = sorted({epoch for values in by_epoch.values() for epoch in values})
     rows = [[epoch, *(values.get(epoch) for values in by_epoch.values())] for epoch in epochs]
     yield make_table(
-        "Figures of each epoch, over the rows of all workers", ["epoch", *figures], rows, "history"
+        "Metrics by epoch, over the rows of all workers", ["epoch", *figures], rows, "history"
     )
 
 
@@ -124,15 +126,15 @@ def _describe_losses(record: Record) -> Iterator[str]:
                 number,
                 time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["time"])),
                 one["lost"],
-                one["checkpoint"] or "its beginning",
+                one["checkpoint"] or "the beginning",
             ]
             for number, one in enumerate(restarts, start=1)
         ]
-        columns = ["restart", "when", "what was lost", "went on from"]
-        yield make_table("The workers were started again", columns, rows, "restarts")
+        columns = ["restart", "when", "cause", "resumed from"]
+        yield make_table("Restarts of the workers", columns, rows, "restarts")
     elif restarts is not None:
         yield (
-            make_text("No restart: the workers that began the training have ended it.")
+            make_text("No restart: the same workers trained from beginning to end.")
             if not (gangs and len(gangs) > 1)
             else make_text("No restart.")
         )
@@ -148,7 +150,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
             for gang in gangs
         ]
         columns = ["from epoch", "workers", "their numbers", "joined", "left"]
-        yield make_table("Who trained from which epoch on", columns, rows, "gangs")
+        yield make_table("Workers by epoch", columns, rows, "gangs")
 
 
 def _describe_model(record: Record, summary: str | None) -> Iterator[str]:
@@ -194,7 +196,7 @@ def _find_absent(record: Record, summary: str | None) -> Iterator[str]:
     if record.get("restarts") is None:
         yield "restarts"
     if not any(worker.get("step_times") for worker in workers):
-        yield "how long steps took (too few of them, or exchanges that TensorFlow makes itself)"
+        yield "step times (too few steps, or gradients exchanged by TensorFlow itself)"
     if not record.get("settings"):
         yield "the settings of the call"
     if summary is None:

@@ -1,4 +1,4 @@
-"""What each worker did: its rows, its steps, and where the time of these went."""
+"""Rows and steps of each worker, and the parts of its step time."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pybackend.reporting.charts import Bar, Box, draw_bars, draw_boxes, show_num
 from pybackend.reporting.html import Cell, make_charts, make_figure, make_table, make_text
 
 Worker = Mapping[str, Any]
-# Of the 21 quantiles of `StepTimes`: the extremes, 5 %, 25 %, 50 %, 75 %, 95 %.
+# Indices in the 21 quantiles of `StepTimes`: extremes, 5 %, 25 %, 50 %, 75 %, 95 %.
 _BOX = (0, 1, 5, 10, 15, 19, 20)
 
 
 def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
-    """Charts and a table of the workers of a record."""
+    """Return charts and tables of the workers of a record."""
     workers = record.get("workers") or []
     if not workers:
         return
-    # As everywhere, workers of an elastic training are called by their numbers, which they keep.
+    # Workers of an elastic training are named by their numbers, which never change.
     gangs = record.get("gangs") or []
     numbers = gangs[-1]["workers"] if len(gangs) > 1 else range(len(workers))
     workers = [{**worker, "number": numbers[worker["rank"]]} for worker in workers]
@@ -30,15 +30,15 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
             f"The others waited {show_seconds(seconds)} for worker {numbers[rank]}.", "bad"
         )
     yield make_charts(list(_draw(workers)))
-    yield make_table("What each worker did", _DONE, [_list_done(one) for one in workers], "workers")
+    yield make_table("Work of each worker", _DONE, [_list_done(one) for one in workers], "workers")
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
-        caption = "Where the time of a step goes; the first steps are not timed"
+        caption = "Parts of the time of a step; the first steps are not timed"
         yield make_table(caption, _STEPS, [_list_times(one) for one in timed], "steps")
 
 
-_DONE = ("worker", "host", "process", "rows", "steps", "time", "waited", "rows a second")
-_STEPS = ("worker", "timed steps", *PARTS, "shortest", "median", "95 % are below", "longest")
+_DONE = ("worker", "host", "process", "rows", "steps", "time", "waited", "rows per second")
+_STEPS = ("worker", "timed steps", *PARTS, "shortest", "median", "95th percentile", "longest")
 
 
 def _list_done(worker: Worker) -> list[Any]:
@@ -76,12 +76,12 @@ def _rate(value: float | None) -> Cell:
 def _draw(workers: Sequence[Worker]) -> Iterator[str]:
     if all(worker.get("rows_per_second") is not None for worker in workers):
         bars = [Bar(_name(one), [("only", one["rows_per_second"])]) for one in workers]
-        svg = draw_bars("rows a second of each worker", bars, _show_rate, "chart-rates")
-        below = "Rows trained on in a second of the timed steps, waiting included"
+        svg = draw_bars("rows per second of each worker", bars, _show_rate, "chart-rates")
+        below = "Rows per second of the timed steps, including waiting"
         yield make_figure("Throughput", svg, below)
     bars = [Bar(_name(one), [("only", float(one["rows"]))]) for one in workers]
     svg = draw_bars("rows of each worker's shard", bars, show_number, "chart-rows")
-    yield make_figure("Shard sizes", svg, "Rows that each worker has of the data")
+    yield make_figure("Shard sizes", svg, "Rows of the data per worker")
     if all(worker.get("waited") is not None for worker in workers):
         bars = [Bar(_name(one), [("waiting", one["waited"])]) for one in workers]
         svg = draw_bars("seconds that each worker waited", bars, show_seconds, "chart-waited")
@@ -94,7 +94,7 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         svg = draw_bars(
             "seconds of a step by worker, in four parts", bars, show_seconds, "chart-parts"
         )
-        yield make_figure("Where the time of a step goes", svg, kinds=PARTS)
+        yield make_figure("Parts of the time of a step", svg, kinds=PARTS)
     boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
     if boxed:
         steps = sum(worker["step_times"]["steps"] for worker in boxed)
@@ -104,8 +104,8 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         ]
         svg = draw_boxes("distribution of step times by worker", boxes, show_seconds, "chart-steps")
         below = (
-            f"Of {show_number(steps)} timed steps: half are in the box, nine in ten between the "
-            "ends of the line; dots are the shortest and, unless far away, the longest"
+            f"{show_number(steps)} timed steps: box 25 % to 75 % with the median, line 5 % to "
+            "95 %, dots the shortest and, unless far away, the longest"
         )
         yield make_figure("Step times", svg, below)
 

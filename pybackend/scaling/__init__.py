@@ -1,1 +1,1 @@
-"""How a training scales: measured over several numbers of workers, and projected to more."""
+"""Scaling of a training: measured with several numbers of workers, and projected to more."""

@@ -42,8 +42,9 @@ def bench_scale(
         A function, called as ``train(workers=..., batch_size=...)``, that passes both to
         `barrier_train` and returns its result; or the path of a script that calls `barrier_train`.
         A script runs in its own process, where `barrier_train` uses the workers and the batch size
-        from here instead of the script's, and saves no checkpoint. Of several calls the last one
-        counts. A training should take at least 50 steps: the first three are left out.
+        from here instead of the script's, and saves no checkpoint. If it is called several times,
+        the last call counts. A training should take at least 50 steps: the first three are not
+        measured.
     workers
         The numbers of workers.
     mode
@@ -70,7 +71,7 @@ def bench_scale(
     Raises
     ------
     InputError
-        An argument is wrong, and nothing was started; or the training cannot be measured.
+        An argument is invalid, and nothing was started; or the training cannot be measured.
     ClusterError
         The script failed.
     """
@@ -87,7 +88,7 @@ def bench_scale(
     if known is not None and "strong" in modes:
         for count in counts:
             share_batch(known, count)
-    # One worker has the same batch, whether it is shared or not.
+    # With one worker, strong and weak scaling are the same training.
     order = list(dict.fromkeys((n, m == "strong" and n > 1) for m in modes for n in counts))
     found: dict[tuple[int, bool], list[ScaledTraining]] = {key: [] for key in order}
     for _ in range(repeats):
@@ -103,7 +104,9 @@ def bench_scale(
 
 def _check_workers(workers: Any) -> list[int]:
     if isinstance(workers, (str, bytes)) or not isinstance(workers, Sequence) or not workers:
-        raise InputError(f"`workers` must list numbers of workers, as (1, 2, 4), not {workers!r}")
+        raise InputError(
+            f"`workers` must list numbers of workers, such as (1, 2, 4), not {workers!r}"
+        )
     counts = [check_whole_number("workers", one, least=1, most=_MOST) for one in workers]
     if len(set(counts)) < len(counts):
         raise InputError(f"`workers` names a number twice: {counts}")

@@ -1,9 +1,9 @@
-"""A model of a step's time, fitted to what was measured with a few numbers of workers.
+"""Model of a step's time, fitted to measurements with a few numbers of workers.
 
-Computing, and waiting for data, take a fixed time and one per row. Communication is that of the
+Computing and waiting for data take a fixed time and a time per row. Communication follows the
 all-reduce's cost model, whose latency and bandwidth are fitted. A step lasts until the slowest
-worker is there: with workers whose own times have a log-normal distribution, the mean of the
-largest of N (David and Nagaraja, "Order Statistics", 2003).
+worker has finished: if the workers' own times have a log-normal distribution, this is the mean of
+the largest of N (David and Nagaraja, "Order Statistics", 2003).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ Array = npt.NDArray[np.float64]
 
 _POINTS = np.linspace(-9.0, 9.0, 1801)
 _SPREADS = np.linspace(0.0, 1.5, 301)
-# Of latency and bandwidth only their common factor is known if one number of workers communicates.
+# If one number of workers communicates, only a common factor of latency and bandwidth is known.
 _TIE = 1e-6
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """Predicts the seconds of a step.
+    """Model that predicts the seconds of a step.
 
     Attributes
     ----------
     compute, data
-        Seconds of any batch, and of each row.
+        Fixed seconds per batch, and seconds per row.
     costs
-        Of the collectives inside a step.
+        Costs of the collectives inside a step.
     spread
         Standard deviation of the logarithm of a worker's own part of a step.
     buffers
-        Bytes that a step exchanges, each buffer by itself.
+        Bytes of each buffer that a step exchanges.
     """
 
     compute: tuple[float, float]
@@ -51,31 +51,31 @@ class StepModel:
     buffers: tuple[int, ...]
 
     def predict(self, workers: int, batch_size: float) -> float:
-        """Seconds of a step with so many rows per worker."""
+        """Return the seconds of a step with ``batch_size`` rows per worker."""
         own = self.predict_own(batch_size)
         waiting = own * expected_excess(self.spread, workers)
         return own + waiting + self.predict_communication(workers)
 
     def predict_own(self, batch_size: float) -> float:
-        """Seconds of what a worker does by itself."""
+        """Return the seconds of a worker's own part of a step."""
         fixed, per_row = np.add(self.compute, self.data)
         return float(fixed + per_row * batch_size)
 
     def predict_communication(self, workers: int) -> float:
-        """Seconds of the exchanges once all workers have come."""
+        """Return the seconds of the exchanges once all workers are ready."""
         return sum(_predict(self.costs, nbytes, workers) for nbytes in self.buffers)
 
 
 def fit_model(
     rows: Sequence[ScalingRow], buffers: Sequence[int], costs: CostModel, parts: Sequence[Array]
 ) -> StepModel:
-    """Fit the model by least squares of relative errors, with no figure below zero.
+    """Fit the model by least squares of relative errors, with no parameter below zero.
 
     Parameters
     ----------
     costs
-        As measured when the workers met: which algorithm they have chosen follows from it, and
-        the addition is taken as it is.
+        Costs measured when the workers connected. They determine which algorithm the workers
+        chose; their cost of addition is not fitted.
     parts
         For each row the seconds of data, compute, communication and waiting.
     """
@@ -89,13 +89,13 @@ def fit_model(
 
 
 def expected_excess(spread: float, workers: int) -> float:
-    """By how much the largest of N log-normal times with mean 1 exceeds 1, on average."""
+    """Return the mean excess over 1 of the largest of N log-normal times with mean 1."""
     return float(_excesses(workers)[0] @ np.exp(spread * _POINTS - spread**2 / 2)) - 1
 
 
 @cache
 def _excesses(workers: int) -> tuple[Array, Array]:
-    """Weights of the points of the largest of N normal values; excesses of all `_SPREADS`."""
+    """Return the weights of `_POINTS` for the largest of N normal values, and all excesses."""
     below = np.array([NormalDist().cdf(float(point)) for point in _POINTS])
     weights = np.diff(below**workers, prepend=0.0)
     # A weight belongs to the interval before its point.
@@ -115,7 +115,7 @@ def _predict(costs: CostModel, nbytes: float, workers: int) -> float:
 def _fit_line(
     rows: Sequence[ScalingRow], seconds: Sequence[float], scale: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """A fixed time, and one per row; the first alone if all batches are of one size."""
+    """Return a fixed time and a time per row, which is 0 if all batches have the same size."""
     sizes = np.array([row.batch_size for row in rows])
     weights = 1 / np.maximum(np.array(seconds if scale is None else scale), 1e-12)
     columns = [weights]
@@ -131,7 +131,7 @@ def _fit_costs(
     costs: CostModel,
     seconds: Sequence[float],
 ) -> CostModel:
-    """Latency and bandwidth as multiples of what was measured when the workers met."""
+    """Fit latency and bandwidth as multiples of those measured when the workers connected."""
     only_latency = CostModel(costs.latency_seconds, 0.0, 0.0)
     only_bytes = CostModel(0.0, costs.seconds_per_byte, 0.0)
     only_adding = CostModel(0.0, 0.0, costs.add_seconds_per_byte)
@@ -158,14 +158,14 @@ def _fit_costs(
 
 
 def _predict_as(chosen_by: CostModel, costs: CostModel, nbytes: float, workers: int) -> float:
-    """Seconds by the algorithm that the workers have chosen by the costs that they knew."""
+    """Return the seconds with the algorithm that the workers chose by ``chosen_by``."""
     if chosen_by.choose(nbytes, workers) == "ring":
         return costs.predict_ring(nbytes, workers)
     return costs.predict_doubling(nbytes, workers)
 
 
 def _fit_spread(rows: Sequence[ScalingRow], parts: Sequence[Array]) -> float:
-    """The spread whose mean waits are nearest to those that were measured."""
+    """Return the spread whose mean waits are closest to the measured ones."""
     errors = np.zeros(len(_SPREADS))
     for row, part in zip(rows, parts, strict=True):
         if row.workers > 1:
@@ -175,15 +175,15 @@ def _fit_spread(rows: Sequence[ScalingRow], parts: Sequence[Array]) -> float:
 
 
 def _solve(lines: Array, wanted: Array) -> Array:
-    """Least squares with no value below zero: the best of all choices of values that are zero."""
+    """Solve least squares with no value below zero, by trying all choices of zero values."""
     count = lines.shape[1]
     best, least = np.zeros(count), float((wanted**2).sum())
     for size in range(1, count + 1):
-        for kept in combinations(range(count), size):
-            chosen = lines[:, kept]
+        for free in combinations(range(count), size):
+            chosen = lines[:, free]
             values = np.linalg.lstsq(chosen, wanted, rcond=None)[0]
             error = float(((chosen @ values - wanted) ** 2).sum())
             if (values >= 0).all() and error < least:
                 best, least = np.zeros(count), error
-                best[list(kept)] = values
+                best[list(free)] = values
     return best

@@ -1,4 +1,4 @@
-"""Steps with more workers than were measured, and how sure that is."""
+"""Projection of step times to more workers than were measured, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _SAMPLES = 400
 Target = tuple[Mode, int]
 Seconds = Mapping[Target, float]
 METHOD = (
-    "bootstrap: stretches of steps in a row are drawn anew (Künsch 1989), and for each row a "
-    "relative error of computing and one of communication, from those of the fit (Efron and "
-    "Tibshirani 1993), enlarged by its degrees of freedom; the model is fitted again, and such an "
-    "error is drawn for what it predicts"
+    "bootstrap: stretches of consecutive steps are resampled (Künsch 1989); for each row, a "
+    "relative error of computing and one of communication are drawn from those of the fit (Efron "
+    "and Tibshirani 1993), scaled up for its degrees of freedom; the model is fitted again, and an "
+    "error of the same kind is drawn for its prediction"
 )
 
 
 @dataclass(frozen=True)
 class ProjectedRow:
-    """A step that was not measured; ``low`` and ``high`` are the ends of the interval.
+    """Projected step; ``low`` and ``high`` are the ends of the interval.
 
     Attributes
     ----------
     mode, workers, batch_size, seconds
         As in `ScalingRow`.
     speedup, efficiency
-        Over one worker, as the model has it.
+        Relative to one worker, as predicted by the model.
     """
 
     mode: Mode
@@ -52,7 +52,7 @@ class ProjectedRow:
 
 @dataclass(frozen=True)
 class Beside:
-    """A published efficiency, and that of weak scaling projected to as many workers."""
+    """Published efficiency, and the projected one of weak scaling with as many workers."""
 
     source: str
     what: str
@@ -66,20 +66,20 @@ class Beside:
 
 @dataclass(frozen=True)
 class Projection:
-    """What a fitted model says of more workers.
+    """Step times with more workers, predicted by a fitted model.
 
     Attributes
     ----------
     rows
-        By mode and workers.
+        Predictions by mode and number of workers.
     model
         The fitted model.
     confidence
-        Of the intervals.
+        Confidence level of the intervals.
     error
         Typical relative error of the fit: the median over the rows it was fitted to.
     beside
-        Published figures, and this training's; empty without weak scaling.
+        Published efficiencies, each with this training's; empty without weak scaling.
     """
 
     rows: list[ProjectedRow]
@@ -113,8 +113,8 @@ class Projection:
             lines.append("Published efficiencies of weak scaling, and of this training, projected:")
         for one in self.beside:
             lines.append(
-                f"  {one.what}, {one.workers} GPUs beside {one.base}: {one.published:.2f}; here "
-                f"{one.projected:.2f} ({one.projected_low:.2f} to {one.projected_high:.2f})  "
+                f"  {one.what}, {one.workers} GPUs, relative to {one.base}: {one.published:.2f}; "
+                f"here {one.projected:.2f} ({one.projected_low:.2f} to {one.projected_high:.2f})  "
                 f"[{one.source}]"
             )
         return "\n".join(lines)
@@ -122,7 +122,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Seconds of a step by target: the best guess, and what other samples would have given."""
+    """Seconds of a step by target: the best estimate, and those of other samples."""
 
     rows: Sequence[ScalingRow]
     best: Seconds
@@ -130,11 +130,11 @@ class _Estimate:
     confidence: float
 
     def seconds(self, target: Target) -> tuple[float, float, float]:
-        """Of a step, and the ends of the interval."""
+        """Return the seconds of a step, and the ends of the interval."""
         return self._with_interval(self.best[target], [one[target] for one in self.samples])
 
     def efficiency(self, target: Target, base: int = 1) -> tuple[float, float, float]:
-        """Rows per second and worker, relative to fewer workers, and the ends of the interval."""
+        """Return the efficiency relative to ``base`` workers, and the ends of the interval."""
         mode, _ = target
         share = find_batch_size(self.rows, target) / find_batch_size(self.rows, (mode, base))
         values = [share * one[mode, base] / one[target] for one in (self.best, *self.samples)]
@@ -147,14 +147,14 @@ class _Estimate:
 
 
 def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Projection:
-    """Fit the model to rows that were measured, and predict more workers.
+    """Fit the model to the measured rows, and predict step times with more workers.
 
-    Rows whose workers share cores are left out if those of two numbers of workers remain.
+    Rows whose workers share cores are left out if rows of two numbers of workers remain.
 
     Raises
     ------
     InputError
-        There is nothing to fit to.
+        The rows do not suffice to fit the model.
     """
     quiet = [row for row in rows if not row.is_crowded]
     rows = quiet if len({row.workers for row in quiet}) > 1 else list(rows)
@@ -162,8 +162,8 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
     buffers = max((row.buffers for row in rows), key=len)
     if not known or not buffers or len({row.workers for row in rows}) < 2:
         raise InputError(
-            "a projection needs two numbers of workers, one of them above 1, that exchange "
-            "gradients (not LocalSteps)"
+            "a projection needs two numbers of workers, one of them above 1, and workers that "
+            "exchange gradients (not LocalSteps)"
         )
     costs = CostModel(*np.exp(np.log(np.maximum(known, 1e-15)).mean(axis=0)).tolist())
     wanted = _list_targets(rows, to)
@@ -204,7 +204,7 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
 
 
 def find_batch_size(rows: Sequence[ScalingRow], target: Target) -> float:
-    """Rows per worker: as measured, or as it follows from what was measured."""
+    """Return the rows per worker: measured, or derived from the measured rows."""
     mode, workers = target
     own = [row for row in rows if row.mode == mode]
     exact = next((row.batch_size for row in own if row.workers == workers), None)
@@ -232,19 +232,19 @@ def _describe(estimate: _Estimate, target: Target) -> ProjectedRow:
 
 
 class _Noise:
-    """What else might have been measured: repeatably drawn."""
+    """Random errors of measurements, drawn from a fixed seed."""
 
     def __init__(self, errors: Sequence[float]) -> None:
         self._errors = np.array(errors)
         self._generator = np.random.default_rng(0)
 
     def draw(self, count: int | None = None) -> Any:
-        """Factors, as far from 1 as the measured figures are from the fitted ones."""
+        """Draw factors that are as far from 1 as measured values are from fitted ones."""
         signs = self._generator.choice([-1.0, 1.0], count)
         return np.exp(signs * self._generator.choice(self._errors, count))
 
     def disturb(self, stretches: Any) -> Any:
-        """Seconds of the parts of a row that was measured."""
+        """Resample the seconds of the parts of a measured row."""
         count = len(stretches)
         drawn = stretches[self._generator.integers(0, count, count)].mean(axis=0)
         own, communication = self.draw(2)
@@ -252,7 +252,7 @@ class _Noise:
 
 
 def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[Any]) -> list[float]:
-    """Logarithms of measured over fitted figures, as large as they are for rows not fitted to."""
+    """Return logarithms of measured over fitted values, scaled up to those of unseen rows."""
     own = [
         (part[0] + part[1], model.predict_own(row.batch_size))
         for row, part in zip(rows, parts, strict=True)
@@ -263,7 +263,7 @@ def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[A
         if row.workers > 1
     ]
     found = [float(np.log(seen / said)) for seen, said in [*own, *others] if min(seen, said) > 0]
-    # A fixed time and one per row; latency and bandwidth: as far as the rows tell them apart.
+    # Parameters: a fixed time and one per row, latency and bandwidth, if the rows determine them.
     sizes = len({round(row.batch_size) for row in rows})
     counts = len({row.workers for row in rows if row.workers > 1})
     free = max(1, len(found) - min(2, sizes) - min(2, counts))
@@ -271,9 +271,9 @@ def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[A
 
 
 def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[Target]:
-    """Powers of two beyond what was measured, and the last one wanted.
+    """Return the powers of two above the measured numbers of workers, and the largest one wanted.
 
-    Workers that share a batch are at most as many as it has rows.
+    With a shared batch, there are at most as many workers as the batch has rows.
     """
     found: list[Target] = []
     modes: tuple[Mode, ...] = ("strong", "weak")
@@ -286,21 +286,21 @@ def _list_targets(rows: Sequence[ScalingRow], to: int) -> list[Target]:
     return found
 
 
-# Scaling efficiencies that others have published, of synchronous training with growing batches.
+# Published scaling efficiencies of synchronous training with growing batches.
 
 
 @dataclass(frozen=True)
 class Published:
-    """One figure.
+    """Published scaling efficiency.
 
     Attributes
     ----------
     source, what
-        Who has published it, and of which training.
+        The publication, and the trained model.
     workers, base
-        GPUs, and those to which the efficiency is relative.
+        Number of GPUs, and the number to which the efficiency is relative.
     efficiency
-        Of 1.
+        Between 0 and 1.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""What `bench_scale` has measured: a table, JSON, a figure, and a projection."""
+"""Result of `bench_scale`: a table, JSON, a figure, and a projection."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ScalingResult:
         return found
 
     def to_json(self, path: str | Path | None = None, projection: Projection | None = None) -> str:
-        """Return all values as JSON text, and write it to ``path`` if that is given."""
+        """Return all values as JSON text, and write it to ``path`` if given."""
         text = json.dumps(self.to_dict(projection), indent=2) + "\n"
         if path is not None:
             Path(path).write_text(text)
@@ -127,7 +127,7 @@ class ScalingResult:
                 f"{row.efficiency:12.2f}" + "".join(f"{share:12.1f}" for share in shares)
             )
         if any(row.is_crowded for row in self.rows):
-            lines.append("* more workers than cores: they wait for each other's turns")
+            lines.append("* more workers than cores: workers share cores and slow each other down")
         return "\n".join(lines)
 
 
@@ -139,7 +139,7 @@ def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> Any:
-    """Speed-ups beside linear ones, and a bar of parts for each row."""
+    """Draw speed-ups compared with linear ones, and a bar of parts for each row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -172,6 +172,6 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
         parts.bar(names, values, bottom=below, label=part)
         below = [b + v for b, v in zip(below, values, strict=True)]
     parts.set_ylabel("ms per step")
-    parts.set_title("where the time of a step goes")
+    parts.set_title("parts of the time of a step")
     parts.legend()
     return figure

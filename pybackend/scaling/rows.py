@@ -1,4 +1,4 @@
-"""What was measured with one number of workers."""
+"""Measurements with one number of workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ScalingRow:
     efficiency
         Speed-up per worker: 1 is linear scaling.
     is_crowded
-        True if workers share cores, so that they wait for each other's turns.
+        True if there are more workers than cores, so that they slow each other down.
     steps
         Number of measured steps in all runs.
     jitter
@@ -68,12 +68,12 @@ class ScalingRow:
 
 
 def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
-    """The row of one or more trainings that were alike; its speed-up is not known yet.
+    """Return the row of one or more trainings of the same kind, still without speed-up.
 
     Raises
     ------
     InputError
-        They tell nothing about their steps.
+        The trainings have no step times.
     """
     stretches, rows, steps, jitter = [], [], 0, []
     for training in trainings:
@@ -81,8 +81,8 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
         known = [one for one in times if one is not None]
         if len(known) < len(times):
             raise InputError(
-                "the workers have timed none of their steps: a training must take more than 3 "
-                'steps, and exchange by transport="tcp"'
+                "the workers measured no step times: a training must take more than 3 steps, and "
+                'use transport="tcp"'
             )
         shortest = min(len(one.stretches) for one in known)
         each = np.array([one.stretches[-shortest:] for one in known])
@@ -114,7 +114,7 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
 
 
 def compare_rows(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
-    """The rows with their speed-ups, over the fewest workers of the same mode."""
+    """Return the rows with speed-ups relative to the fewest workers of the same mode."""
     compared = []
     for row in rows:
         base = min((r for r in rows if r.mode == row.mode), key=lambda r: r.workers)

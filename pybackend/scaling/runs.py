@@ -1,4 +1,4 @@
-"""One training with a number of workers: by a function of the user's, or by a script."""
+"""One training with a number of workers: by your function, or by a script."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ from pybackend.api.scaled import (
 )
 from pybackend.errors import ClusterError, InputError
 
-_STDERR = 2  # by its number: that of a notebook is no file
-_BATCH_SIZE = 32  # that of `barrier_train`
+_STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
+_BATCH_SIZE = 32  # the default of `barrier_train`
 
 
 class Trains(Protocol):
-    """Trains once."""
+    """Callable that trains once."""
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """Train with so many workers, which share one batch or have one each."""
+        """Train with a number of workers, which share one batch or have one batch each."""
 
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """Calls ``train(workers=..., batch_size=...)``, which returns a `TrainResult`."""
+    """Run of a function ``train(workers=..., batch_size=...)`` that returns a `TrainResult`."""
 
     train: Callable[..., Any]
     batch_size: int
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """See `Trains`."""
+        """Call the function once."""
         own = share_batch(self.batch_size, workers) if is_shared else self.batch_size
         result = self.train(workers=workers, batch_size=own)
         if not isinstance(result, TrainResult):
             raise InputError(
-                "`train` must return what barrier_train() has returned, not "
-                f"{type(result).__name__}"
+                f"`train` must return the result of barrier_train(), not {type(result).__name__}"
             )
         if len(result.workers) != workers:
             raise InputError(
-                f"`train` was called with workers={workers}, but {len(result.workers)} have "
+                f"`train` was called with workers={workers}, but {len(result.workers)} workers "
                 "trained: pass its argument `workers` on to barrier_train()"
             )
         return ScaledTraining(count_rows(result, own), self.batch_size, result.workers)
@@ -63,14 +62,14 @@ class FunctionRun:
 
 @dataclass(frozen=True)
 class ScaledScript:
-    """Runs a script in a process of its own; what it prints goes to standard error."""
+    """Run of a script in its own process, whose output goes to standard error."""
 
     command: tuple[str, ...]
     batch_size: int | None
     steps: int | None
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """See `Trains`."""
+        """Run the script once."""
         with (
             _ending_with_exit(),
             tempfile.TemporaryDirectory(prefix="tfdist-scale-") as folder,
@@ -83,17 +82,17 @@ class ScaledScript:
         shown = " ".join(self.command[1:])
         if ended.returncode:
             raise ClusterError(
-                f"{shown} has ended with status {ended.returncode} when {workers} "
-                f"worker{'s were' if workers > 1 else ' was'} to train: see its output above"
+                f"{shown} exited with status {ended.returncode} in the training with {workers} "
+                f"worker{'s' if workers > 1 else ''}: see its output above"
             )
         if found is None:
-            raise InputError(f"{shown} has called no barrier_train(), or has not let it end")
+            raise InputError(f"{shown} did not call barrier_train(), or exited before it ended")
         return found
 
 
 @contextmanager
 def _ending_with_exit() -> Iterator[None]:
-    """Meanwhile SIGTERM raises `SystemExit`, so that the script does not outlive this process."""
+    """Let SIGTERM raise `SystemExit`, so that the script does not outlive this process."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -108,12 +107,12 @@ def _ending_with_exit() -> Iterator[None]:
 def make_run(
     train: Any, arguments: Sequence[str], batch_size: int | None, steps: int | None
 ) -> Trains:
-    """What trains: a function, or the path of a script (Python or R).
+    """Return the run of a function, or of the path of a script (Python or R).
 
     Raises
     ------
     InputError
-        It is neither, or cannot be called or read.
+        ``train`` is neither, or cannot be called or read.
     """
     if isinstance(train, (str, os.PathLike)):
         return ScaledScript(_read_command(os.fspath(train), arguments), batch_size, steps)
@@ -123,14 +122,14 @@ def make_run(
             f"{type(train).__name__}"
         )
     if arguments:
-        raise InputError("`arguments` are for a script: a function gets none")
+        raise InputError("`arguments` are for a script: a function takes none")
     if steps is not None:
-        raise InputError("`steps` is for a script: a function says itself how long it trains")
+        raise InputError("`steps` is for a script: a function sets its own number of steps")
     try:
         inspect.signature(train).bind(workers=1, batch_size=1)
     except TypeError as error:
         raise InputError(
-            f"`train` is called as train(workers=..., batch_size=...), and cannot be: {error}"
+            f"`train` is called as train(workers=..., batch_size=...), which fails: {error}"
         ) from None
     return FunctionRun(train, batch_size or _BATCH_SIZE)
 
@@ -144,7 +143,7 @@ def _read_command(path: str, arguments: Sequence[str]) -> tuple[str, ...]:
     if path.lower().endswith(".r"):
         rscript = shutil.which("Rscript")
         if rscript is None:
-            raise InputError(f"{path} needs R, and there is no Rscript on the PATH")
+            raise InputError(f"{path} needs R, but Rscript is not on the PATH")
         return (rscript, path, *arguments)
     if not path.endswith(".py"):
         raise InputError(f"the script must be a .py or a .R file, not {path}")

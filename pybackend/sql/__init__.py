@@ -1,1 +1,1 @@
-"""Trained models as SQL: queries that compute what a network computes, and their deployment."""
+"""Trained models as SQL: queries that compute a network's predictions, and their deployment."""

@@ -1,4 +1,4 @@
-"""A query's rows with a model's predictions beside them: what R's `augment_sql` returns."""
+"""Rows of a query with a model's predictions, for R's `augment_sql`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def augment(
     categories: Mapping[str, Sequence[Any]] | None = None,
     encode: Mapping[str, ColumnEncoding] | None = None,
 ) -> str:
-    """The SQL of a query's rows with the predictions of a model, which nothing has computed yet.
+    """Return SQL for a query's rows with a model's predictions, without running it.
 
-    The weights are put into a temporary table, once for each model and connection.
+    The weights are written to a temporary table, once for each model and connection.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def augment(
     query, columns
         SQL of the rows, and its columns.
     key
-        Those of them that the result has beside the predictions.
+        Columns of the query that the result has in addition to the predictions.
     """
     database = connect(con)
     question = ask(
@@ -63,7 +63,7 @@ def augment(
 
 
 def _hash(parts: Sequence[WeightsPart]) -> str:
-    """Differs for other weights, or weights of another layout."""
+    """Return a hash of the weights and their layout."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.name} {part.numbers.shape} {part.is_kernel}".encode())

@@ -1,4 +1,4 @@
-"""`to_sql`: the query that computes a model's predictions in a database."""
+"""Translation of a model to a query that computes its predictions in a database: `to_sql`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
 from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsPart, list_columns
 
-# Each has `compile_query`, `quote` and `text`; those that models are deployed into, `array_of`.
+# Each has `compile_query`, `quote` and `text`; dialects for `deploy_model` also have `array_of`.
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
 DIALECTS: dict[str, Any] = {
     "duckdb": duckdb,
@@ -28,13 +28,13 @@ DIALECTS: dict[str, Any] = {
     "spark": spark,
     "oracle": oracle,
 }
-# Of a name, in PostgreSQL.
+# Longest name in PostgreSQL.
 MOST_BYTES = 63
 
 
 @dataclass(frozen=True)
 class SqlModel:
-    """A model as SQL.
+    """Model as SQL.
 
     Attributes
     ----------
@@ -43,14 +43,14 @@ class SqlModel:
     query
         A SELECT of the key and the predictions of each row. It reads the table of weights.
     weights
-        Name of that table. Its columns are ``part`` (text), ``place`` (integer) and ``numbers`` (an
-        array of float32; of float64 in Spark), with pgvector also ``kernel`` (a vector); in SQLite
-        ``part``, ``i`` and ``o`` (integers) and ``x`` (real).
+        Name of the table of weights. Its columns are ``part`` (text), ``place`` (integer) and
+        ``numbers`` (an array of float32; of float64 in Spark), with pgvector also ``kernel`` (a
+        vector); in SQLite ``part``, ``i`` and ``o`` (integers) and ``x`` (real).
     parts
         Rows of the table, by ``name``: row n of the array ``numbers`` is the row whose place is n.
         In SQLite each row is i, o and x. A vector repeats the numbers of parts with ``is_kernel``.
     key, shown
-        Columns of the query: those of the key, and those of the predictions.
+        Key columns and prediction columns of the query.
     """
 
     dialect: str
@@ -77,13 +77,13 @@ class SqlModel:
         """Return a script for Oracle: the table of weights, and a package with INIT and SCORE.
 
         SCORE takes a key and returns the first column of predictions. INIT raises an error if the
-        table does not have all of its `rows`, which you insert in between. No test has run it in
-        Oracle.
+        table does not have all of its `rows`, which you insert in between. The script was not
+        tested in Oracle.
 
         Raises
         ------
         InputError
-            The dialect is not Oracle's, or the key has several columns.
+            The dialect is not Oracle, or the key has several columns.
         """
         if self.dialect != "oracle":
             raise InputError(f"package() is for dialect='oracle', not {self.dialect!r}")
@@ -158,7 +158,7 @@ def to_sql(
     Raises
     ------
     InputError
-        An argument is wrong, or a layer cannot be translated to SQL. The message names it.
+        An argument is invalid, or a layer cannot be translated to SQL. The message names it.
     """
     question = ask(
         model,
@@ -187,7 +187,7 @@ def ask(
     categories: Mapping[str, Sequence[Any]] | None,
     encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None,
 ) -> Question:
-    """What a dialect is to compute, from the arguments of `to_sql`; without a table of weights."""
+    """Return the question for a dialect from the arguments of `to_sql`, without weights table."""
     if dialect not in DIALECTS:
         listed = ", ".join(map(repr, DIALECTS))
         raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
@@ -207,7 +207,7 @@ def ask(
     from pybackend.sql.lower import add_probabilities, lower_model
     from pybackend.sql.simplify import simplify
 
-    # First the layers: what cannot become SQL is named, whatever its outputs mean.
+    # Layers first: those that cannot become SQL are named, independently of the outputs' meaning.
     graph = simplify(lower_model(keras_model))
     predictions = predictions_of(keras_model, type, names, known)
     if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
@@ -221,7 +221,7 @@ def ask(
 
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
-    """The query of a dialect, and its weights."""
+    """Return the query of a dialect, and its weights."""
     compile_query = DIALECTS[dialect].compile_query
     if dialect == "postgresql":
         compile_query = partial(compile_query, has_vectors=has_vectors)
@@ -232,7 +232,7 @@ def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
 
 
 def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:
-    """Columns of the result that a database would take for the same, or cut off."""
+    """Reject columns of the result whose names a database would confuse or truncate."""
     names = [*keys, *(column.name for column in shown)]
     for name in names:
         check_length(dialect, name)
@@ -240,14 +240,14 @@ def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> N
     for name, lower in zip(names, folded, strict=True):
         if folded.count(lower) > 1:
             raise InputError(
-                f"the result would have two columns {name!r}, as databases do not tell upper from "
-                "lower case: rename the key, pass other `levels`, or give the model's outputs "
-                "other names"
+                f"the result would have two columns {name!r}, because databases do not distinguish "
+                "upper and lower case: rename the key, pass other `levels`, or give the model's "
+                "outputs other names"
             )
 
 
 def check_length(dialect: str, name: str) -> None:
-    """Reject a name that PostgreSQL would cut off, without a word."""
+    """Reject a name that PostgreSQL would truncate without an error."""
     length = len(name.encode())
     if dialect == "postgresql" and length > MOST_BYTES:
         raise InputError(
@@ -256,7 +256,7 @@ def check_length(dialect: str, name: str) -> None:
 
 
 def quote_table(dialect: str, table: str | Sequence[str]) -> str:
-    """A table's name as SQL has it."""
+    """Return a table's quoted name."""
     parts = [table] if isinstance(table, str) else list(table)
     if not parts or not all(isinstance(part, str) and part for part in parts):
         raise InputError(f"`table` must be a name, or a list of a schema and a name, not {table!r}")
@@ -267,14 +267,14 @@ def quote_table(dialect: str, table: str | Sequence[str]) -> str:
 
 
 def check_name(argument: str, name: str) -> str:
-    """Reject a name that no database takes."""
+    """Return a name, or reject one that no database accepts."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"`{argument}` must be a name, not {name!r}")
     return name
 
 
 def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Names of columns, at least one, each once."""
+    """Return names of columns, of which there must be at least one, each once."""
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in names:
         check_name(argument, name)
@@ -284,14 +284,14 @@ def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...
 
 
 def features_of(result: Any) -> Any:
-    """The columns that were the inputs of a training."""
+    """Return the columns that were the inputs of a training."""
     found = result.features if isinstance(result, TrainResult) else None
     if found is None:
         raise InputError("`features` is needed: the columns that the model's input is made of")
     if result.tensors:
         raise InputError(
-            "`features` is needed: the training read its columns by `tensors`, which SQL does not; "
-            "pass a column of arrays of numbers"
+            "`features` is needed: the training read its columns by `tensors`, which SQL does not "
+            "support; pass a column of arrays of numbers"
         )
     return found
 
@@ -301,7 +301,7 @@ def match_features(
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]],
     encodings: Mapping[str, Encoding],
 ) -> dict[str, str | tuple[str, ...]]:
-    """The columns of each of the graph's inputs."""
+    """Return the columns of each of the graph's inputs."""
     names = [node.name for node in graph.inputs]
     if not isinstance(features, Mapping):
         if len(names) > 1:
@@ -333,7 +333,7 @@ def match_features(
 
 
 def show(predictions: Predictions) -> tuple[Shown, ...]:
-    """The columns of the result."""
+    """Return the columns of the result."""
     names = [field.name for field in predictions.fields]
     if not (predictions.has_class or predictions.has_numbers):
         return tuple(Shown(name, place) for place, name in enumerate(names))

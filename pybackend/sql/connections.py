@@ -1,4 +1,4 @@
-"""Databases that a session is connected to: running statements, in transactions, and in bulk."""
+"""Connections to databases: statements, transactions, and bulk inserts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pybackend.errors import DatabaseError, InputError, TfdistError
 from pybackend.sql.query import WeightsPart
 
 _MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
-# Of a statement, in errors.
+# Characters of a statement that errors show.
 _SHOWN = 60
-# Seconds between two looks whether a statement is to be interrupted, and has been.
+# Seconds between two checks for an interrupt, and for its effect.
 _PAUSE = 0.05
-# The number of a lock in PostgreSQL; any that others do not use.
+# Number of an advisory lock in PostgreSQL: any that other applications do not use.
 _TURN = 7_306_372_281_559_187_053
-# Of a view in PostgreSQL: who may do what with it.
+# Privileges on a view in PostgreSQL.
 _GRANTS = (
     "SELECT CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(g.grantee)) END, "
     "g.privilege_type, g.is_grantable FROM pg_class AS c CROSS JOIN aclexplode(c.relacl) AS g "
@@ -33,16 +33,16 @@ _GRANTS = (
 
 
 class Connection:
-    """A connection of a driver by Python's rules for databases (PEP 249).
+    """Connection of a driver that follows Python's database API (PEP 249).
 
     Attributes
     ----------
     dialect
-        Of its database.
+        SQL dialect of the database.
     has_vectors
-        Whether the table of weights is to have a column of pgvector's type.
+        True if the table of weights has a column of pgvector's type.
     text_type, double_type
-        Names of types there.
+        Names of types in the database.
     """
 
     dialect: str
@@ -58,28 +58,28 @@ class Connection:
         Raises
         ------
         InputError
-            Says what it lacks.
+            The database is too old.
         """
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement, with values for its question marks; its rows, if it has any.
+        """Run a statement with values for its question marks, and return its rows.
 
         Raises
         ------
         DatabaseError
-            The database has refused it.
+            The database rejected the statement.
         """
         with self._named(sql):
             return self._run(sql, values)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of what is run within, or nothing of it.
+        """Run statements in a transaction: all of them take effect, or none.
 
         Raises
         ------
         InputError
-            The connection is within a transaction.
+            The connection is already within a transaction.
         """
         if self._is_in_transaction():
             raise InputError(
@@ -90,7 +90,7 @@ class Connection:
             yield
             self.execute("COMMIT")
         except BaseException:
-            with suppress(DatabaseError):  # the database may have done so by itself
+            with suppress(DatabaseError):  # the database may have rolled back already
                 self.execute("ROLLBACK")
             raise
 
@@ -100,7 +100,7 @@ class Connection:
         self._fill(table, parts)
 
     def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """Have a table of weights that only this connection sees, unless it has one already."""
+        """Create a table of weights that only this connection sees, unless it exists."""
         self.execute(
             f"CREATE TEMPORARY TABLE IF NOT EXISTS {table} ({self._columns}){self._options}"
         )
@@ -108,10 +108,10 @@ class Connection:
             self._fill(table, parts)
 
     def types_of(self, source: str, columns: Sequence[str]) -> list[str]:
-        """Names of the types of columns, of quoted names, of a table or query."""
+        """Return the names of the types of quoted columns of a table or query."""
         types = ", ".join(self._type_of.format(f"r.{column}") for column in columns)
         rows = f"SELECT {', '.join(columns)} FROM {source} AS s {self._sample}"
-        # A row there is always.
+        # This always has a row.
         (found,) = self.execute(
             f"SELECT {types} FROM (SELECT 1) AS o LEFT JOIN ({rows}) AS r ON 1=1"
         )
@@ -120,42 +120,42 @@ class Connection:
     _type_of, _sample = "typeof({})", "WHERE 1 = 0"
 
     def create_view(self, view: str, query: str) -> None:
-        """Create a view by its quoted name; an error if there is something of that name."""
+        """Create a view by its quoted name; raise an error if the name exists."""
         self.execute(f"CREATE VIEW {view} AS {query}")
 
     def list_columns(self, table: str) -> list[str] | None:
-        """The columns of a table, by its quoted name; None if only queries tell.
+        """Return the columns of a table by its quoted name; None if only a query can find them.
 
         Raises
         ------
         InputError
-            There is no such table, or none on which a view can be made.
+            The table does not exist, or a view cannot read it.
         """
         return None
 
     def check_free(self, view: str) -> None:
-        """Reject the quoted name of a view that is taken; most find it when they make the view.
+        """Reject a view's quoted name that exists; most databases do so when they create the view.
 
         Raises
         ------
         InputError
-            There is something of that name.
+            The name exists.
         """
 
     def try_view(self, view: str) -> None:
-        """Compute a row of a view: some databases look for tables and columns only then."""
+        """Compute a row of a view: some databases look up tables and columns only then."""
         self.execute(f"SELECT * FROM {view} LIMIT 1")
 
     def take_turns(self) -> None:
-        """Wait until other deployments into the database have ended, where it can say so."""
+        """Wait until other deployments into the database have ended, if it has locks for this."""
 
     def replace_view(self, view: str, query: str) -> None:
-        """Give a view another query."""
+        """Replace the query of a view."""
         self.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
 
     @property
     def _columns(self) -> str:
-        """Of the table of weights."""
+        """Columns of the table of weights."""
         raise NotImplementedError
 
     _options = ""
@@ -172,30 +172,29 @@ class Connection:
 
     @contextmanager
     def _named(self, sql: str) -> Iterator[None]:
-        """Name the statement in what the driver raises."""
+        """Convert the driver's errors to `DatabaseError` with the statement."""
         try:
             yield
         except TfdistError:
             raise
         except Exception as error:
             begun = " ".join(sql[:_SHOWN].split())
-            raise DatabaseError(f"{self.dialect} has refused {begun} ...: {error}") from error
+            raise DatabaseError(f"{self.dialect} rejected {begun} ...: {error}") from error
 
 
 class DuckDB(Connection):
-    """A connection of the package ``duckdb``."""
+    """Connection of the package ``duckdb``."""
 
     dialect = "duckdb"
 
     def check(self) -> None:
-        """See `Connection`."""
         version = self.execute("SELECT version()")[0][0]
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < (1, 3):
             raise InputError(f"DuckDB must be 1.3 or newer, not {version}")
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        # On a thread, so that Ctrl-C can say to DuckDB that all of its threads are to end. Its own
-        # way, for the thread that asks, waits for the others' share of the statement.
+        # On a thread, so that Ctrl-C can interrupt all threads of DuckDB. DuckDB's own handling of
+        # Ctrl-C waits until its other threads have finished their parts of the statement.
         rows: Future[list[Any]] = Future()
 
         def run() -> None:
@@ -214,11 +213,11 @@ class DuckDB(Connection):
         except KeyboardInterrupt:
             if not rows.cancel():
                 while wait([rows], _PAUSE).not_done:
-                    self.raw.interrupt()  # does nothing before the statement has begun
+                    self.raw.interrupt()  # has no effect before the statement has begun
             raise
 
     def _is_in_transaction(self) -> bool:
-        """DuckDB gives statements of a transaction one number, and others a number each."""
+        """Compare two transaction ids, which differ outside a transaction."""
         numbers = {self._run("SELECT txid_current()", ())[0][0] for _ in range(2)}
         return len(numbers) == 1
 
@@ -250,12 +249,11 @@ class DuckDB(Connection):
 
 
 class Postgres(Connection):
-    """A connection of the package ``psycopg``."""
+    """Connection of the package ``psycopg``."""
 
     dialect = "postgresql"
 
     def check(self) -> None:
-        """See `Connection`."""
         if self.raw.closed:
             raise InputError("`con` is closed: connect again")
         with self._named("SELECT version()"):
@@ -265,7 +263,6 @@ class Postgres(Connection):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """See `Connection`."""
         if self._is_in_transaction():
             raise InputError(
                 "the connection is within a transaction: commit it, or roll it back, first"
@@ -275,21 +272,20 @@ class Postgres(Connection):
             yield
 
     def _prepare(self) -> None:
-        """What holds until the end of a transaction."""
-        self.execute("SET LOCAL client_min_messages = warning")  # no notices of what is there
+        """Change settings until the end of the transaction."""
+        self.execute("SET LOCAL client_min_messages = warning")  # no notices of existing tables
         known = "SELECT 1 FROM pg_extension WHERE extname = 'vector'"
         self.has_vectors = bool(self.execute(known))
 
     _type_of = "CAST(pg_typeof({}) AS text)"
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """See `Connection`."""
         super().create_weights(table, parts)
         self.execute(f"ANALYZE {table}")
 
     @property
     def _columns(self) -> str:
-        # Long rows are compressed and kept apart by default: compressing costs more than it saves.
+        # Long rows are compressed and stored out of line by default: this costs more than it saves.
         kernel = ", kernel vector" if self.has_vectors else ""
         return f"part text, place integer, numbers real[]{kernel}, PRIMARY KEY (part, place)"
 
@@ -307,11 +303,11 @@ class Postgres(Connection):
                 copy.write("\t".join(fields) + "\n")
 
     def take_turns(self) -> None:
-        """See `Connection`; until the end of the transaction."""
+        """Take a lock until the end of the transaction."""
         self.execute(f"SELECT pg_advisory_xact_lock({_TURN})")
 
     def replace_view(self, view: str, query: str) -> None:
-        """See `Connection`. Grants stay; what depends on the view does if its columns do."""
+        """Replace the query; grants are retained, dependent views only if the columns are equal."""
         grants = self.execute(_GRANTS, [view])
         self.execute("SAVEPOINT tfdist")
         try:
@@ -325,7 +321,7 @@ class Postgres(Connection):
                 self.execute(f"GRANT {privilege} ON {view} TO {role}{option}")
 
     def _run(self, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        # Without values the driver does not look for marks, which names may contain.
+        # Without values the driver does not look for placeholders, which names may contain.
         cursor = self.raw.execute(sql.replace("?", "%s") if values else sql, values or None)
         return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
@@ -334,19 +330,18 @@ class Postgres(Connection):
 
 
 class SQLite(Connection):
-    """A connection of Python's ``sqlite3``."""
+    """Connection of Python's ``sqlite3``."""
 
     dialect = "sqlite"
 
     def check(self) -> None:
-        """See `Connection`."""
         version = self.execute("SELECT sqlite_version()")[0][0]
         if tuple(map(int, version.split("."))) < (3, 38):
             raise InputError(f"SQLite must be 3.38 or newer, not {version}")
         self._add_functions()
 
     def _add_functions(self) -> None:
-        """Have mathematical functions: the SQLite that TensorFlow brings along has none."""
+        """Add mathematical functions, which the SQLite in TensorFlow lacks."""
         for name, function in _MATHEMATICAL.items():
             with suppress(DatabaseError):
                 self.execute(f"SELECT {name}(1.0)")
@@ -355,8 +350,7 @@ class SQLite(Connection):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """See `Connection`."""
-        # Otherwise Python would begin and end transactions as it likes.
+        # Otherwise Python begins and ends transactions implicitly.
         before = self.raw.isolation_level
         if not self._is_in_transaction():
             self.raw.isolation_level = None
@@ -367,7 +361,7 @@ class SQLite(Connection):
             self.raw.isolation_level = before
 
     _options = " WITHOUT ROWID"
-    # Its values have types, not its columns.
+    # In SQLite, values have types; columns do not.
     _sample = "LIMIT 1"
 
     @property
@@ -383,11 +377,10 @@ class SQLite(Connection):
                 self.raw.executemany(insert, zip(repeat(part.name), *places, numbers))
 
     def try_view(self, view: str) -> None:
-        """See `Connection`. SQLite would compute all rows before it shows one."""
+        """Only plan the query: SQLite would compute all rows before it returns one."""
         self.execute(f"EXPLAIN SELECT * FROM {view}")
 
     def replace_view(self, view: str, query: str) -> None:
-        """See `Connection`."""
         self.execute(f"DROP VIEW IF EXISTS {view}")
         self.create_view(view, query)
 
@@ -396,7 +389,7 @@ class SQLite(Connection):
 
 
 class Spark(Connection):
-    """A Spark session, classic or Connect; what a failure leaves is dropped, or put back."""
+    """Spark session, classic or Connect; after a failure, changes are undone one by one."""
 
     dialect = "spark"
     text_type, double_type = "string", "double"
@@ -407,7 +400,7 @@ class Spark(Connection):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """See `Connection`; Spark has none."""
+        """Undo each statement after a failure, because Spark has no transactions."""
         self._undo.clear()
         try:
             yield
@@ -418,13 +411,13 @@ class Spark(Connection):
             raise
 
     def types_of(self, source: str, columns: Sequence[str]) -> list[str]:
-        """See `Connection`. Spark knows without a job."""
+        """Return the types, which Spark knows without running a job."""
         query = f"SELECT {', '.join(columns)} FROM {source}"
         with self._named(query):
             return [kind for _, kind in self.raw.sql(query).dtypes]
 
     def list_columns(self, table: str) -> list[str]:
-        """See `Connection`. A failing query would fill the screen with Spark's own log."""
+        """Look the table up in the catalog, because a failing query would print Spark's log."""
         if table.startswith("("):
             return list(self.raw.sql(f"SELECT * FROM {table}").columns)
         with self._named(f"DESCRIBE {table}"):
@@ -438,7 +431,7 @@ class Spark(Connection):
             return list(self.raw.table(table).columns)
 
     def check_free(self, view: str) -> None:
-        """See `Connection`. Spark would find it when the weights are there, after seconds."""
+        """Look the name up now: Spark would find it only seconds later, after the weights."""
         with self._named(f"DESCRIBE {view}"):
             if self.raw.catalog.tableExists(view):
                 raise InputError(
@@ -446,13 +439,11 @@ class Spark(Connection):
                 )
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """See `Connection`."""
         self._undo.append(f"DROP TABLE IF EXISTS {table}")
         with self._named("CREATE TABLE"):
             self._make_frame(parts).write.saveAsTable(table)
 
     def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """See `Connection`."""
         self._make_frame(parts).createOrReplaceTempView(table.strip("`"))
 
     def _make_frame(self, parts: Sequence[WeightsPart]) -> Any:
@@ -465,12 +456,10 @@ class Spark(Connection):
         return self.raw.createDataFrame(rows, schema).coalesce(1)
 
     def create_view(self, view: str, query: str) -> None:
-        """See `Connection`."""
         super().create_view(view, query)
         self._undo.append(f"DROP VIEW IF EXISTS {view}")
 
     def replace_view(self, view: str, query: str) -> None:
-        """See `Connection`."""
         before = self.execute(f"SHOW CREATE TABLE {view}")[0][0]
         super().replace_view(view, query)
         self._undo.append(before.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
@@ -481,7 +470,7 @@ class Spark(Connection):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of weights, with its numbers as text that commas separate."""
+    """Row of the table of weights, with its numbers as comma-separated text."""
 
     part: str
     place: int
@@ -490,7 +479,7 @@ class Row:
 
 
 def list_rows(parts: Sequence[WeightsPart]) -> Iterator[Row]:
-    """All rows of parts."""
+    """Yield all rows of parts."""
     for part in parts:
         for place, numbers in enumerate(part.numbers.astype(np.float32)):
             yield Row(part.name, place, ",".join(map(repr, numbers.tolist())), part.is_kernel)
@@ -500,12 +489,12 @@ _KINDS = {"duckdb": DuckDB, "_duckdb": DuckDB, "psycopg": Postgres, "sqlite3": S
 
 
 def connect(con: Any) -> Connection:
-    """The connection behind what a user passes.
+    """Return the connection for the argument ``con``.
 
     Raises
     ------
     InputError
-        It is none of those that are known.
+        ``con`` is not a supported connection.
     """
     kind = type(con)
     package = kind.__module__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Connections of R's DBI: what Python has to say to a database, R says."""
+"""Connections of R's DBI: R runs the statements that Python generates."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ASKS = ("SELECT", "WITH", "EXPLAIN")
 
 
 class _DBI(Connection):
-    """A connection of R.
+    """Connection of R.
 
     Parameters
     ----------
     run
-        Is given a statement, the values for its marks, and whether its rows are wanted, which are
-        returned by columns.
+        Function of a statement, the values for its placeholders, and whether to return its rows,
+        as a list of columns.
     write
-        Creates a temporary table by its name, the names of its columns, and these.
+        Function of a name, column names and columns, which creates a temporary table.
     is_transacting
-        Whether the connection is within a transaction.
+        Function that returns whether the connection is within a transaction.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class _DBI(Connection):
         return list(zip(*columns, strict=True))
 
     def _mark(self, sql: str) -> str:
-        """The places of values as the driver marks them."""
+        """Replace question marks by the driver's placeholders."""
         return sql
 
     def try_view(self, view: str) -> None:
-        """See `Connection`. Whatever types its columns have, R need not hand them over."""
+        """Compute a row into a temporary table, so that R need not read its columns' types."""
         self.execute(f"CREATE TEMPORARY TABLE tfdist_tried AS SELECT * FROM {view} LIMIT 1")
         self.execute("DROP TABLE tfdist_tried")
 
@@ -68,7 +68,7 @@ class _DBI(Connection):
 
 
 class DBIDuckDB(_DBI, DuckDB):
-    """Of the R package duckdb."""
+    """Connection of the R package duckdb."""
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         self._stage(parts)
@@ -78,17 +78,15 @@ class DBIDuckDB(_DBI, DuckDB):
 
 
 class DBIPostgres(_DBI, Postgres):
-    """Of the R package RPostgres."""
+    """Connection of the R package RPostgres."""
 
     def check(self) -> None:
-        """See `Connection`."""
         version = int(self.execute("SELECT current_setting('server_version_num')")[0][0])
         if version < 120000:
             raise InputError(f"PostgreSQL must be 12 or newer, not {version // 10000}")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """See `Connection`."""
         with Connection.transaction(self):
             self._prepare()
             yield
@@ -108,18 +106,16 @@ class DBIPostgres(_DBI, Postgres):
 
 
 class DBISQLite(_DBI, SQLite):
-    """Of the R package RSQLite."""
+    """Connection of the R package RSQLite."""
 
     def try_view(self, view: str) -> None:
-        """See `SQLite`."""
         SQLite.try_view(self, view)
 
     def _add_functions(self) -> None:
-        """See `SQLite`; R has loaded an extension."""
+        """Add nothing: R has loaded an extension with these functions."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """See `Connection`."""
         with Connection.transaction(self):
             yield
 
@@ -146,5 +142,5 @@ _KINDS: dict[str, type[_DBI]] = {
 
 
 def connect_dbi(dialect: str, *functions: Callable[..., Any]) -> Connection:
-    """A connection of R, for `deploy_model` and `undeploy_model`; functions as `_DBI` has them."""
+    """Return a connection of R for `deploy_model`; the functions are the arguments of `_DBI`."""
     return _KINDS[dialect](*functions)

@@ -1,4 +1,4 @@
-"""`deploy_model`: a model in a database, as a view beside the rows that it predicts for."""
+"""Deployment of a model to a database, as a view of its predictions: `deploy_model`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybackend.sql.connections import Connection, connect
 from pybackend.sql.query import Question, list_columns
 
 TABLE = "tfdist_models"
-# Names of types begin so in all dialects. Others, as a user's own, are left to the database.
+# Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.
 _NUMBER = re.compile(
     r"(u?(tiny|small|big|huge)?int(eger)?|float|double( precision)?|real|decimal|numeric"
     r"|bool(ean)?)(\(.*\))?$"
@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 _NO_NUMBER = re.compile(
     r"(text|varchar|char|string|enum|blob|bytea|binary|uuid|date|time|interval|json|struct|map|row)"
 )
-# What PostgreSQL does not cast to real numbers at once.
+# Types that PostgreSQL does not cast to real numbers directly.
 _CASTS = {
     "boolean": "integer",
     "boolean[]": "integer[]",
@@ -32,13 +32,13 @@ _CASTS = {
     "halfvec": "real[]",
 }
 _SHOWN = 40
-# Columns, in errors.
+# Number of columns that errors show.
 _MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model that was deployed to a database.
+    """Model that was deployed to a database.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Deployment:
     version
         Version from 1, one higher with each deployment of the same name.
     view, weights
-        Names of this version's own view, and of its table of weights.
+        Names of this version's view, and of its table of weights.
     difference
         Largest difference between the numbers of the database and of Keras for the same rows.
     """
@@ -103,7 +103,7 @@ def deploy_model(
     Raises
     ------
     InputError
-        An argument is wrong, or a layer cannot be translated to SQL; the message names it. The
+        An argument is invalid, or a layer cannot be translated to SQL; the message names it. The
         table and its columns are looked up first.
     DatabaseError
         The database rejected a statement, or computes other numbers.
@@ -190,7 +190,7 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
             _show(database, name, _view_of(name, left[-1]), is_new=False)
         for number in gone:
             view = _view_of(name, number)
-            # Someone may have dropped them by hand.
+            # They may have been dropped by hand.
             database.execute(f"DROP VIEW IF EXISTS {quote(view)}")
             database.execute(f"DROP TABLE IF EXISTS {quote(_weights_of(view))}")
             registry.add(name, number, "undeploy", None)
@@ -205,7 +205,7 @@ def _weights_of(view: str) -> str:
 
 
 def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
-    """Make the view of a name that of a version."""
+    """Let the view of a name show a version."""
     quote = DIALECTS[database.dialect].quote
     query = f"SELECT * FROM {quote(view)}"
     if is_new:
@@ -214,11 +214,11 @@ def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
         database.replace_view(quote(name), query)
 
 
-# What has been deployed, and taken away again: a table to which rows are only added.
+# Log of deployments and removals: a table to which rows are only added.
 
 
 class Registry:
-    """The table of a database, which is created if there is none."""
+    """Table of deployments in a database, created if it does not exist."""
 
     def __init__(self, database: Connection) -> None:
         self._database = database
@@ -230,17 +230,17 @@ class Registry:
         )
 
     def next_version(self, name: str) -> int:
-        """The number of the next deployment; none is given twice."""
+        """Return the number of the next deployment; no number is used twice."""
         return max((version for version, _ in self._events(name)), default=0) + 1
 
     def live_versions(self, name: str) -> list[int]:
-        """The versions that are deployed, in order."""
+        """Return the versions that are deployed, in order."""
         events = self._events(name)
         gone = {version for version, action in events if action == "undeploy"}
         return sorted({version for version, _ in events} - gone)
 
     def add(self, name: str, version: int, action: str, difference: float | None) -> None:
-        """Note that a version was deployed ("deploy") or taken away ("undeploy")."""
+        """Record that a version was deployed ("deploy") or removed ("undeploy")."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         self._database.execute(
             f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)",
@@ -256,14 +256,14 @@ class Registry:
 
 
 def look_up_types(database: Connection, question: Question) -> Question:
-    """The question, with what its features must be cast to first.
+    """Return the question with the types to which its features must be cast.
 
     Raises
     ------
     InputError
-        Names a column that does not hold numbers, or arrays of them.
+        A column does not hold numbers, or arrays of numbers.
     DatabaseError
-        There is no such table or column.
+        The table or a column does not exist.
     """
     given = question.features.values()
     arrays = [one for one in given if isinstance(one, str) and one not in question.encodings]
@@ -297,12 +297,12 @@ def _refuse(name: str, kind: str, hint: str) -> InputError:
 
 
 def check_source(database: Connection, question: Question) -> None:
-    """Reject a table that cannot be read, or has no such columns.
+    """Reject a table that cannot be read, or that lacks columns.
 
     Raises
     ------
     InputError
-        Names the argument, and says what the database has said.
+        The message names the argument and has the database's error.
     """
     source, quote = question.source, DIALECTS[database.dialect].quote
     wanted: dict[str, Sequence[str]] = {
@@ -324,7 +324,7 @@ def check_source(database: Connection, question: Question) -> None:
 
 
 def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:
-    """Reject names that are not among columns; whether upper or lower case, a database decides."""
+    """Reject names that are not among columns, ignoring case, which depends on the database."""
     known = {column.lower() for column in columns}
     for name in names:
         if name.lower() not in known:

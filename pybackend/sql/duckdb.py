@@ -1,7 +1,7 @@
 """DuckDB: a query in levels, one operation each, over lists.
 
-Numbers are vectors over all rows, and what a lambda captures is copied for every element. So arrays
-are combined by zipping them, and sums of products over windows are written out.
+Numbers are vectors over all rows, and values that a lambda captures are copied for every element.
+So arrays are combined by zipping them, and sums of products over windows are written out.
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ from pybackend.sql.zips import Zip, fuse
 WORDS = Words(double="DOUBLE")
 _SIGNS = {"add": " + ", "subtract": " - ", "multiply": " * "}
 _CALLS = {"maximum": "greatest", "minimum": "least"}
-# Of queries one within another; DuckDB's own limit is 1000.
+# Most nested queries; DuckDB's own limit is 1000.
 _MOST_LEVELS = 900
-# Written out in a query; DuckDB reads some thousand in a second.
+# Most products written out in a query; DuckDB parses some thousand per second.
 _MOST_PRODUCTS = 40_000
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it."""
+    """Quote a name."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def text(value: str) -> str:
-    """A string as SQL has it."""
+    """Quote a string."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """The query, and the weights that it needs."""
+    """Return the query, and the weights that it needs."""
     return _DuckdbCompiler(question).compile()
 
 
 def _check_size(graph: Graph) -> None:
-    """Reject a query that DuckDB would not take, or read for minutes.
+    """Reject a query that DuckDB would reject, or parse for minutes.
 
     Raises
     ------
     InputError
-        Names the layer that most of it is for.
+        The message names the layer with the largest part of the query.
     """
     layers = Counter(node.layer for node in graph.nodes.values())
     if len(graph.nodes) > _MOST_LEVELS:
         layer, count = layers.most_common(1)[0]
         raise InputError(
-            f"the layer {layer!r} cannot become SQL of DuckDB: its steps would be {count} queries, "
-            f"one within another, and {_MOST_LEVELS} are possible. Shorten its sequence, or use "
+            f"the layer {layer!r} cannot become SQL of DuckDB: its steps would be {count} nested "
+            f"queries, and at most {_MOST_LEVELS} are possible. Shorten its sequence, or use "
             "another database"
         )
     products = Counter[str]()
@@ -86,9 +86,9 @@ def _check_size(graph: Graph) -> None:
     if products.total() > _MOST_PRODUCTS:
         layer, count = products.most_common(1)[0]
         raise InputError(
-            f"the layer {layer!r} cannot become SQL of DuckDB: {count} products of it would be "
-            f"written out, {products.total()} of the model, and it takes minutes to read more than "
-            f"{_MOST_PRODUCTS}. Use fewer filters, or another database"
+            f"the layer {layer!r} cannot become SQL of DuckDB: {count} of its products would be "
+            f"written out, {products.total()} for the whole model, and DuckDB needs minutes to "
+            f"parse more than {_MOST_PRODUCTS}. Use fewer filters, or another database"
         )
 
 
@@ -107,12 +107,12 @@ class _DuckdbCompiler:
             for node in self._graph.nodes.values()
             if isinstance(node.operation, Linear)
         }
-        # Joined below all levels: the name, the last place where it is used, and the table.
+        # Tables joined at the innermost level: name, last place of use, and table.
         self._weights: dict[int, tuple[str, int, str]] = {}
 
     def compile(self) -> QueryAnswer:
         places = list(enumerate(self._graph.nodes.values()))
-        # From the last level to the first: where weights are used last is known then.
+        # From the last level to the first, so that the last use of weights is known.
         values = {place: self._emit(place, node) for place, node in reversed(places)}
         query = self._select_inputs()
         tables = "".join(table for _, _, table in self._weights.values())
@@ -138,11 +138,11 @@ class _DuckdbCompiler:
         given = [self._names[name] for name in node.inputs]
         sizes = [self._graph.nodes[name].size for name in node.inputs]
         value = emit(node, given, sizes, lambda rows: self._add_weights(node, place, rows))
-        # Once for all sums of products that are computed of it.
+        # Cast once for all sums of products of this value.
         return f"CAST({value} AS FLOAT[{node.size}])" if node.name in self._multiplied else value
 
     def _add_weights(self, node: Node, place: int, rows: Array) -> str:
-        """Put an operation's rows into the table of weights, once; the name of a list of them."""
+        """Add an operation's rows to the table of weights once; return the name of their list."""
         key = id(node.operation)
         if key not in self._weights:
             part, alias = f"p{len(self._weights)}", f"{self._prefix}w{len(self._weights)}"
@@ -180,7 +180,7 @@ class _DuckdbCompiler:
 
 
 def show(value: str, size: int, column: Shown) -> str:
-    """The expression of a column of the result."""
+    """Return the expression of a column of the result."""
     if column.is_class:
         if size == 1:
             place = f"CASE WHEN {value}[1] > 0.5 THEN 2 WHEN {value} IS NOT NULL THEN 1 END"
@@ -198,15 +198,15 @@ AddWeights = Callable[[Array], str]
 
 
 def emit(node: Node, given: Sequence[str], sizes: Sequence[int], add: AddWeights) -> str:
-    """The expression of an operation, NULL if what it takes is.
+    """Return the expression of an operation, NULL if its inputs are.
 
     Parameters
     ----------
     given, sizes
-        SQL of the values that it takes, and how many numbers they have.
+        SQL of the operation's inputs, and their sizes.
     add
-        Puts an array (rows, numbers) into the table of weights, and gives the name of a list of
-        its rows.
+        Function that adds an array (rows, numbers) to the table of weights and returns the name of
+        a list of its rows.
     """
     return _EMIT[type(node.operation)](node.operation, node.size, given, sizes, add)
 
@@ -234,7 +234,7 @@ def _gather(
 
 
 def _take(x: str, places: Array, fill: float, size: int) -> str:
-    """Numbers of a list by their places, which begin with 0; -1 gives the fill."""
+    """Select numbers of a list by their places, from 0; -1 gives the fill."""
     if (places < 0).any():
         x = f"list_append({x}, CAST({number(fill)} AS FLOAT))"
         places = np.where(places < 0, size, places)
@@ -265,7 +265,7 @@ def _combine(combine: Combine, size: int, given: Sequence[str], *_: object) -> s
 
 
 def join_terms(operation: str, count: int) -> str:
-    """The formula of some zipped numbers."""
+    """Return the formula that combines zipped numbers."""
     names = [f"t[{place + 1}]" for place in range(count)]
     if operation in _SIGNS:
         return _SIGNS[operation].join(names)
@@ -317,22 +317,22 @@ _EMIT: dict[type, Callable[..., str]] = {
 
 
 def _transform(lists: Sequence[str], formula: str) -> str:
-    """A formula of the numbers ``t[1]``, ``t[2]``, ... of lists of one length."""
+    """Apply a formula to the numbers ``t[1]``, ``t[2]``, ... of lists of equal length."""
     return floats(f"list_transform(list_zip({', '.join(lists)}), lambda t: {formula})")
 
 
 def let(name: str, value: str, body: str) -> str:
-    """An expression in which a name stands for a value that is computed once."""
+    """Return an expression in which a name stands for a value that is computed once."""
     return f"list_transform([{value}], lambda {name}: {body})[1]"
 
 
 def floats(value: str) -> str:
-    """A list of float32."""
+    """Cast to a list of float32."""
     return f"CAST({value} AS FLOAT[])"
 
 
 def select(x: str, places: Array) -> str:
-    """Numbers of a list by their places, which begin with 0."""
+    """Select numbers of a list by their places, from 0."""
     first, steps = int(places[0]), np.diff(places)
     if (steps == 1).all():
         return f"({x})[{first + 1}:{first + len(places)}]"
@@ -348,5 +348,5 @@ def _unless_null(x: str, value: str) -> str:
 
 
 def array_of(values: Array) -> str:
-    """An array as SQL has it."""
+    """Return an array literal."""
     return f"[{', '.join(number(x) for x in values)}]"

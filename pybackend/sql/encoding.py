@@ -1,4 +1,4 @@
-"""Columns of categories in a database: the numbers that a training has made of their values."""
+"""Columns of categories in a database, encoded as numbers as in the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Coded:
-    """A column whose categories have become numbers: of which name, and by which SQL."""
+    """Column whose categories are encoded as numbers: its names and SQL."""
 
     code: str
     names: tuple[str, ...]
@@ -26,7 +26,7 @@ class _Coded:
 def find_encodings(
     columns: Iterable[str], categories: Mapping[str, Sequence[Any]] | None, encode: Any
 ) -> dict[str, Encoding]:
-    """How those of the columns that have categories are encoded, by the rules of a training."""
+    """Return the encodings of the columns that have categories, by the rules of a training."""
     spec = ColumnSpec(encode=encode)
     return {
         column: Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)
@@ -36,7 +36,7 @@ def find_encodings(
 
 
 def encode_source(question: Question, dialect: ModuleType) -> Question:
-    """The question of a source in which categories are numbers; NULL for any other value."""
+    """Return the question with a source in which categories are numbers, other values NULL."""
     if not question.encodings:
         return question
     quote = dialect.quote

@@ -1,11 +1,11 @@
-"""Functions of one number, as SQL that no dialect answers with an overflow."""
+"""Functions of one number, as SQL that does not overflow in any dialect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# The largest power of e that a float32 holds. PostgreSQL answers larger ones with an error.
+# Largest exponent of e that fits into a float32. PostgreSQL raises an error for larger ones.
 _MOST = 88.72
 # The largest number of float32.
 LARGEST = 3.4028234663852886e38
@@ -14,14 +14,14 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 @dataclass(frozen=True)
 class Words:
-    """What dialects call differently.
+    """Names that differ between dialects.
 
     Attributes
     ----------
     greatest, least
         Functions of several numbers.
     double
-        The type in which formulas are computed.
+        Type in which formulas are computed.
     """
 
     greatest: str = "greatest"
@@ -29,32 +29,32 @@ class Words:
     double: str = "double precision"
 
     def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
-        """A formula for a function by its name; ``x`` is a name, or in parentheses."""
+        """Return the formula of a function by its name; ``x`` is a name, or in parentheses."""
         return _FORMULAS[function](self, x, *(number(c) for c in constants))
 
     def at_most(self, x: str, most: object) -> str:
-        """The smaller of two."""
+        """Return the smaller of two."""
         return f"{self.least}({x}, {most})"
 
     def at_least(self, x: str, least: object) -> str:
-        """The larger of two."""
+        """Return the larger of two."""
         return f"{self.greatest}({x}, {least})"
 
     def exp(self, x: str) -> str:
-        """A power of e, of a number that may be large or small."""
+        """Return a power of e, of a number that may be large or small."""
         return f"exp({self.clip(x, -_MOST, _MOST)})"
 
     def fade(self, x: str) -> str:
-        """A power of e, of a number that is not positive."""
+        """Return a power of e, of a number that is not positive."""
         return f"exp({self.at_least(x, -_MOST)})"
 
     def clip(self, x: str, least: float, most: float) -> str:
-        """A number between two others."""
+        """Limit a number to a range."""
         return self.at_least(self.at_most(x, most), least)
 
 
 def number(value: float) -> str:
-    """A number as SQL of any dialect has it, with all its digits."""
+    """Return a number for any dialect of SQL, with all its digits."""
     text = repr(float(value))
     return f"({text})" if text.startswith("-") else text
 
@@ -68,14 +68,14 @@ def _softplus(w: Words, x: str) -> str:
     return f"({w.at_least(x, 0)} + ln(1 + {w.fade(f'-abs({x})')}))"
 
 
-# Of the error function, in powers of 1 / (1 + p |x|); within 1.5e-7 (Abramowitz and Stegun 1964,
-# formula 7.1.26).
+# Coefficients of the error function, in powers of 1 / (1 + p |x|); error below 1.5e-7 (Abramowitz
+# and Stegun 1964, formula 7.1.26).
 _ERF_P = 0.3275911
 _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def _gelu(w: Words, x: str) -> str:
-    """A number times the normal distribution's share below it."""
+    """Return a number times the normal distribution function at it."""
     t = f"(1 / (1 + {number(_ERF_P / 2**0.5)} * abs({x})))"
     powers = number(_ERF[0])
     for coefficient in _ERF[1:]:

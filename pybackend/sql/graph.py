@@ -1,7 +1,7 @@
-"""What a trained network computes for one row, as a few kinds of operations on flat arrays.
+"""Computation of a trained network for one row, as a few kinds of operations on flat arrays.
 
-Every value is an array of numbers, a tensor's in row-major order. So a dialect of SQL need only
-know how to compute each of these operations.
+Every value is a flat array of a tensor's numbers in row-major order. A dialect of SQL only needs to
+implement each of these operations.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """Sums of products: of (positions, groups, n_in) numbers are (positions, groups, n_out).
+    """Sums of products: from (positions, groups, n_in) to (positions, groups, n_out) numbers.
 
     Attributes
     ----------
     kernel
-        Of the shape (groups, n_in, n_out).
+        Array of shape (groups, n_in, n_out).
     bias
-        Of the shape (groups, n_out).
+        Array of shape (groups, n_out).
     """
 
     kernel: Array
@@ -42,7 +42,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Map:
-    """A function of each number, by Keras's name of the activation, with its constants."""
+    """Function of each number, by Keras's name of the activation, with its constants."""
 
     function: str
     constants: tuple[float, ...] = ()
@@ -65,7 +65,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Combine:
-    """Arrays of one length, number by number.
+    """Element-wise combination of arrays of equal length.
 
     Attributes
     ----------
@@ -78,12 +78,12 @@ class Combine:
 
 @dataclass(frozen=True)
 class Concatenate:
-    """Arrays one after the other."""
+    """Concatenation of arrays."""
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """The "sum" or the "maximum" of every ``count`` numbers that follow each other."""
+    """The "sum" or the "maximum" of every ``count`` consecutive numbers."""
 
     operation: str
     count: int
@@ -91,33 +91,33 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Probabilities of every ``count`` numbers that follow each other."""
+    """Softmax of every ``count`` consecutive numbers."""
 
     count: int
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Rows of a table (entries, size), by whole numbers."""
+    """Rows of a table (entries, size), by integers."""
 
     table: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A graph that is computed for one part of an array after the other.
+    """Graph that is applied to one part of an array after the other.
 
     Attributes
     ----------
     graph
-        Takes ``state`` and ``part``, and gives the next state; the first one is zeros.
+        Graph from ``state`` and ``part`` to the next state; the first state is zeros.
     steps
-        How many parts of equal size the array has.
+        Number of parts of the array, which have equal size.
     state
-        How many numbers a state has.
+        Size of a state.
     shown
-        How many of them, the first ones, are the result: of the last step, or with ``keeps_all``
-        of all steps one after the other.
+        Number of the first numbers of a state that are the result: of the last step, or with
+        ``keeps_all`` of all steps one after the other.
     """
 
     graph: Graph
@@ -129,18 +129,18 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An operation on the values of other nodes, or an input.
+    """Operation on the values of other nodes, or an input.
 
     Attributes
     ----------
     name
-        Of the value: ``v0``, ``v1``, ..., or that of the input.
+        Name of the value: ``v0``, ``v1``, ..., or the input's name.
     operation
-        One of the classes above, or a dialect's own; None for an input.
+        One of the classes above, or a class of the dialect; None for an input.
     size
-        How many numbers the value has.
+        Size of the value.
     layer
-        Name of the layer that it is of.
+        Name of the operation's layer.
     """
 
     name: str
@@ -152,24 +152,24 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes, each after those that it takes, and the values that are outputs."""
+    """Nodes, each after its inputs, and the names of the outputs."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> list[Node]:
-        """The nodes that are inputs, in their order."""
+        """Input nodes, in their order."""
         return [node for node in self.nodes.values() if node.operation is None]
 
     def add_input(self, name: str, size: int) -> str:
-        """Add an input by its own name."""
+        """Add an input by its name."""
         self.nodes[name] = Node(name, None, (), size)
         return name
 
     def add(self, operation: Any, inputs: Sequence[str], size: int, layer: str = "") -> str:
-        """Add an operation; the name of its value."""
-        # Inputs have names of their own, which may look like these.
+        """Add an operation and return the name of its value."""
+        # Names of inputs may look like these.
         free = (f"v{n}" for n in count(len(self.nodes)))
         name = next(name for name in free if name not in self.nodes)
         self.nodes[name] = Node(name, operation, tuple(inputs), size, layer)

@@ -1,4 +1,4 @@
-"""How each of Keras's layers becomes operations of a graph."""
+"""Translation of each of Keras's layers to operations of a graph."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Lower = Callable[[Lowering, Any, Sequence[Value]], Value]
 
 
 def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    """Add what a layer computes of its inputs.
+    """Add the operations of a layer to the graph and return its output.
 
     Raises
     ------
     InputError
-        Names the layer, and what of it cannot become SQL.
+        The layer cannot become SQL; the message names it and the reason.
     """
     lowering.layer = layer
     lower = LAYERS.get(type(layer).__name__)
     if lower is None:
-        raise lowering.refuse(f"its class is none of those that can: {', '.join(sorted(LAYERS))}")
+        raise lowering.refuse(f"the supported layers are {', '.join(sorted(LAYERS))}")
     check_layer(lowering, layer)
     if len(values) > 1 and type(layer).__name__ not in _SEVERAL:
         raise lowering.refuse(f"it is called with {len(values)} tensors")
@@ -66,7 +66,7 @@ def _convolve(
     taps = windows.shape[-1]
     places = _with_channels(windows, channels)  # (positions, taps, channels)
     split = places.reshape(-1, taps, groups, channels // groups).transpose(0, 2, 1, 3)
-    # Of each group: (taps x inputs, outputs).
+    # For each group: (taps x inputs, outputs).
     apart = kernel.reshape(taps, channels // groups, groups, filters // groups)
     each = apart.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
     made = lowering.linear(lowering.gather(value, split), each, bias, (*spots, filters))
@@ -104,7 +104,7 @@ def _bias(layer: Any) -> Array | None:
 
 
 def _with_channels(windows: Array, channels: int) -> Array:
-    """Places of spots, or -1, as those of their channels: with one more axis."""
+    """Return the places of all channels of spots, with one more axis; -1 is padding."""
     places = windows[..., None] * channels + np.arange(channels)
     return np.where(windows[..., None] < 0, -1, places)
 
@@ -158,7 +158,7 @@ def _normalize(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
         return lowering.scale(value, deviation, mean)
-    # In this order, as Keras: a difference of large numbers is exact only before they are scaled.
+    # In Keras's order: a difference of large numbers is exact only before they are scaled.
     return lowering.scale(lowering.scale(value, 1.0, -mean), 1 / deviation, 0.0)
 
 
@@ -170,7 +170,7 @@ def _normalize_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) ->
     if getattr(layer, "rms_scaling", False):
         raise lowering.refuse("rms_scaling=True")
     places, count = places_of(value.shape), value.shape[-1]
-    # Each row's own mean and variance, as often as it has numbers.
+    # Mean and variance of each row, repeated for each of its numbers.
     again = np.repeat(places_of(value.shape[:-1])[..., None], count, axis=-1)
     mean = lowering.scale(lowering.reduce("sum", value, places), 1 / count, 0.0)
     apart = lowering.combine("subtract", [value, lowering.gather(mean, again)])
@@ -193,7 +193,7 @@ def _reshape(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 
 
 def _move(move: Callable[[Any, Array], Array]) -> Lower:
-    """A layer that only moves numbers: what it does to their places."""
+    """Return the translation of a layer that only moves numbers, from its effect on places."""
 
     def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
         (value,) = values
@@ -238,7 +238,7 @@ def _average(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 def _concatenate(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise lowering.refuse("axis=0: it joins rows, and SQL computes each row on its own")
+        raise lowering.refuse("axis=0: it joins rows, and SQL computes each row separately")
     return lowering.concatenate(values, axis - 1)
 
 
@@ -287,7 +287,7 @@ def _softmax(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 
 def _each_time(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     if type(layer.layer).__name__ != "Dense":
-        raise lowering.refuse(f"it has a {type(layer.layer).__name__}: only Dense is known there")
+        raise lowering.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
     check_layer(lowering, layer.layer)
     return _dense(lowering, layer.layer, values)
 

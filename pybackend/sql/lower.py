@@ -1,4 +1,4 @@
-"""A Keras model as a graph of a few operations."""
+"""Translation of a Keras model to a graph of a few operations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pybackend.sql.graph import Graph
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.lowering import Lowering, Value, size_of
 
-# What a call says without changing what is computed.
+# Arguments of calls, and values that do not change the result.
 _HARMLESS = {"training": (None, False), "mask": (None,)}
 
 
 def lower_model(model: Any) -> Graph:
-    """What a model computes for one row.
+    """Return the graph that a model computes for one row.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ def lower_model(model: Any) -> Graph:
     Raises
     ------
     InputError
-        Names the layer, or what of the model cannot become SQL.
+        The model cannot become SQL; the message names the layer or the reason.
     """
     if not getattr(model, "inputs", None):
         raise InputError(
-            "`model` cannot become SQL: its class computes by code of its own, or its input's "
-            "shape is not known. Models of keras.Sequential and keras.Model(inputs, outputs) can"
+            "`model` cannot become SQL: its class runs its own code, or its input's shape is not "
+            "known. Models of keras.Sequential and keras.Model(inputs, outputs) can"
         )
     lowering = Lowering()
     values = []
@@ -47,8 +47,8 @@ def lower_model(model: Any) -> Graph:
             )
         if "int" not in tensor.dtype and tensor.dtype not in ("float32", "float64", "bool"):
             raise InputError(
-                f"the model's input {tensor.name!r} is of {tensor.dtype}: SQL does not round "
-                "features to that. Inputs of float32 and of whole numbers can become SQL"
+                f"the model's input {tensor.name!r} has the dtype {tensor.dtype}: SQL does not "
+                "round features to it. Inputs of float32, float64, integers and bool can become SQL"
             )
         values.append(Value(lowering.graph.add_input(tensor.name, size_of(shape)), shape))
     outputs = _call(lowering, model, values)
@@ -57,22 +57,24 @@ def lower_model(model: Any) -> Graph:
 
 
 def add_probabilities(model: Any) -> Any:
-    """The same model with a softmax behind its only output; with a sigmoid if that is a number."""
+    """Add a softmax to the only output of a model; a sigmoid if the output is one number."""
     (output,) = model.outputs
     activation = "sigmoid" if tuple(output.shape[1:]) == (1,) else "softmax"
-    # `input` of a Sequential is there only once it has been called.
+    # A Sequential has `input` only once it has been called.
     inputs = model.inputs[0] if len(model.inputs) == 1 else model.input
     return keras.Model(inputs, keras.layers.Activation(activation)(output))
 
 
 def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value]:
-    """What a model gives for values of its inputs."""
+    """Return the outputs of a model for values of its inputs."""
     if _is_sequential(model):
         for layer in model.layers:
             values = _call_layer(lowering, layer, values)
         return list(values)
     if not _is_functional(model):
-        raise InputError(f"the model {model.name!r} cannot become SQL: it has a `call` of its own")
+        raise InputError(
+            f"the model {model.name!r} cannot become SQL: its class defines its own `call`"
+        )
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
     known = {
@@ -95,9 +97,9 @@ def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value
             known.update({(layer["name"], number, place): v for place, v in enumerate(found)})
         if len(still) == len(waiting):
             names = ", ".join(repr(layer["name"]) for layer, _, _ in still)
-            raise InputError(f"the layers {names} take tensors that no layer gives")
+            raise InputError(f"the layers {names} take tensors that no layer returns")
         waiting = still
-    # There, calls of a functional model are counted from 1.
+    # In `output_layers`, calls of a functional model are counted from 1.
     return [
         known[name, number - isinstance(model.get_layer(name), _functional_class()), place]
         for name, number, place in _histories(config["output_layers"])
@@ -113,14 +115,14 @@ def _call_node(
     except ValueError:
         kind = f"{described.get('module', '')}.{described['class_name']}"
         raise InputError(
-            f"the operation {name!r} ({kind}) cannot become SQL: layers of Keras can"
+            f"the operation {name!r} ({kind}) cannot become SQL: only layers of Keras can"
         ) from None
     _check_call(lowering, layer, node)
     return _call_layer(lowering, layer, values)
 
 
 def _check_call(lowering: Lowering, layer: Any, node: Any) -> None:
-    """Reject what a call says beside the tensors that it takes."""
+    """Reject arguments of a call other than tensors."""
     lowering.layer = layer
     for argument, value in node["kwargs"].items():
         is_setting = all(x is None or isinstance(x, bool) for x in keras.tree.flatten(value))
@@ -129,15 +131,17 @@ def _check_call(lowering: Lowering, layer: Any, node: Any) -> None:
             shown = f"{argument}={value!r}" if is_setting else f"numbers for `{argument}`"
             raise lowering.refuse(f"it is called with {shown}")
     if not all(_is_of_tensors(given) for given in node["args"]):
-        raise lowering.refuse("it is called with constants beside tensors of the model")
+        raise lowering.refuse("it is called with constants in addition to tensors of the model")
     for given in node["args"]:
         inputs = getattr(layer, "input", None)
         if _is_mapping(given) and not (isinstance(inputs, dict) and set(inputs) == set(given)):
-            raise lowering.refuse("it is called with a dictionary that its own inputs are not")
+            raise lowering.refuse(
+                "it is called with a dictionary, but has no inputs of these names"
+            )
 
 
 def _is_of_tensors(given: Any) -> bool:
-    """Whether an argument of a call, as described, is tensors of the model and nothing else."""
+    """Return whether an argument in a call's description consists only of the model's tensors."""
     if isinstance(given, dict):
         return not _is_mapping(given) or all(_is_of_tensors(item) for item in given.values())
     return isinstance(given, (list, tuple)) and all(_is_of_tensors(item) for item in given)
@@ -154,24 +158,24 @@ def _call_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> list
 
 
 def _is_sequential(model: Any) -> bool:
-    """Whether a model computes one layer after the other, and nothing else."""
+    """Return whether a model only computes one layer after the other."""
     return isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call
 
 
 def _is_functional(model: Any) -> bool:
-    """Whether a model computes what its layers were connected to, and nothing else."""
+    """Return whether a model only computes its connected layers."""
     return getattr(type(model), "call", None) is _functional_class().call
 
 
 @cache
 def _functional_class() -> Any:
-    """The class of models that are made of tensors."""
+    """Return the class of functional models."""
     tensor = keras.Input((1,))
     return type(keras.Model(tensor, tensor))
 
 
 def _histories(value: Any) -> list[tuple[str, int, int]]:
-    """The tensors that a part of a model's description names, each by layer, call and place."""
+    """Return the tensors in a part of a model's description, by layer, call and place."""
     if isinstance(value, dict):
         if value.get("class_name") == "__keras_tensor__":
             return _histories(value["config"]["keras_history"])

@@ -1,4 +1,4 @@
-"""What layers add to a graph: values with the shapes of tensors, and what layers share."""
+"""Helpers that add layers to a graph: values with the shapes of tensors, and shared operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pybackend.sql.graph import (
 )
 
 Shape = tuple[int, ...]
-# Of no effect beside any number of a network.
+# Smaller than any number of a network, so it never is the maximum.
 LOWEST = float(np.finfo(np.float32).min)
 # Functions of one number, by Keras's names; each dialect knows all of them.
 FUNCTIONS = (
@@ -52,26 +52,26 @@ _CONSTANTS: dict[str, tuple[float, ...]] = {"celu": (1.0,), "elu": (1.0,), "leak
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of one row: the name of its numbers in the graph, and its shape."""
+    """Tensor of one row: the name of its numbers in the graph, and its shape."""
 
     name: str
     shape: Shape
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return size_of(self.shape)
 
 
 class Lowering:
-    """A graph that grows by the operations of layers.
+    """Builder of a graph from the operations of layers.
 
     Attributes
     ----------
     graph
-        What has been added.
+        The graph so far.
     layer
-        The layer whose operations are added, which errors name.
+        Layer whose operations are being added; errors name it.
     """
 
     def __init__(self) -> None:
@@ -79,37 +79,37 @@ class Lowering:
         self.layer: Any = None
 
     def refuse(self, what: str) -> InputError:
-        """The error that something of this layer cannot become SQL."""
+        """Return the error that the current layer cannot become SQL, with the reason."""
         kind = type(self.layer).__name__
         return InputError(f"the layer {self.layer.name!r} ({kind}) cannot become SQL: {what}")
 
     def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
-        """Add an operation, which gives a tensor of this shape."""
+        """Add an operation whose result is a tensor of this shape."""
         names = [value.name for value in values]
         return Value(self.graph.add(operation, names, size_of(shape), self.layer.name), shape)
 
     def gather(self, value: Value, places: Array, fill: float = 0.0) -> Value:
-        """Numbers by their places in the flat array; the places have the shape of the result."""
+        """Select numbers by their places in the flat array, in the shape of ``places``."""
         flat = places.ravel()
         if flat.size == value.size and (flat == np.arange(flat.size)).all():
             return Value(value.name, places.shape)
         return self.add(Gather(flat, fill), [value], places.shape)
 
     def linear(self, value: Value, kernel: Array, bias: Array | None, shape: Shape) -> Value:
-        """Sums of products, of groups if the kernel has three axes."""
+        """Add sums of products, by groups if the kernel has three axes."""
         kernel = kernel.reshape(-1, *kernel.shape[-2:])
         groups, _, outputs = kernel.shape
         whole = np.zeros((groups, outputs), np.float32) if bias is None else bias
         return self.add(Linear(kernel, whole.reshape(groups, outputs)), [value], shape)
 
     def scale(self, value: Value, factor: Any, shift: Any) -> Value:
-        """Numbers times a factor plus a shift, which are broadcast to the tensor."""
+        """Multiply numbers by a factor and add a shift, both broadcast to the tensor."""
         both = [np.broadcast_to(np.asarray(x, np.float64), value.shape) for x in (factor, shift)]
         factor, shift = _find_period(*both)
         return self.add(Scale(factor, shift), [value], value.shape)
 
     def combine(self, operation: str, values: Sequence[Value]) -> Value:
-        """Tensors number by number, broadcast to one shape."""
+        """Combine tensors element by element, broadcast to one shape."""
         try:
             shape = np.broadcast_shapes(*(value.shape for value in values))
         except ValueError:
@@ -119,20 +119,20 @@ class Lowering:
         return self.add(Combine(operation), whole, shape)
 
     def concatenate(self, values: Sequence[Value], axis: int) -> Value:
-        """Tensors side by side along an axis, counted without that of the rows."""
+        """Concatenate tensors along an axis, counted without the axis of rows."""
         starts = np.cumsum([0, *(value.size for value in values)])
         joined = self.add(Concatenate(), values, (int(starts[-1]),))
         places = [places_of(v.shape) + start for v, start in zip(values, starts, strict=False)]
         return self.gather(joined, np.concatenate(places, axis))
 
     def reduce(self, operation: str, value: Value, places: Array) -> Value:
-        """The sum or maximum over the last axis of the places; -1 counts for nothing."""
+        """Reduce to the sum or maximum over the last axis of the places, ignoring -1."""
         fill = LOWEST if operation == "maximum" else 0.0
         taken = self.gather(value, places, fill)
         return self.add(Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
 
     def activate(self, value: Value, activation: Any) -> Value:
-        """An activation as layers have it."""
+        """Apply an activation of a layer."""
         try:
             known = keras.activations.serialize(activation)
         except TypeError:  # such as a partial function
@@ -147,25 +147,26 @@ class Lowering:
             return self.softmax(value)
         if name not in FUNCTIONS:
             listed = ", ".join((*FUNCTIONS, "softmax"))
-            raise self.refuse(f"the activation {name!r} is none of those that can: {listed}")
+            raise self.refuse(f"the activation {name!r} is not supported; supported are {listed}")
         return self.map(value, name, *_CONSTANTS.get(name, ()))
 
     def map(self, value: Value, function: str, *constants: float) -> Value:
-        """A function of each number."""
+        """Apply a function to each number."""
         return self.add(Map(function, constants), [value], value.shape)
 
     def softmax(self, value: Value) -> Value:
-        """Probabilities over the last axis."""
+        """Apply the softmax over the last axis."""
         return self.add(Softmax(value.shape[-1]), [value], value.shape)
 
 
 def check_layer(lowering: Lowering, layer: Any) -> None:
-    """Reject a layer, by the name of the one that is added, that computes in ways of its own.
+    """Reject a layer with settings that cannot become SQL; the error names the current layer.
 
     Raises
     ------
     InputError
-        Its class is not Keras's own, or it does not compute in float32, rows by channels.
+        Its class is not one of Keras's, it is quantized, or does not compute in float32 with
+        channels last.
     """
     name = type(layer).__name__
     if type(layer) is not getattr(keras.layers, name, None):
@@ -179,22 +180,22 @@ def check_layer(lowering: Lowering, layer: Any) -> None:
 
 
 def size_of(shape: Shape) -> int:
-    """How many numbers a tensor of this shape has."""
+    """Return the number of elements of a shape."""
     return int(np.prod(shape, dtype=np.int64))
 
 
 def places_of(shape: Shape) -> Array:
-    """The place of each number of a tensor in its flat array, in its shape."""
+    """Return the place of each number of a tensor in its flat array, in its shape."""
     return np.arange(size_of(shape)).reshape(shape)
 
 
 def numbers_of(variable: Any) -> Array:
-    """A variable's numbers."""
+    """Return a variable's numbers."""
     return np.asarray(keras.ops.convert_to_numpy(variable))
 
 
 def _find_period(factor: Array, shift: Array) -> tuple[Array, Array]:
-    """The shortest pieces, by whole axes, of which the arrays are repetitions."""
+    """Return the shortest pieces, in whole axes, whose repetitions are the arrays."""
     for axis in range(factor.ndim, -1, -1):
         period = size_of(factor.shape[axis:])
         pieces = [array.reshape(-1, period) for array in (factor, shift)]

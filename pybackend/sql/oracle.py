@@ -1,8 +1,8 @@
-"""Oracle: table expressions, one operation each, over rows of a number each.
+"""Oracle: table expressions, one operation each, over rows with one number each.
 
-Standard SQL but for its functions, so that other databases can run a translation of it; no test has
-run it in Oracle itself. Every expression has the columns of the key, ``i`` (the number's place) and
-``x``. The table of weights has a row per number, as in `pybackend.sql.sqlite`.
+It is standard SQL except for its functions, so other databases can run a translation of it; it was
+not tested in Oracle itself. Every expression has the columns of the key, ``i`` (the number's place)
+and ``x``. The table of weights has a row per number, as in `pybackend.sql.sqlite`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _CALLS = {"maximum": "GREATEST", "minimum": "LEAST"}
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it.
+    """Quote a name.
 
     Raises
     ------
     InputError
-        Oracle allows no double quotes in names, and its clients replace ``&name`` there and end
+        Oracle allows no double quotes in names, and its clients replace ``&name`` in them and end
         statements at some lines.
     """
     if any(sign in '"&' or not sign.isprintable() for sign in name):
@@ -55,27 +55,27 @@ def quote(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """A string as SQL has it; by CHR, what its clients do not leave alone in text."""
+    """Quote a string, with CHR for characters that Oracle's clients interpret."""
     quoted = "'" + value.replace("'", "''") + "'"
     return re.sub(r"[&\x00-\x1f]", lambda sign: f"' || CHR({ord(sign[0])}) || '", quoted)
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """The query, and the weights that it needs."""
+    """Return the query, and the weights that it needs."""
     return _OracleCompiler(question).compile()
 
 
 def write_package(name: str, query: str, key: str, shown: str, weights: str, count: int) -> str:
-    """A package with INIT, which checks the weights, and SCORE, which computes one row.
+    """Return a package with INIT, which checks the weights, and SCORE, which computes one row.
 
     Parameters
     ----------
     name
-        Of the package.
+        Name of the package.
     query, key, shown
-        What is computed, its column that finds a row, and the column that is returned.
+        The query, its key column, and the column to return.
     weights, count
-        Name of the table of weights, and how many rows it must have.
+        Name of the table of weights, and its required number of rows.
     """
     package = quote(name)
     return f"""-- Generated; not executed in Oracle by its author.
@@ -143,7 +143,7 @@ class _OracleCompiler:
         return name
 
     def _add_whole(self, source: str) -> str:
-        """The rows that have all features: maxima would pass over those that are missing."""
+        """Select the rows that have all features: maxima would ignore missing numbers."""
         given = self._question.features.values()
         columns = {name: None for names in given if not isinstance(names, str) for name in names}
         finite = [f"{quote(name)} BETWEEN -{LARGEST} AND {LARGEST}" for name in columns]
@@ -165,7 +165,7 @@ class _OracleCompiler:
         return rows
 
     def _pivot(self, number: int, outputs: Sequence[tuple[str, int]]) -> str:
-        """An output's numbers as columns, one row per key; only of whole ones."""
+        """Select an output's numbers as columns, one row per key, for complete outputs only."""
         name, size = outputs[number]
         keys = ", ".join(self._keys)
         numbers = ", ".join(f"MAX(CASE WHEN i = {i} THEN x END) AS x{i}" for i in range(size))
@@ -186,7 +186,7 @@ class _OracleCompiler:
         return ", ".join(f"{alias}.{key}" for key in self._keys)
 
     def _part(self, key: object, rows: Array, alias: str = "w") -> str:
-        """Rows (i, o, x) of the table of weights, put there once, as a condition."""
+        """Add rows (i, o, x) to the table of weights once; return the condition for them."""
         if id(key) not in self._parts:
             self._parts[id(key)] = f"p{len(self._parts)}"
             self._answer.parts.append(WeightsPart(self._parts[id(key)], rows))
@@ -313,14 +313,14 @@ def _show(pivots: Sequence[str], outputs: Sequence[tuple[str, int]], column: Sho
         return f"CASE {place} {cases} END"
     if column.place is None and size > 1:
         raise InputError(
-            f"the output {column.name!r} has {size} numbers, and Oracle has no arrays: models for "
-            "it have one number, or one for each class, per output"
+            f"the output {column.name!r} has {size} numbers, and Oracle has no arrays: each output "
+            "must have one number, or one number per class"
         )
     chosen = column.place or 0
     return f"1 - {name}.x0" if chosen < 0 else f"{name}.x{chosen}"
 
 
 def _matrix(numbers: Array) -> Array:
-    """Rows (i, o, x) of a matrix."""
+    """Return rows (i, o, x) of a matrix."""
     rows, columns = np.indices(numbers.shape)
     return np.stack([rows.ravel(), columns.ravel(), numbers.ravel()], axis=1)

@@ -1,7 +1,7 @@
 """PostgreSQL: lateral subqueries, one operation each, over arrays.
 
-What a query computes for a row depends on that row alone, so a condition on its key is used before
-anything is computed. ``OFFSET 0`` keeps PostgreSQL from computing a value as often as it is named.
+The query computes each row separately, so a condition on its key is applied before anything is
+computed. ``OFFSET 0`` prevents PostgreSQL from computing a value once per use.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _CALLS = {"maximum": "greatest", "minimum": "least"}
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it."""
+    """Quote a name."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def text(value: str) -> str:
-    """A string as SQL has it, whatever the server takes backslashes for."""
+    """Quote a string, independently of the server's setting for backslashes."""
     quoted = "'" + value.replace("'", "''") + "'"
     return " E" + quoted.replace("\\", "\\\\") if "\\" in value else quoted
 
 
 def compile_query(question: Question, *, has_vectors: bool = False) -> QueryAnswer:
-    """The query, and the weights that it needs.
+    """Return the query, and the weights that it needs.
 
     Parameters
     ----------
     has_vectors
-        Whether the table of weights has a column ``kernel`` of pgvector's type.
+        True if the table of weights has a column ``kernel`` of pgvector's type.
     """
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
@@ -83,7 +83,7 @@ def _select_input(source: str, question: Question, given: str | tuple[str, ...],
         f"SELECT count(*) FROM unnest({value}) AS u(x) WHERE u.x BETWEEN -{LARGEST} AND {LARGEST}"
     )
     whole = f"cardinality({value}) = {size} AND ({finite}) = {size}"
-    # Arrays may have several dimensions, or begin elsewhere than with 1.
+    # Arrays may have several dimensions, or other lower bounds than 1.
     flat = f"SELECT u.x FROM unnest({value}) WITH ORDINALITY AS u(x, i) ORDER BY u.i"
     usual = f"WHEN array_dims({value}) = '[1:{size}]' THEN {value}"
     return f"CASE WHEN {whole} THEN CASE {usual} ELSE ARRAY({flat}) END END"
@@ -115,7 +115,7 @@ class _PostgresEmitter:
         self._levels = 0
 
     def emit_levels(self, graph: Graph, inputs: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Lateral subqueries for all values of a graph, and the names of these."""
+        """Return lateral subqueries for all values of a graph, and the names of the values."""
         names: dict[str, str] = {}
         levels = ""
         for node in graph.nodes.values():
@@ -132,13 +132,13 @@ class _PostgresEmitter:
         return levels, names
 
     def _part(self, numbers: Array, is_kernel: bool = False) -> str:
-        """Put rows into the table of weights; the condition by which they are found."""
+        """Add rows to the table of weights; return the condition for them."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, numbers, is_kernel))
         return f"w.part = {text(name)}"
 
     def _row(self, values: Array) -> str:
-        """One array of the table of weights."""
+        """Return an expression for one array of the table of weights."""
         return f"(SELECT w.numbers FROM {self._weights} AS w WHERE {self._part(values[None])})"
 
     def _emit_linear(self, linear: Linear, graph: Graph, node: Node, x: str) -> str:
@@ -153,7 +153,7 @@ class _PostgresEmitter:
                 f"JOIN unnest({bias}) WITH ORDINALITY AS b(x, o) ON b.o = w.place + 1 WHERE {part}"
             )
             return f"CASE WHEN {x} IS NOT NULL THEN ({found}) END"
-        # A row of the table for each number that enters: what it gives to the outputs of its group.
+        # The table has a row for each input number: its weights for the outputs of its group.
         part = self._part(linear.kernel.reshape(width, outputs))
         place = f"(u.i - 1) % {width}"
         out = f"(w.place / {inputs}) * {outputs} + k.o" if groups > 1 else "k.o"
@@ -277,5 +277,5 @@ class _PostgresEmitter:
 
 
 def array_of(values: Array) -> str:
-    """An array as SQL has it."""
+    """Return an array literal."""
     return f"ARRAY[{', '.join(number(x) for x in values)}]"

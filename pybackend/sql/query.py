@@ -1,4 +1,4 @@
-"""What is asked of a dialect: a graph, the rows it is computed for, and the columns to show."""
+"""Input and output of a dialect: a graph with rows and columns to show, and the query."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pybackend.sql.graph import Array, Graph
 
 @dataclass(frozen=True)
 class Shown:
-    """A column of the result.
+    """Column of the result.
 
     Attributes
     ----------
     name
-        Of the column.
+        Name of the column.
     output
-        Which of the graph's outputs it shows.
+        Index of the graph's output that it shows.
     place
-        Which number of it; -1: the first one's rest to 1; None: all, as an array.
+        Index of the number in the output; -1: 1 minus the first number; None: all, as an array.
     levels
-        For the class of the largest number: the classes' names, or none for their numbers. A class
-        of one number is the second one if the number is above one half.
+        Names of the classes, for the class of the largest number; None shows its index. For a
+        single number, the class is the second one if the number is above one half.
     is_class
-        Whether the class is shown.
+        True if the class is shown.
     """
 
     name: str
@@ -37,14 +37,14 @@ class Shown:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a column's categories become numbers.
+    """Encoding of a column's categories as numbers.
 
     Attributes
     ----------
     values
         The categories, in the order of their codes 0, 1, 2, ...
     is_one_hot
-        Whether each is a number of its own, 1 where a row has it, and not its code.
+        True if each category is a separate number, 1 in rows that have it, instead of a code.
     """
 
     values: tuple[Any, ...]
@@ -52,29 +52,29 @@ class Encoding:
 
     @property
     def width(self) -> int:
-        """How many numbers of a row it makes."""
+        """Numbers per row."""
         return len(self.values) if self.is_one_hot else 1
 
 
 @dataclass(frozen=True)
 class SourceQuery:
-    """A query whose rows are asked about, in place of a table."""
+    """Query that is the source of rows instead of a table."""
 
     sql: str
 
 
 @dataclass(frozen=True)
 class Question:
-    """What to compute.
+    """Description of a query to generate.
 
     Attributes
     ----------
     graph
-        By which.
+        The computation for one row.
     source
         SQL of a relation: a table's quoted name, or a query in parentheses.
     keys
-        Columns of it that are shown as they are.
+        Columns of the source that are shown unchanged.
     features
         By the graph's inputs: a column that holds arrays, or the columns of its numbers.
     shown
@@ -82,7 +82,7 @@ class Question:
     weights
         Name of the table of weights.
     encodings
-        Of the columns of features that hold categories.
+        Encodings of the feature columns that hold categories.
     casts
         Types to which columns of features are cast first, where PostgreSQL needs it.
     model
@@ -102,16 +102,16 @@ class Question:
 
 @dataclass(frozen=True)
 class WeightsPart:
-    """Rows of the table of weights: some numbers each, by their place.
+    """Rows of the table of weights, each an array of numbers, by their place.
 
     Attributes
     ----------
     name
-        Of these rows.
+        Name of these rows.
     numbers
-        Of the shape (rows, numbers).
+        Array of shape (rows, numbers).
     is_kernel
-        Whether products with whole arrays are computed of them.
+        True if they are multiplied with whole arrays.
     """
 
     name: str
@@ -121,21 +121,21 @@ class WeightsPart:
 
 @dataclass
 class QueryAnswer:
-    """A query, and what must be in the table of weights."""
+    """Query, and the required content of the table of weights."""
 
     query: str = ""
     parts: list[WeightsPart] = field(default_factory=list)
 
 
 def list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:
-    """The columns of all inputs, each once."""
+    """Return the columns of all inputs, each once."""
     groups = features.values() if isinstance(features, Mapping) else [features]
     listed = [[given] if isinstance(given, str) else given for given in groups]
     return list(dict.fromkeys(column for group in listed for column in group))
 
 
 def free_prefix(names: Sequence[str]) -> str:
-    """What no name begins with, upper or lower case, for columns between."""
+    """Return a prefix that no name begins with, in any case, for intermediate columns."""
     prefix = "_"
     while any(name.lower().startswith(prefix) for name in names):
         prefix += "_"
@@ -143,7 +143,7 @@ def free_prefix(names: Sequence[str]) -> str:
 
 
 def find_last_uses(graph: Graph) -> dict[str, int]:
-    """The place of the last node that takes each value; behind all for outputs."""
+    """Return the place of the last node that uses each value; after all nodes for outputs."""
     found: dict[str, int] = {}
     for place, node in enumerate(graph.nodes.values()):
         found.setdefault(node.name, place)

@@ -1,4 +1,4 @@
-"""Recurrent layers: what their cells do for one part of a sequence after the other."""
+"""Translation of recurrent layers: their cells, applied to one step of a sequence at a time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
 
 def lower_recurrent(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    """A GRU, an LSTM or a SimpleRNN."""
+    """Add a GRU, an LSTM or a SimpleRNN to the graph."""
     (value,) = values
     return _run(lowering, layer, value)
 
 
 def lower_bidirectional(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    """One of these in both directions."""
+    """Add a Bidirectional recurrent layer to the graph."""
     (value,) = values
     for inner in (layer.forward_layer, layer.backward_layer):
         if type(inner).__name__ not in _CELLS:
             raise lowering.refuse(
-                f"it has a {type(inner).__name__}: GRU, LSTM and SimpleRNN are known"
+                f"it wraps {type(inner).__name__}: only GRU, LSTM and SimpleRNN are supported"
             )
         check_layer(lowering, inner)
     both = [_run(lowering, layer.forward_layer, value), _run(lowering, layer.backward_layer, value)]
@@ -52,7 +52,7 @@ def _run(lowering: Lowering, layer: Any, value: Value) -> Value:
     cell = layer.cell
     kernel = numbers_of(cell.kernel)
     bias, inner_bias = _split_bias(cell)
-    # What a step needs of its part is computed for all parts at once.
+    # Projections of the inputs are computed for all steps at once.
     projected = lowering.linear(value, kernel, bias, (steps, kernel.shape[1]))
     inner = Lowering()
     inner.layer = lowering.layer
@@ -71,7 +71,7 @@ def _is_gru(cell: Any) -> bool:
 
 
 def _split_bias(cell: Any) -> tuple[Any, Any]:
-    """The bias of what enters, and that of the state."""
+    """Return the biases of the inputs and of the state."""
     if not cell.use_bias:
         return None, None
     bias = numbers_of(cell.bias)

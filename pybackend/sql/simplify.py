@@ -1,4 +1,4 @@
-"""Graphs with fewer operations that compute the same."""
+"""Equivalent graphs with fewer operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_SHIFT = 16.0
 
 
 def simplify(graph: Graph) -> Graph:
-    """Scales become part of the sums of products before or after them; what is unused goes."""
+    """Merge scales into the sums of products before or after them, and drop unused nodes."""
     nodes = dict(graph.nodes)
     for name in list(nodes):
         node = nodes[name]
@@ -31,7 +31,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def unroll(graph: Graph) -> Graph:
-    """The same without folds: each of their steps is operations of its own."""
+    """Return the graph without folds: the operations of each of their steps are separate nodes."""
     made = Graph()
     names: dict[str, str] = {}
     for node in graph.nodes.values():
@@ -49,7 +49,7 @@ def unroll(graph: Graph) -> Graph:
 def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
     width = made.nodes[whole].size // fold.steps
     state, shown = "", []
-    # What the first step computes of a state of zeros alone is in the graph as well.
+    # Operations of the first step on the initial state of zeros are in the graph as well.
     zeros = Scale(np.zeros(1), np.zeros(1))
     taken = made.add(Gather(np.zeros(fold.state, np.int64)), [whole], fold.state, node.layer)
     state = made.add(zeros, [taken], fold.state, node.layer)
@@ -69,7 +69,7 @@ def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
 
 
 def _merge(first: Node, second: Node) -> Linear | None:
-    """One operation for two that follow each other, if it is one of sums of products."""
+    """Return one sum of products for two consecutive operations, or None."""
     if isinstance(first.operation, Linear) and isinstance(second.operation, Scale):
         linear, scale = first.operation, second.operation
         return _scale_after(linear, scale)
@@ -89,7 +89,7 @@ def _scale_after(linear: Linear, scale: Scale) -> Linear | None:
 
 def _scale_before(linear: Linear, scale: Scale) -> Linear | None:
     groups, inputs, _ = linear.kernel.shape
-    # Large numbers that are taken from others first would leave their roundings to the sums.
+    # A large shift inside the sums would add rounding errors.
     if groups * inputs % scale.factor.size or np.abs(scale.shift).max() > _MOST_SHIFT:
         return None
     factor, shift = (_fill(x, (groups, inputs)) for x in (scale.factor, scale.shift))
@@ -98,7 +98,7 @@ def _scale_before(linear: Linear, scale: Scale) -> Linear | None:
 
 
 def _fill(values: Array, shape: tuple[int, ...]) -> Array:
-    """Values that repeat, as often as a shape has them."""
+    """Repeat values to fill a shape."""
     return np.resize(values.astype(np.float64), shape)
 
 
@@ -108,7 +108,7 @@ def _count_uses(nodes: dict[str, Node], graph: Graph, name: str) -> int:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """The same without what no output needs."""
+    """Return the graph without nodes that no output needs."""
     used = set(graph.outputs)
     for node in reversed(list(graph.nodes.values())):
         if node.name in used:

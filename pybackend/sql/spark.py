@@ -39,25 +39,25 @@ _CALLS = {"maximum": "greatest(a, b)", "minimum": "least(a, b)"}
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it.
+    """Quote a name.
 
     Raises
     ------
     InputError
-        Spark would put a setting, or a variable of its environment, in place of a part of the name.
+        Spark would replace a part of the name by a setting or an environment variable.
     """
     if "${" in name:
         raise InputError(
-            f"Spark SQL puts settings and environment variables in place of ${{...}}: rename "
+            f"Spark SQL replaces ${{...}} by settings and environment variables: rename "
             f"{name!r} (if it comes from a class, pass other `levels`)"
         )
     return "`" + name.replace("`", "``") + "`"
 
 
 def text(value: str) -> str:
-    """A string as SQL has it, by its bytes where settings decide what Spark reads.
+    """Quote a string, as bytes if Spark would read it differently depending on settings.
 
-    In text it replaces ``${env:...}`` and the like; what a backslash means is a setting, too.
+    Spark replaces ``${env:...}`` and the like in strings, and a setting defines backslashes.
     """
     if any(sign in value for sign in "$\\'"):
         return f"CAST(X'{value.encode().hex()}' AS STRING)"
@@ -65,7 +65,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """The query, and the weights that it needs."""
+    """Return the query, and the weights that it needs."""
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
     emitter = _SparkEmitter(question, answer, prefix)
@@ -84,7 +84,7 @@ def compile_query(question: Question) -> QueryAnswer:
         value = emitter.emit(graph, node, names, tables)
         live = [name for name in live if last_uses[name] > place]
         chosen = [*keys, *(names[name] for name in live), f"{value} AS {names[node.name]}"]
-        # Else Spark may sort and keep rows with all weights in each of them.
+        # Otherwise Spark may sort and store rows with all weights in each of them.
         hint = f"/*+ BROADCAST({', '.join(tables)}) */ " if tables else ""
         query = f"SELECT {hint}{', '.join(chosen)}\nFROM ({query}){''.join(tables.values())}"
         live.append(node.name)
@@ -128,7 +128,7 @@ class _SparkEmitter:
     def emit(
         self, graph: Graph, node: Node, names: Mapping[str, str], tables: dict[str, str]
     ) -> str:
-        """The value of a node; the tables that are joined for it are added, by name."""
+        """Return the value of a node; tables to join for it are added to ``tables`` by name."""
         self._tables = tables
         self._row_of = names[node.inputs[0]]
         return self._emit(graph, node, names)
@@ -139,13 +139,13 @@ class _SparkEmitter:
         return emit(node.operation, graph, node, *(names[name] for name in node.inputs))
 
     def _part(self, rows: Array) -> str:
-        """Put rows into the table of weights; the name of an array of arrays."""
+        """Add rows to the table of weights; return the name of an array of arrays."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, rows))
         alias = f"{self._prefix}{name}"
         rows_sql = "transform(array_sort(collect_list(struct(place, numbers))), r -> r.numbers)"
-        # For a cross join Spark would copy the weights into thousands of rows before it computes
-        # anything of them. Equal numbers that it cannot know to be zeros are looked up row by row.
+        # For a cross join, Spark would copy the weights into thousands of rows before it computes
+        # with them. A join on equal numbers, not known to be zeros, looks them up row by row.
         self._tables[f"{alias}_table"] = (
             f"\nJOIN (SELECT {rows_sql} AS {alias}, min(place) * 0 AS {alias}_zero "
             f"FROM {self._weights} WHERE part = {text(name)}) AS {alias}_table "
@@ -248,7 +248,7 @@ class _SparkEmitter:
         zeros = f"CAST(array_repeat(0, {fold.state}) AS ARRAY<DOUBLE>)"
         steps = f"sequence(0, {fold.steps - 1})"
         found = f"aggregate({steps}, {zeros}, ({state}, {step}) -> {body})"
-        if fold.keeps_all:  # the first state is that before all steps
+        if fold.keeps_all:  # the first state is the initial one
             part = f"slice(r, q * {fold.state} + 1, {fold.shown})"
             parts = f"flatten(transform(sequence(1, {fold.steps}), q -> {part}))"
             found = let("r", found, parts)
@@ -257,7 +257,7 @@ class _SparkEmitter:
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def _emit_lets(self, graph: Graph, inputs: Mapping[str, str]) -> str:
-        """A graph as one expression, in which values have names if they are named twice.
+        """Return a graph as one expression, in which values that are used twice have names.
 
         Each name nests the rest one level deeper, and Spark resolves about fifty levels of a query.
         """
@@ -282,7 +282,7 @@ class _SparkEmitter:
 
 
 def _names_once(operation: object) -> bool:
-    """Whether the SQL of an operation names what it takes once, and not for every number."""
+    """Return whether the SQL of an operation uses its input once, and not for every number."""
     if isinstance(operation, Gather):
         return _is_slice(operation.places)
     return isinstance(operation, (Map, Scale, Slope, Combine, Concatenate))
@@ -293,10 +293,10 @@ def _is_slice(places: Array) -> bool:
 
 
 def let(name: str, value: str, body: str) -> str:
-    """An expression in which a name stands for a value that Spark computes once per row."""
+    """Return an expression in which a name stands for a value that is computed once per row."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
 def array_of(values: Array) -> str:
-    """An array as SQL has it; with D, since numbers without are decimals."""
+    """Return an array literal of doubles: plain numbers are decimals in Spark."""
     return f"array({', '.join(f'CAST({float(x)!r} AS DOUBLE)' for x in values)})"

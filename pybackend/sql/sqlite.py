@@ -1,7 +1,7 @@
 """SQLite: common table expressions, one operation each, over arrays as JSON text.
 
-``MATERIALIZED`` keeps SQLite from computing a value as often as it is named. The table of weights
-has a row per number: what the number ``i`` that enters gives to the number ``o`` of the result.
+``MATERIALIZED`` prevents SQLite from computing a value once per use. The table of weights has a row
+per number: the weight of input number ``i`` for output number ``o``.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from pybackend.sql.query import (
 )
 
 WORDS = Words(greatest="max", least="min")
-# More arguments than that no function takes.
+# Maximum number of a function's arguments.
 _MOST_ARGUMENTS = 100
 _SIGNS = {"add": " + ", "subtract": " - ", "multiply": " * "}
 _CALLS = {"maximum": "max", "minimum": "min"}
 
 
 def quote(name: str) -> str:
-    """A name as SQL has it: in double quotes, SQLite takes names that it does not know for text."""
+    """Quote a name, not in double quotes: SQLite takes unknown names in these for text."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def text(value: str) -> str:
-    """A string as SQL has it."""
+    """Quote a string."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """The query, and the weights that it needs."""
+    """Return the query, and the weights that it needs."""
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
     emitter = _SqliteEmitter(question, answer, prefix)
-    # Functions of JSON have columns of their own, as `value`: those of the table are qualified.
+    # JSON functions have their own columns such as `value`, so the table's columns are qualified.
     source = f"{prefix}r"
     inputs = {
         node.name: _select_input(source, question.features[node.name], node.size)
@@ -116,16 +116,16 @@ class _SqliteEmitter:
     def emit_levels(
         self, graph: Graph, kept: list[str], source: str, inputs: Mapping[str, str]
     ) -> tuple[str, str, dict[str, str]]:
-        """Table expressions, one after the other; the last one's name, and the values' names.
+        """Return table expressions in order, the name of the last one, and the values' names.
 
         Parameters
         ----------
         kept
             Columns of the source that all levels have.
         source
-            What the first level selects from; nothing, if it is empty.
+            Relation from which the first level selects; may be empty.
         inputs
-            SQL of the graph's inputs there.
+            SQL of the graph's inputs in the source.
         """
         last_uses = find_last_uses(graph)
         columns = {name: self._new() for name in inputs}
@@ -154,13 +154,13 @@ class _SqliteEmitter:
         return f"{self._prefix}{self._count}"
 
     def _part(self, rows: Array) -> str:
-        """Put rows (i, o, x) into the table of weights; the condition by which they are found."""
+        """Add rows (i, o, x) to the table of weights; return the condition for them."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, rows))
         return f"w.part = {text(name)}"
 
     def _matrix(self, numbers: Array) -> str:
-        """As `_part`, of a matrix by its rows and columns."""
+        """Add a matrix to the table of weights by rows and columns; return the condition for it."""
         rows, columns = np.indices(numbers.shape)
         return self._part(np.stack([rows.ravel(), columns.ravel(), numbers.ravel()], axis=1))
 
@@ -189,7 +189,7 @@ class _SqliteEmitter:
         return self._collect(x, sums)
 
     def _collect(self, x: str, rows: str) -> str:
-        """The array of a query's numbers, in its order."""
+        """Collect a query's numbers into an array, in the query's order."""
         return f"CASE WHEN {x} IS NOT NULL THEN (SELECT json_group_array(x) FROM ({rows})) END"
 
     def _emit_gather(self, gather: Gather, graph: Graph, node: Node, x: str) -> str:
@@ -213,7 +213,7 @@ class _SqliteEmitter:
         return self._collect(x, rows)
 
     def _emit_map(self, function: Map, graph: Graph, node: Node, x: str) -> str:
-        # Whole numbers would be divided as such.
+        # Without the cast, integers would be divided as integers.
         reals = f"(SELECT u.key, CAST(u.value AS REAL) AS value FROM json_each({x}) AS u)"
         formula = WORDS.apply(function.function, function.constants, "u.value")
         return self._collect(x, f"SELECT {formula} AS x FROM {reals} AS u ORDER BY u.key")
@@ -307,5 +307,5 @@ class _SqliteEmitter:
 
 
 def array_of(values: Array) -> str:
-    """An array as SQL has it: JSON text."""
+    """Return an array literal: JSON text."""
     return f"'[{', '.join(repr(float(x)) for x in values)}]'"

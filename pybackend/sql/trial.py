@@ -1,4 +1,4 @@
-"""Trying a model in a database: whether it computes there what it computes in Keras."""
+"""Check that a model in a database computes the same numbers as in Keras."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pybackend.sql.graph import Array, Concatenate, Gather, Graph, Lookup
 from pybackend.sql.query import Question, Shown
 
 _ROWS = 3
-# Numbers of an output that are compared: evenly spread, if it has more.
+# Most numbers of an output that are compared, evenly spread.
 _MOST_NUMBERS = 32
-# Sums in another order differ by some 1e-6; a wrong formula or weight by more than these.
+# Sums in another order differ by about 1e-6; a wrong formula or weight by more than these.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
 class Trial:
-    """Rows for a model, and what Keras computes of them.
+    """Random rows for a model, and Keras's predictions for them.
 
     Parameters
     ----------
     model
         A Keras model.
     graph
-        What it computes.
+        The model's graph.
     """
 
     def __init__(self, model: Any, graph: Graph) -> None:
@@ -50,12 +50,12 @@ class Trial:
         self._expected = [np.asarray(output, np.float64).reshape(_ROWS, -1) for output in outputs]
 
     def compare(self, database: Connection, question: Question) -> float:
-        """The largest difference between the database's numbers and Keras's.
+        """Return the largest difference between the database's numbers and Keras's.
 
         Raises
         ------
         DatabaseError
-            It is no rounding.
+            The difference is larger than a rounding error.
         """
         shown, wanted = list[Shown](), list[Array]()
         for number, values in enumerate(self._expected):
@@ -88,7 +88,7 @@ class Trial:
 
 
 def _draw(rng: np.random.Generator, entries: int | None, size: int, dtype: str) -> Array:
-    """Random numbers for an input; whole ones, if it takes them or rows are looked up by them."""
+    """Draw random numbers for an input; integers for integer inputs and lookups."""
     if entries is None and not dtype.startswith("float"):
         entries = 2 if dtype == "bool" else 100
     if entries is None:
@@ -97,7 +97,7 @@ def _draw(rng: np.random.Generator, entries: int | None, size: int, dtype: str) 
 
 
 def _count_entries(graph: Graph, name: str) -> int | None:
-    """The fewest entries of the tables in which an input's numbers are looked up."""
+    """Return the size of the smallest table in which an input's numbers are looked up."""
     found: list[int | None] = []
     for node in graph.nodes.values():
         if name not in node.inputs:
@@ -119,7 +119,7 @@ def _compare(dialect: str, got: Array, wanted: Array) -> float:
         place = np.unravel_index(np.argmax(np.abs(got - wanted)), got.shape)
         said = f"{got[place]} instead of Keras's {wanted[place]}"
     raise DatabaseError(
-        f"{dialect} does not compute what Keras does: {said}. Nothing was deployed. See whether "
+        f"{dialect} does not compute what Keras does: {said}. Nothing was deployed. Check whether "
         "Keras predicts the same with TF_ENABLE_ONEDNN_OPTS=0 in the environment: some kernels of "
         "TensorFlow 2.21 are wrong for convolutions of one channel with strides. If it does, "
         "report this, with the model's summary"

@@ -1,4 +1,4 @@
-"""Which places of a picture or a sequence the windows of a convolution or a pooling cover."""
+"""Places of an image or a sequence in the windows of a convolution or a pooling."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Shape = tuple[int, ...]
 
 
 def find_windows(spots: Shape, layer: Any, sizes: Sequence[int]) -> tuple[Shape, Array]:
-    """The windows of a layer.
+    """Return the windows of a layer.
 
     Parameters
     ----------
     spots
         Sizes of the axes that windows move along.
     layer
-        Has ``strides``, ``padding`` and maybe ``dilation_rate``.
+        Layer with ``strides``, ``padding`` and perhaps ``dilation_rate``.
     sizes
-        Of a window.
+        Sizes of a window.
 
     Returns
     -------
     tuple
-        Sizes of the axes of the result; and of the shape (windows, spots of a window) the place of
-        each spot among all of them, or -1 where it is padding. As TensorFlow pads.
+        Sizes of the axes of the result; and an array of shape (windows, spots of a window) with the
+        place of each spot among all spots, or -1 for padding. Padding is TensorFlow's.
     """
     strides = _for_each(layer.strides, len(spots))
     steps = _for_each(getattr(layer, "dilation_rate", 1), len(spots))
@@ -47,7 +47,7 @@ def find_windows(spots: Shape, layer: Any, sizes: Sequence[int]) -> tuple[Shape,
 
 
 def _find_along(size: int, window: int, stride: int, step: int, padding: str) -> Array:
-    """Of an axis: places by window, of the shape (windows, window); -1 is padding."""
+    """Return the places along one axis, of shape (windows, window); -1 is padding."""
     reach = (window - 1) * step + 1
     if padding == "same":
         count = -(-size // stride)

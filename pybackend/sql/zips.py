@@ -1,4 +1,4 @@
-"""Windows that move over an array, as lists that are zipped: what DuckDB computes at once."""
+"""Windows that move over an array as zipped lists, which DuckDB computes in one operation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pybackend.sql.graph import Array, Gather, Graph, Linear, Map, Node, Reduce
 from pybackend.sql.simplify import drop_unused
 
 _RELU = Map("relu")
-# Sums that are pooled are written out for every spot of the pooling's window.
+# Pooled sums are written out for every spot of the pooling's window.
 _MOST_SPOTS = 9
 _MOST_PRODUCTS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Zip:
-    """Sums of products of what a window sees, at one position of it after the other.
+    """Sums of products of the numbers in a window, at each position of the window.
 
     Attributes
     ----------
     places
-        Of the shape (spots, numbers of a window, positions): where a window takes its numbers, for
-        each of the spots that are pooled.
+        Array of shape (spots, numbers of a window, positions): places of a window's numbers, for
+        each of the pooled spots.
     fill
-        The number of a place of -1.
+        The number for a place of -1.
     linear
         The sums of products.
     is_positive
-        Whether sums below zero count as zero.
+        True if sums below zero count as zero.
     pooling
-        "maximum" or "sum" of the spots; None if there is one.
+        "maximum" or "sum" of the spots; None for a single spot.
     """
 
     places: Array
@@ -45,7 +45,7 @@ class Zip:
 
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
-        """The lists that differ, and which of them each number of a window is."""
+        """Distinct lists, and the index of the list of each number of a window."""
         lists, which = np.unique(
             self.places.reshape(-1, self.places.shape[-1]), axis=0, return_inverse=True
         )
@@ -53,12 +53,12 @@ class Zip:
 
     @property
     def lists(self) -> Array:
-        """Of the shape (lists, positions): places that the zipped lists are taken from."""
+        """Places of the zipped lists, of shape (lists, positions)."""
         return self._distinct[0]
 
     @property
     def formulas(self) -> Iterator[str]:
-        """What is computed of ``t[1]``, ``t[2]``, ..., numbers of the lists at one position."""
+        """Formulas of ``t[1]``, ``t[2]``, ..., the numbers of the lists at one position."""
         _, inputs, _ = self.linear.kernel.shape
         for group, (kernel, biases) in enumerate(
             zip(self.linear.kernel, self.linear.bias, strict=True)
@@ -76,7 +76,7 @@ class Zip:
 
 
 def fuse(graph: Graph) -> Graph:
-    """The same with zips: of sums of products at several positions, and what surrounds them."""
+    """Fuse sums of products at several positions, and adjacent operations, into zips."""
     uses = [name for node in graph.nodes.values() for name in node.inputs]
     once = {name for name in graph.nodes if [*uses, *graph.outputs].count(name) == 1}
     made = dict(graph.nodes)
@@ -89,7 +89,7 @@ def fuse(graph: Graph) -> Graph:
 
 
 def _before(nodes: dict[str, Node], once: set[str], node: Node, kind: type) -> Node | None:
-    """What a node takes, if that is an operation of some kind that no other takes."""
+    """Return a node's input if it is an operation of some kind that no other node uses."""
     found = nodes[node.inputs[0]] if node.inputs and node.inputs[0] in once else None
     return found if found is not None and isinstance(found.operation, kind) else None
 
@@ -120,7 +120,7 @@ def _fuse_relu(nodes: dict[str, Node], once: set[str], node: Node) -> Node | Non
 
 
 def _fuse_pooling(nodes: dict[str, Node], once: set[str], node: Node) -> Node | None:
-    """A pooling of sums: its windows have the same places in all channels."""
+    """Fuse a pooling of sums, if its windows have the same places in all channels."""
     reduce = node.operation
     gathered = _before(nodes, once, node, Gather) if isinstance(reduce, Reduce) else None
     zipped = _before(nodes, once, gathered, Zip) if gathered is not None else None

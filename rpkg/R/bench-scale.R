@@ -136,7 +136,7 @@ print.tfdist_scaling <- function(x, ...) {
   shown[["parts, %"]] <- shares
   print(shown, row.names = FALSE)
   if (any(crowded)) {
-    cat("* more workers than cores: they wait for each other's turns\n")
+    cat("* more workers than cores: workers share cores and slow each other down\n")
   }
   cat("parts: data/compute/communication/waiting; all columns: as.data.frame()\n")
   invisible(x)

@@ -252,9 +252,9 @@ def test_hosts_that_do_not_reach_each_other() -> None:
         "ports 32768-60999 of 10.0.0.1 to 10.0.0.3, or set SPARK_LOCAL_IP on 10.0.0.1 to an "
         "address that 10.0.0.3 reaches",
         "worker 3 on 10.0.0.4 cannot reach worker 2 at 10.0.0.3:41002 (refused): a firewall "
-        "refuses it, or the address is another machine's (a container's, or one behind NAT): open "
-        "the TCP ports 32768-60999 of 10.0.0.3 to 10.0.0.4, or set SPARK_LOCAL_IP on 10.0.0.3 to "
-        "an address that 10.0.0.4 reaches",
+        "rejects it, or the address belongs to another machine (a container, or a host behind "
+        "NAT): open the TCP ports 32768-60999 of 10.0.0.3 to 10.0.0.4, or set SPARK_LOCAL_IP on "
+        "10.0.0.3 to an address that 10.0.0.4 reaches",
         "worker 4 on 10.0.0.5 cannot reach worker 3 at 10.0.0.4:41003 (no route to host): the "
         "network between the two hosts: fix the route, or set SPARK_LOCAL_IP on 10.0.0.4 to an "
         "address that 10.0.0.5 reaches",

@@ -137,8 +137,8 @@ def test_what_is_not_there_is_named(result: TrainResult, tmp_path: Path) -> None
     known = {"history": {"loss": [1.0, 0.5]}, "workers": [], "epochs": 2}
     assert capture(report_record, json.dumps(known), None, str(tmp_path / "a.html"), None)["ok"]
     text = (tmp_path / "a.html").read_text()
-    (named,) = re.findall("This result does not tell: ([^<]*)", text)
-    assert named.startswith("restarts, how long steps took")
+    (named,) = re.findall("This result does not include: ([^<]*)", text)
+    assert named.startswith("restarts, step times")
     assert named.endswith("the settings of the call, the model&#x27;s layers.")
 
 

@@ -184,7 +184,7 @@ def test_what_cannot_be_projected_is_refused() -> None:
     with pytest.raises(InputError, match=r"\*.png, \*.pdf or \*.svg, not 'a.txt'"):
         result.plot("a.txt")
     untimed = ScaledTraining(8, 8, [WorkerReport(0, "h", 1)])
-    with pytest.raises(InputError, match="timed none of their steps"):
+    with pytest.raises(InputError, match="the workers measured no step times"):
         make_row("weak", [untimed])
 
 
@@ -468,7 +468,10 @@ def test_rows_of_a_step_are_counted() -> None:
         (["broken.py"], "is not Python"),
         (["--json", "no/such/folder.json", "train.py"], "no/such/folder.json cannot be written"),
         (["--plot", "a.txt", "train.py"], "not 'a.txt'"),
-        (["--workers", "2", "--project", "480", "train.py"], "--project needs two numbers"),
+        (
+            ["--workers", "2", "--project", "480", "train.py"],
+            "--project needs at least two numbers",
+        ),
         (["--project", "1", "train.py"], "--project must be a number of workers of at least 2"),
         (["--workers", "1,3", "--batch-size", "64", "train.py"], "cannot be shared equally by 3"),
         (["--workers", "2,2", "train.py"], "`workers` names a number twice"),
@@ -511,8 +514,8 @@ def test_a_model_is_not_taken_for_a_function() -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("raise SystemExit(3)", "train.py has ended with status 3 when 1 worker was to train"),
-        ("print('hello')", "train.py has called no barrier_train()"),
+        ("raise SystemExit(3)", "train.py exited with status 3 in the training with 1 worker: see"),
+        ("print('hello')", "train.py did not call barrier_train()"),
     ],
 )
 def test_a_script_that_does_not_train(content: str, named: str, tmp_path: Path, capfd: Any) -> None:

@@ -83,5 +83,5 @@ def test_the_command_keeps_a_secret_that_is_there(
     assert path.read_text() == made
     shown = capsys.readouterr().out
     assert "a new secret" in shown
-    assert "which was kept" in shown
+    assert "a secret already exists; left unchanged" in shown
     assert made.strip() not in shown

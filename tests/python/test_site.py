@@ -143,7 +143,7 @@ def test_broken_links_and_assets_from_elsewhere_are_found(tmp_path: Path) -> Non
     pages = read_pages(tmp_path)
     assert list(broken_links(pages)) == [
         "index.html links to there.html#no, and that page has no such anchor",
-        "index.html links to gone.html, which is not there",
+        "index.html links to gone.html, which does not exist",
     ]
     assert list(remote_assets(tmp_path, pages)) == [
         "index.html loads https://example.org/x.js",

@@ -375,7 +375,10 @@ def connect_layers(make_output: Any, shape: tuple[int, ...] = (3,), dtype: str =
     [
         (lambda: build(L.UnitNormalization(name="n")), "'n' .UnitNormalization. cannot become"),
         (lambda: build(L.LayerNormalization(axis=1), shape=(3, 2)), "axis=.*not the last"),
-        (lambda: build(L.Dense(2, activation="sparsemax")), "'sparsemax' is none of those"),
+        (
+            lambda: build(L.Dense(2, activation="sparsemax")),
+            "'sparsemax' is not supported; supported are",
+        ),
         (lambda: build(L.Dense(2, activation=own)), "'own' is not one of Keras's"),
         (lambda: build(L.Dense(2, dtype="float16")), "computes in float16"),
         (lambda: build(L.Embedding(5, 2, mask_zero=True)), "mask_zero"),
@@ -383,8 +386,8 @@ def connect_layers(make_output: Any, shape: tuple[int, ...] = (3,), dtype: str =
         (lambda: build(L.Conv2D(2, 2, data_format="channels_first"), shape=(4, 4, 2)), "channels"),
         (lambda: build(L.Softmax(axis=1), shape=(4, 2)), "over the axis 1"),
         (lambda: build(L.Dense(2), shape=(None, 2)), "its sizes must be known"),
-        (lambda: build(L.TimeDistributed(Twice(2)), shape=(4, 3)), "only Dense is known"),
-        (lambda: Stack([keras.Input((3,)), L.Dense(2)]), "has a `call` of its own"),
+        (lambda: build(L.TimeDistributed(Twice(2)), shape=(4, 3)), "only Dense is supported"),
+        (lambda: Stack([keras.Input((3,)), L.Dense(2)]), "defines its own `call`"),
         (
             lambda: build(L.GRU(2, recurrent_activation="softmax"), shape=(4, 2)),
             "recurrent_activation='softmax'",
@@ -393,10 +396,13 @@ def connect_layers(make_output: Any, shape: tuple[int, ...] = (3,), dtype: str =
             lambda: build(L.Dense(2, activation=partial(own))),
             "'partial' is not one of Keras's",
         ),
-        (lambda: connect_layers(lambda x: L.Add()([x, np.ones((1, 3))])), "constants beside"),
+        (
+            lambda: connect_layers(lambda x: L.Add()([x, np.ones((1, 3))])),
+            "constants in addition to",
+        ),
         (lambda: connect_layers(lambda x: L.Dropout(0.5)(x, training=True)), "training=True"),
         (lambda: connect_layers(lambda x: L.Concatenate(axis=0)([x, x])), "it joins rows"),
-        (lambda: connect_layers(L.Dense(2), dtype="float16"), "is of float16"),
+        (lambda: connect_layers(L.Dense(2), dtype="float16"), "has the dtype float16"),
         (
             lambda: connect_layers(
                 lambda x: L.GRU(2)(x, initial_state=L.GlobalMaxPooling1D()(x)), (4, 2)
@@ -417,10 +423,13 @@ def test_what_cannot_become_sql_is_refused_by_name(make_model: Any, said: str) -
 @pytest.mark.parametrize(
     ("make_model", "said"),
     [
-        (lambda: build(L.GRU(2, name="long"), shape=(90, 2)), "'long' .* one within another"),
+        (
+            lambda: build(L.GRU(2, name="long"), shape=(90, 2)),
+            "'long' .* nested queries, and at most",
+        ),
         (
             lambda: build(L.Conv2D(80, 3, name="wide", activation="relu"), shape=(4, 4, 64)),
-            "'wide' .* 46080 products of it would be written out",
+            "'wide' .* 46080 of its products would be written out",
         ),
     ],
 )

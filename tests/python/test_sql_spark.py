@@ -155,7 +155,7 @@ def test_spark_replaces_nothing_in_names_of_classes(spark: Any, are_raw: str) ->
         spark.conf.unset(setting)
     assert [found[n] for n in range(3)] == [levels[n] for n in X[:, :3].argmax(axis=1)]
     for changed in ({"key": "${env:PATH}"}, {"type": "prob"}):
-        with pytest.raises(InputError, match=r"in place of .*: rename '.*env:PATH}'"):
+        with pytest.raises(InputError, match=r"Spark SQL replaces .*: rename '.*env:PATH}'"):
             to_sql(model, "spark", **{**given, **changed})
 
 

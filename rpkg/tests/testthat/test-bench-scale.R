@@ -9,7 +9,10 @@ test_that("wrong arguments are refused by name", {
   skip_if_no_pybackend()
   expect_error(bench_scale("missing.R"), "missing.R cannot be read", class = "tfdist_error_input")
   expect_error(bench_scale(train, workers = c(1, 3)), "shared equally by 3 workers")
-  expect_error(bench_scale(function(workers, batch_size) 3, 1), "must return what barrier_train")
+  expect_error(
+    bench_scale(function(workers, batch_size) 3, 1),
+    "must return the result of barrier_train"
+  )
 })
 
 test_full("a training is measured with several numbers of workers, and projected", {

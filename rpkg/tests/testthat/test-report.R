@@ -32,7 +32,7 @@ test_that("the page of a fit has its numbers, also after readRDS()", {
   expect_null(less$workers[[1L]]$step_times)
   expect_match(
     paste(readLines(file.path(folder, "less.html")), collapse = " "),
-    "This result does not tell: restarts, how long steps took"
+    "This result does not include: restarts, step times"
   )
 })
 
