@@ -24,8 +24,8 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_string(export_dir_base)
   call <- rlang::current_env()
   model <- fit_model(object, call)
-  # TensorFlow writes the code that it makes of functions into files, and R does not let it remove
-  # them when Python ends: R's own folder goes with the session.
+  # TensorFlow writes generated code to temporary files. Within R, they are not removed when Python
+  # ends, so use R's own temporary folder, which is removed with the session.
   tempfile <- reticulate::import("tempfile")
   before <- tempfile$tempdir
   tempfile$tempdir <- tempdir()

@@ -115,7 +115,7 @@ as_column <- function(numbers) {
   if (length(size) < 2L || prod(size[-1L]) == 1L) as.vector(numbers) else numbers
 }
 
-# A tibble, or what is closest to one without that package.
+# A tibble, or a data frame without that package.
 as_rows <- function(
   columns,
   rows = NROW(columns[[1L]]),
