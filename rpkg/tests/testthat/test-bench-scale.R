@@ -34,7 +34,7 @@ test_full("a training is measured with several numbers of workers, and projected
   expect_equal(measured$seconds, unname(rowSums(parts)))
   expect_equal(measured$speedup, measured$workers * measured$efficiency)
   expect_true(all(found$efficiency_low[3:4] <= found$efficiency_high[3:4]))
-  # Slow steps make long figures: a table that is too wide for the console has more lines.
+  # Slow steps have long numbers, and a table that is too wide for the console has more lines.
   withr::local_options(width = 200)
   shown <- capture.output(print(found))
   expect_length(shown, 6)

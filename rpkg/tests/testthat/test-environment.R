@@ -41,7 +41,7 @@ test_that("what a program prints is kept from the console, and shown if it fails
 test_that("an interrupt ends the program", {
   folder <- withr::local_tempdir()
   withr::local_dir(folder)
-  # The program interrupts R, and notes that it was told to end.
+  # The program interrupts R, and records that it received a signal.
   script <- "trap 'echo told >told; exit 1' INT; kill -INT %d; while :; do sleep 0.05; done"
   seen <- tryCatch(
     suppressMessages(run_sh(sprintf(script, Sys.getpid()))),

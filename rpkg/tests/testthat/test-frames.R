@@ -111,7 +111,7 @@ test_that("numbers are the levels of a training whose label was a factor of numb
   expect_identical(levels(read(rows[1:2, ])), columns$levels)
   given <- list(y = c(2, 1))
   expect_identical(match_levels(given, columns$levels)$y, factor(c("2", "1"), columns$levels))
-  # Of other levels they are the codes.
+  # If the levels are not numbers, numbers are codes.
   columns$levels <- c("no", "yes", "perhaps")
   expect_identical(read(rows), rows$k)
   expect_identical(match_levels(given, columns$levels), given)
