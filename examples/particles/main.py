@@ -44,17 +44,19 @@ def main() -> None:
     """Run the pipeline, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--events", type=_positive, default=20_000, help="to generate (default 20000)"
+        "--events", type=_positive, default=20_000, help="events to generate (default 20000)"
     )
-    parser.add_argument("--epochs", type=_positive, default=12, help="of training (default 12)")
+    parser.add_argument("--epochs", type=_positive, default=12, help="training epochs (default 12)")
     parser.add_argument("--workers", type=_positive, default=2, help="worker processes (default 2)")
-    parser.add_argument("--seed", type=int, default=1, help="of events and training (default 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of events and training (default 1)"
+    )
     parser.add_argument(
         "--places",
         type=int,
         default=0,
-        help="for particles in a row: 801 as published; at least, and by default, as many as any "
-        "event has",
+        help="slots for particles in a row (801 as published); the default and minimum is the "
+        "largest number of particles in an event",
     )
     parser.add_argument(
         "--out",
