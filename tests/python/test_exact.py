@@ -57,7 +57,7 @@ def digits(count: int) -> tuple[Any, Any]:
 
 @pytest.fixture
 def floatx(request: Any) -> Iterator[str]:
-    """Use the names of Keras's models, here and on the workers."""
+    """Set the dtype of Keras's models, here and on the workers."""
     keras.config.set_floatx(request.param)
     keras.config.set_dtype_policy(request.param)
     yield request.param

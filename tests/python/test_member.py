@@ -1,4 +1,4 @@
-"""A member of a gang, whatever the gang is: here threads of one process that meet in memory."""
+"""A member of a worker group of any kind: here threads of one process that meet in memory."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_makes_no_sense_names_the_worker_that_said_it() -> None:
 
 
 class FailsOnOne:
-    """Rows that one member cannot read."""
+    """Use rows that one member cannot read."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         if rank == 1:
