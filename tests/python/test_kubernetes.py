@@ -245,7 +245,7 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
 def test_a_training_whose_pod_is_evicted_goes_on(
     cluster: Kube, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Save checkpoints outside of /tmp, which each pod has for itself."""
+    """Pods have their own /tmp, so the checkpoints are outside of it."""
 
     def evict() -> None:
         cluster.delete_pod(cluster.pods()[0], reason="EvictionByEvictionAPI")

@@ -263,7 +263,7 @@ def test_a_long_sequence_is_tried_as_a_graph(
     recurrent.cell.call = count
     before = [v.numpy() for v in model.variables]
     assert is_mean_in_evaluation(model, (X, TARGETS)) == (reduction != "sum")
-    assert len(called) < places  # once per trace, not for each step
+    assert len(called) < places  # once per trace, not per place
     assert "retracing" not in caplog.text
     assert "call" not in vars(recurrent)
     for variable, value in zip(model.variables, before, strict=True):

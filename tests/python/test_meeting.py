@@ -100,7 +100,7 @@ def test_a_member_without_a_driver_meets_elsewhere_at_once() -> None:
 
 
 def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
-    """Use a worker that cannot know the others' decision: it must neither wait nor use Spark."""
+    """It cannot know the others' decision, so it must neither wait nor meet elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
         host, port = listener.getsockname()
         client = MeetingClient(f"{host}:{port}", TOKEN, 1, 10.0)
@@ -115,7 +115,7 @@ def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
 
 
 def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> None:
-    """Cut off one of three at a random moment: all use Spark, or all meet, or it fails."""
+    """Cut off one of three at a random moment: all meet here, or all elsewhere, or it fails."""
     draw = random.Random(1)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(60):

@@ -144,7 +144,7 @@ def test_what_makes_no_sense_names_the_worker_that_said_it() -> None:
 
 
 class FailsOnOne:
-    """Use rows that one member cannot read."""
+    """Rows that one member cannot read."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         if rank == 1:

@@ -116,7 +116,7 @@ def build() -> Any:
 
 
 class FirstIsKept(keras.callbacks.Callback):
-    """Wait for the first epoch's checkpoint, so that the writer starts the second one's."""
+    """Waits for the first epoch's checkpoint, so that the writer starts the second one's."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         filesystem = fsspec.filesystem("s3")
