@@ -156,7 +156,7 @@ print_rpy2 <- function(report) {
   if (!is.null(report$rpy2_problem)) {
     cli::cli_bullets(c(
       x = "rpy2 {report$rpy2} cannot be used with R {report$r}: {report$rpy2_problem}",
-      i = "Run {.code tfdist::install_tfdist(extras = \"r\")}, which installs a compatible one"
+      i = "Run {.code tfdist::install_tfdist(extras = \"r\")} to install a compatible one"
     ))
   } else if (!is.null(report$rpy2)) {
     print_found("rpy2", report$rpy2)

@@ -35,7 +35,7 @@ _PREFIX = "TFDIST_TEST_FORGE_PREFIX"
 _POPEN = subprocess.Popen
 # The program from which Spark forks the Python processes of its tasks.
 DAEMON = "pyspark.daemon"
-# Folders that a host of `namespaces` has for itself.
+# Linux namespaces that a host of `namespaces` has for itself.
 _NAMESPACES = ("net", "mnt")
 
 
@@ -317,7 +317,7 @@ def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
 
 
 def _become_daemon(path: list[str]) -> None:
-    """Replace modules by what Spark's daemon finds at ``path``, except TensorFlow and Keras."""
+    """Become Spark's daemon with its ``path``; only TensorFlow and Keras stay imported."""
     Path("/proc/self/comm").write_text(DAEMON)
     # The package installed by pip is the same, and compiled.
     sys.path[:] = [place for place in path if not place.endswith("/lib/pyspark.zip")]
