@@ -16,7 +16,8 @@
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. Several
 #'   `hidden_units` make several layers.
-#' @param sc,verbose,... As in [barrier_train()].
+#' @param sc,verbose As in [barrier_train()].
+#' @param ... Other arguments of [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
 #'
