@@ -9,7 +9,8 @@
 #'
 #' @param object,x A [tfdist_fit].
 #' @param export_dir_base Folder to write.
-#' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for `bundle()`.
+#' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
+#'   `bundle()`.
 #'
 #' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` a bundle.
 #' @name export_fit
