@@ -33,7 +33,7 @@ test_that("what a program prints is kept from the console, and shown if it fails
   expect_match(said, "sh cannot do it.", fixed = TRUE)
   expect_match(said, "20\nwrong", fixed = TRUE)
   expect_no_match(said, "\n5\n")
-  log <- sub(".* is in (.*), until R ends.*", "\\1", said)
+  log <- sub(".* is in (.*) until R exits.*", "\\1", said)
   withr::defer(unlink(log))
   expect_length(readLines(log), 21)
 })
