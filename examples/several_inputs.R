@@ -1,7 +1,7 @@
-# The price of diamonds: a model of several inputs, from a data frame.
+# Predict the price of diamonds: a model with several inputs, from a data frame.
 #
-# The rows are ggplot2's real data set diamonds, 4,000 of them. The weight and the proportions are numbers;
-# cut, colour and clarity are grades, of which the model learns what they are worth.
+# The rows are 4,000 of ggplot2's real data set diamonds. The weight and the proportions are
+# numbers; cut, colour and clarity are grades, whose value the model learns.
 #
 #   Rscript examples/several_inputs.R [EPOCHS]
 

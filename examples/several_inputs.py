@@ -1,7 +1,7 @@
-"""Rented bicycles by hour, weekday and weather: a model of several inputs, from a data frame.
+"""Predict rented bicycles by hour, weekday and weather: a model with several inputs.
 
-The rows are made by `make_rentals`, from a seed: people ride to work and back on weekdays, in the
-afternoon at weekends, and less in rain and cold.
+The inputs are columns of a data frame. `make_rentals` generates the rows from a seed: people ride
+to work and back on weekdays, in the afternoon at weekends, and less in rain and cold.
 
     python examples/several_inputs.py [EPOCHS]
 """
@@ -18,7 +18,7 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 8
 
 
 def make_rentals(hours, seed):
-    """A row per hour: ``hour``, ``weekday`` (0: Monday), ``temperature``, ``rain``, ``rentals``."""
+    """Return rows of ``hour``, ``weekday`` (0: Monday), ``temperature``, ``rain``, ``rentals``."""
     rng = np.random.default_rng(seed)
     time = np.arange(hours)
     hour, weekday = time % 24, time // 24 % 7

@@ -1,7 +1,7 @@
-# Which package is a sentence about? A classifier of text, trained by two workers.
+# Classify sentences by the package that they describe, with two workers.
 #
-# The sentences are real: those of the help pages of R's own packages stats and graphics. Every fifth page
-# is kept for the test.
+# The sentences are real: those of the help pages of R's own packages stats and graphics. Every
+# fifth page is in the test set.
 #
 #   Rscript examples/text_classification.R [EPOCHS]
 
@@ -32,7 +32,7 @@ read_sentences <- function(package) {
 }
 rows <- do.call(rbind, lapply(packages, read_sentences))
 
-# Words become numbers here, once; the workers get arrays of them.
+# Words become numbers here, once; the workers get arrays of numbers.
 words <- layer_text_vectorization(
   max_tokens = 3000,
   output_sequence_length = 30

@@ -1,7 +1,7 @@
-"""Which library is a sentence about? A classifier of text, trained by two workers.
+"""Classify sentences by the library that they describe, with two workers.
 
-The sentences are real: those of the documentation of numpy and of Keras's layers. Functions whose
-name is divisible by five, by its checksum, are kept for the test, with all of their sentences.
+The sentences are real: those of the documentation of numpy and of Keras's layers. A function whose
+name has a checksum divisible by five is in the test set, with all of its sentences.
 
     python examples/text_classification.py [EPOCHS]
 """
@@ -21,7 +21,7 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 6
 
 
 def read_sentences(module):
-    """Sentences of a module's docstrings, with the name of what they describe."""
+    """Return the sentences of a module's docstrings, each with the name of the described object."""
     for name, thing in sorted(vars(module).items()):
         text = inspect.getdoc(thing) if callable(thing) and not name.startswith("_") else None
         for sentence in re.split(r"\n\n|\. ", text or ""):
@@ -36,7 +36,7 @@ rows = [
 ]
 is_test, sentences, labels = map(np.array, zip(*rows, strict=True))
 
-# Words become numbers here, once; the workers get arrays of them.
+# Words become numbers here, once; the workers get arrays of numbers.
 words = keras.layers.TextVectorization(max_tokens=3000, output_sequence_length=30)
 words.adapt(sentences[~is_test])
 tokens = np.asarray(words(sentences))

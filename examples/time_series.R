@@ -1,7 +1,7 @@
-# The temperature of the next month: a recurrent network, trained by two workers.
+# Predict the temperature of the next month with a recurrent network and two workers.
 #
-# The series is real: R's data set nottem, the monthly mean temperatures of Nottingham, 1920 to 1939. The
-# last four years are kept for the test.
+# The series is real: R's data set nottem, the monthly mean temperatures of Nottingham, 1920 to
+# 1939. The last four years are the test set.
 #
 #   Rscript examples/time_series.R [EPOCHS]
 
@@ -12,7 +12,7 @@ past <- 12
 epochs <- as.integer(c(commandArgs(TRUE), 40)[1])
 
 celsius <- (as.numeric(nottem) - 32) / 1.8
-# A row per window: the month after it, and before that the last one, the one before, ...
+# A row per window: the month after it, then the window's months, the last one first.
 windows <- embed(celsius, past + 1)
 x <- array((windows[, (past + 1):2] - 9) / 5, c(nrow(windows), past, 1))
 y <- windows[, 1]

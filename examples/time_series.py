@@ -1,7 +1,7 @@
-"""The load of a power grid six hours ahead: a recurrent network, trained by two workers.
+"""Predict the load of a power grid six hours ahead with a recurrent network and two workers.
 
-The series is made by `make_load`, from a seed: days and weeks, with noise that remembers. The last
-tenth is kept for the test.
+`make_load` generates the series from a seed: daily and weekly cycles with autocorrelated noise. The
+last tenth is the test set.
 
     python examples/time_series.py [EPOCHS]
 """
@@ -18,7 +18,7 @@ PAST, AHEAD = 48, 6
 
 
 def make_load(hours, seed):
-    """Hourly load with the mean 0: high by day and on weekdays, and noise of the order 1."""
+    """Return hourly load with the mean 0, higher by day and on weekdays, with noise of order 1."""
     time = np.arange(hours)
     daily = np.sin(2 * np.pi * (time - 8) / 24) + 0.4 * np.sin(4 * np.pi * time / 24)
     weekly = np.where(time // 24 % 7 < 5, 0.3, -0.75)
@@ -32,7 +32,7 @@ load = make_load(24 * 7 * 16, seed=1)
 windows = np.lib.stride_tricks.sliding_window_view(load, PAST + AHEAD)
 x, y = windows[:, :PAST, None], windows[:, -1]
 cut = len(x) * 9 // 10
-# No window of the test reaches back into what was trained on.
+# No window of the test set overlaps with the training data.
 train, test = slice(0, cut - PAST - AHEAD), slice(cut, None)
 
 model = keras.Sequential([keras.Input((PAST, 1)), keras.layers.GRU(16), keras.layers.Dense(1)])

@@ -1,7 +1,7 @@
-# A network that knows five digits learns the other five from few images.
+# Transfer learning: a network trained on five digits learns the other five from few images.
 #
-# The base is trained on 0 to 4; with its layers frozen, a new last layer learns 5 to 9. The data are MNIST,
-# from TFDIST_MNIST or Keras's cache, or the images that come with tfdist.
+# The base is trained on 0 to 4; with its layers frozen, a new last layer learns 5 to 9. The data
+# are MNIST, from TFDIST_MNIST or Keras's cache, or the images that come with tfdist.
 #
 #   Rscript examples/transfer_learning.R [EPOCHS]
 
@@ -14,7 +14,7 @@ digits <- mnist(limit = 4000)
 images <- digits$x_train / 255
 is_known <- digits$y_train < 5
 
-# A classifier of five digits on top of `base`, compiled.
+# Returns a compiled classifier of five digits on top of `base`.
 add_head <- function(base, name) {
   guess <- base$outputs[[1]] |>
     layer_dense(5, activation = "softmax", name = name)

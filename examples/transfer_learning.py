@@ -1,4 +1,4 @@
-"""A network that knows five digits learns the other five from few images.
+"""Transfer learning: a network trained on five digits learns the other five from few images.
 
 The base is trained on 0 to 4; with its layers frozen, a new last layer learns 5 to 9. The data are
 MNIST, from TFDIST_MNIST or Keras's cache, or the images that come with tfdist.
@@ -21,7 +21,7 @@ is_known = labels < 5
 
 
 def add_head(base, name):
-    """A classifier of five digits on top of ``base``, compiled."""
+    """Return a compiled classifier of five digits on top of ``base``."""
     guess = keras.layers.Dense(5, activation="softmax", name=name)(base.outputs[0])
     model = keras.Model(base.inputs, guess)
     model.compile(

@@ -1,4 +1,4 @@
-"""From events to what the models get: the filter, both kinds of features, training and test rows.
+"""From events to rows: the filter, both kinds of features, and training and test rows.
 
 The steps, the cuts and the columns are those of the published pipeline, in Spark.
 """
@@ -40,7 +40,7 @@ _TEST_SHARE = 0.2
 
 
 def make_features(events: Any) -> Any:
-    """Filter events, and compute the features of those that are left.
+    """Filter events, and compute the features of those that pass.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def make_features(events: Any) -> Any:
 
 
 def _features_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row of features; None if the event has no isolated lepton."""
+    """Return a row of features, or None if the event has no isolated lepton."""
     particles = describe_particles(event)
     lepton = find_lepton(particles)
     if lepton is None:
@@ -79,7 +79,7 @@ def _features_of(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def describe_particles(event: Mapping[str, Any]) -> Array:
-    """The 19 features of each particle above its threshold, shape (particles, 19)."""
+    """Return the 19 features of each particle above its threshold, shape (particles, 19)."""
     columns = ("pt", "eta", "phi", "kind", "charge", "x", "y", "z")
     pt, eta, phi, kind, charge, x, y, z = (np.asarray(event[n], "float64") for n in columns)
     kept = pt > np.choose(kind.astype(int), [_LEAST_PT[k] for k in sorted(_LEAST_PT)])
@@ -96,7 +96,7 @@ def describe_particles(event: Mapping[str, Any]) -> Array:
 
 
 def find_lepton(particles: Array) -> int | None:
-    """The place of the first electron, or else muon, that passes the trigger: hard and isolated."""
+    """Return the index of the first hard, isolated electron, or else muon."""
     isolation = particles[:, _CHARGED_ISOLATION : _NEUTRAL_ISOLATION + 1].sum(axis=1)
     passes = (particles[:, _PT] > _LEPTON_PT) & (isolation < _LEPTON_ISOLATION)
     for column in (16, 17):
@@ -107,7 +107,7 @@ def find_lepton(particles: Array) -> int | None:
 
 
 def arrange(particles: Array, lepton: int) -> Array:
-    """The lepton and the allowed number of each kind, farthest from it first, standardized."""
+    """Return the lepton and the allowed number of each kind, farthest first, standardized."""
     chosen = [lepton]
     for column, most in zip((13, 14, 15), MOST_OF_KIND, strict=True):
         chosen += np.flatnonzero(particles[:, column] > 0)[:most].tolist()
@@ -121,7 +121,7 @@ def arrange(particles: Array, lepton: int) -> Array:
 
 
 def describe_event(event: Mapping[str, Any], lepton: Array) -> Array:
-    """The 14 high-level features, in the order of `layout.HIGH_LEVEL_FEATURES`."""
+    """Return the 14 high-level features, in the order of `layout.HIGH_LEVEL_FEATURES`."""
     jet_pt, jet_eta = np.asarray(event["jet_pt"]), np.asarray(event["jet_eta"])
     is_jet = (jet_pt > _JET_PT) & (np.abs(jet_eta) < _JET_ETA)
     met, met_phi = event["met"], event["met_phi"]
@@ -137,18 +137,18 @@ def describe_event(event: Mapping[str, Any], lepton: Array) -> Array:
 
 
 def prepare(features: Any, seed: int, particles: int = PARTICLES) -> tuple[Any, Any]:
-    """Training and test rows in the published layout.
+    """Return training and test rows in the published layout.
 
-    High-level features are scaled to 0 to 1, labels one-hot; the more frequent classes are thinned
-    out to the number of the rarest; a fifth of the rows are for the test. Which rows are where, and
-    in which order, depends on the events' numbers and the seed alone.
+    High-level features are scaled to 0 to 1, and labels are one-hot. Classes are downsampled to the
+    size of the rarest. A fifth of the rows are test rows. The split and the order of the rows
+    depend only on the events' numbers and the seed.
 
     Parameters
     ----------
     features
-        What `make_features` returns; kept (`cache`), as it is read several times.
+        The result of `make_features`, which is cached because it is read several times.
     particles
-        Places for particles in each row, at least as many as any event has; the others are zeros.
+        Slots for particles in each row, at least as many as any event has; the others are zeros.
 
     Returns
     -------
@@ -174,12 +174,12 @@ def prepare(features: Any, seed: int, particles: int = PARTICLES) -> tuple[Any, 
 
 
 def in_order(rows: Any, files: int) -> Any:
-    """The rows in their random order, in so many partitions."""
+    """Return the rows in a random order, in this number of partitions."""
     return rows.repartitionByRange(files, "order").sortWithinPartitions("order").drop("order")
 
 
 def _draw(purpose: str, seed: int) -> Any:
-    """A number from 0 to 1 that depends on an event's number."""
+    """Return a pseudorandom number from 0 to 1 for an event's number."""
     from pyspark.sql import functions as f
 
     return f.pmod(f.xxhash64(f.lit(f"{purpose} {seed}"), "event"), f.lit(10_000)) / 10_000
@@ -213,5 +213,5 @@ def _one_hot() -> Any:
 
 
 def _distance(eta: Any, phi: Any) -> Any:
-    """The angular distance of differences in eta and phi."""
+    """Return the angular distance for differences in eta and phi."""
     return np.hypot(eta, (phi + math.pi) % (2 * math.pi) - math.pi)

@@ -1,7 +1,7 @@
-"""Synthetic collisions of three processes, by rough models of what makes them differ.
+"""Synthetic collisions of three processes, from rough models of their differences.
 
-The published events come from a full simulation of a detector. These are made by a few lines for
-each effect, with kinematics that are right in kind, not in number:
+The published events come from a full simulation of a detector. Here a few lines approximate each
+effect, with kinematics that are qualitatively right:
 
 - QCD: two jets back to back, mostly of gluons, with a lepton from the decay in a jet;
 - W+jets: a lepton and a neutrino from a W boson, which recoils against a few light jets;
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 CHARGED, NEUTRAL, PHOTON, ELECTRON, MUON = range(5)
-# Shares of QCD, tt and W+jets among the events: of QCD the fewest have an isolated lepton.
+# Shares of QCD, tt and W+jets among the events: QCD has the fewest isolated leptons.
 _MIXTURE = (0.5, 0.22, 0.28)
 _W_MASS = 80.4
 _PER_PARTICLE = ("pt", "eta", "phi", "kind", "charge", "x", "y", "z")
@@ -34,7 +34,7 @@ SCHEMA = (
 
 
 def generate(spark: Any, events: int, seed: int) -> Any:
-    """A DataFrame of events, made by Spark's tasks; each depends on its number and the seed alone.
+    """Return a DataFrame of events from Spark's tasks; each depends on its number and the seed.
 
     Columns: ``event``, its number; ``label``, by `layout.CLASSES`; arrays of its particles (``pt``
     in GeV, vertices in mm) and jets; ``met`` and ``met_phi``, the missing transverse momentum.
@@ -48,7 +48,7 @@ def generate(spark: Any, events: int, seed: int) -> Any:
 
 
 def simulate(number: int, seed: int) -> dict[str, Any]:
-    """One event, by the names of `SCHEMA`."""
+    """Return one event as a dict with the names of `SCHEMA`."""
     rng = np.random.default_rng([seed, number])
     label = int(rng.choice(3, p=_MIXTURE))
     partons, lepton, neutrino = (_qcd, _top_pair, _w_and_jets)[label](rng)
@@ -76,7 +76,7 @@ def _qcd(rng: np.random.Generator) -> tuple[list[Parton], Momentum, Momentum]:
         (pt * rng.uniform(0.7, 1), rng.normal(0, 1.5), phi + math.pi + rng.normal(0, 0.3), b),
         *_radiate(rng, 0.9),
     ]
-    # The lepton is beside its jet, more often than in it: those in it are not isolated.
+    # The lepton is more often next to its jet than in it, where it is not isolated.
     eta, phi = partons[0][1] + rng.normal(0, 0.5), phi + rng.normal(0, 0.5)
     lepton = 20 + rng.exponential(11), eta, phi
     return partons, lepton, (rng.exponential(18), eta, phi + rng.normal(0, 0.6))
@@ -108,7 +108,7 @@ def _w_and_jets(rng: np.random.Generator) -> tuple[list[Parton], Momentum, Momen
 
 
 def _radiate(rng: np.random.Generator, mean: float) -> list[Parton]:
-    """Further jets of gluons."""
+    """Return additional jets of gluons."""
     return [
         (15 + rng.exponential(16), rng.normal(0, 1.9), rng.uniform(-math.pi, math.pi), "g")
         for _ in range(rng.poisson(mean))
@@ -118,7 +118,7 @@ def _radiate(rng: np.random.Generator, mean: float) -> list[Parton]:
 def _decay_w(
     rng: np.random.Generator, pt: float, phi: float, width: float
 ) -> tuple[Momentum, Momentum]:
-    """The lepton and the neutrino, back to back in the frame of a W boson, each with half of it."""
+    """Return lepton and neutrino, back to back in a W boson's frame, each with half of it."""
     own = _W_MASS / 2 * math.sqrt(1 - rng.uniform(-1, 1) ** 2)
     angle, eta = rng.uniform(-math.pi, math.pi), rng.normal(0, width)
     found = []
@@ -130,7 +130,7 @@ def _decay_w(
 
 
 def _fragment(rng: np.random.Generator, pt: float, eta: float, phi: float, flavor: str) -> Any:
-    """The particles of a jet: columns of `_PER_PARTICLE`."""
+    """Return the particles of a jet, as columns of `_PER_PARTICLE`."""
     mean = {"g": 10.0, "q": 5.5, "b": 7.5}[flavor] * (pt / 40) ** 0.35
     count = 2 + rng.poisson(mean)
     shares = rng.dirichlet(np.full(count, 0.8 if flavor == "g" else 0.55))
@@ -160,7 +160,7 @@ def _lepton(rng: np.random.Generator, pt: float, eta: float, phi: float) -> Any:
 
 
 def _pile_up(rng: np.random.Generator) -> Any:
-    """Soft particles of other collisions, all over the detector."""
+    """Return soft particles of other collisions, spread over the detector."""
     count = 6 + rng.poisson(8)
     kind = rng.choice([CHARGED, NEUTRAL, PHOTON], size=count, p=[0.6, 0.15, 0.25])
     charge = np.where(kind == CHARGED, rng.choice([-1, 1], size=count), 0)
@@ -177,7 +177,7 @@ def _pile_up(rng: np.random.Generator) -> Any:
 
 
 def _measure_jets(rng: np.random.Generator, partons: list[Parton]) -> dict[str, Any]:
-    """Jets as a detector sees them: with a resolution in energy, and b tags that may be wrong."""
+    """Return jets as measured: with limited energy resolution, and b tags that may be wrong."""
     pts = np.array([pt for pt, *_ in partons]) * rng.normal(1, 0.2, len(partons))
     tagged = [rng.uniform() < (0.55 if flavor == "b" else 0.08) for *_, flavor in partons]
     return {
@@ -190,7 +190,7 @@ def _measure_jets(rng: np.random.Generator, partons: list[Parton]) -> dict[str, 
 def _measure_missing(
     rng: np.random.Generator, partons: list[Parton], neutrino: Momentum
 ) -> dict[str, float]:
-    """The neutrino's transverse momentum, blurred the more the more is in the event."""
+    """Return the neutrino's transverse momentum, with an error that grows with the energy."""
     pt, _, phi = neutrino
     blur = 5 + 0.9 * math.sqrt(sum(parton[0] for parton in partons))
     px, py = pt * math.cos(phi) + rng.normal(0, blur), pt * math.sin(phi) + rng.normal(0, blur)
@@ -198,5 +198,5 @@ def _measure_missing(
 
 
 def _wrap(angle: Any) -> Any:
-    """An angle between -pi and pi."""
+    """Return an angle as its equivalent between -pi and pi."""
     return (angle + math.pi) % (2 * math.pi) - math.pi

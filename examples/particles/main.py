@@ -1,4 +1,4 @@
-"""The whole pipeline on this machine: events, filter and features, TFRecord, training, figures."""
+"""The complete pipeline on this machine: events, filter, features, TFRecord, training, plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES_PER_WORKER = 4
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is there to train: TFRecord files of the training rows, and the test rows as Parquet."""
+    """Data for the training: TFRecord files of the training rows, and the test rows as Parquet."""
 
     files: tuple[str, ...]
     test: Path
@@ -41,27 +41,29 @@ def _positive(text: str) -> int:
 
 
 def main() -> None:
-    """Run the pipeline, and print what comes of it."""
+    """Run the pipeline, and print its results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--events", type=_positive, default=20_000, help="to generate (default 20000)"
+        "--events", type=_positive, default=20_000, help="events to generate (default 20000)"
     )
-    parser.add_argument("--epochs", type=_positive, default=12, help="of training (default 12)")
+    parser.add_argument("--epochs", type=_positive, default=12, help="training epochs (default 12)")
     parser.add_argument("--workers", type=_positive, default=2, help="worker processes (default 2)")
-    parser.add_argument("--seed", type=int, default=1, help="of events and training (default 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of events and training (default 1)"
+    )
     parser.add_argument(
         "--places",
         type=int,
         default=0,
-        help="for particles in a row: 801 as published; at least, and by default, as many as any "
-        "event has",
+        help="slots for particles in a row (801 as published); the default and minimum is the "
+        "largest number of particles in an event",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("build/particles"),
         metavar="FOLDER",
-        help="for rows and figures (default build/particles)",
+        help="folder for rows and plots (default build/particles)",
     )
     options = parser.parse_args()
     phases: dict[str, float] = {}
@@ -80,7 +82,7 @@ def main() -> None:
     train_all(prepared, options, phases)
     for phase, seconds in phases.items():
         print(f"{phase:32}{seconds:8.1f} s")
-    print(f"figures: {options.out / 'roc.png'}, {options.out / 'confusion.png'}")
+    print(f"plots: {options.out / 'roc.png'}, {options.out / 'confusion.png'}")
 
 
 def prepare_files(
@@ -112,7 +114,7 @@ def prepare_files(
 
 
 def train_all(prepared: Prepared, options: argparse.Namespace, phases: dict[str, float]) -> None:
-    """Train the three classifiers, print their AUCs and draw their figures."""
+    """Train the three classifiers, print their AUCs and draw their plots."""
     from plots import draw_confusion, draw_roc
     from training import Plan, predict, train
 
@@ -125,15 +127,15 @@ def train_all(prepared: Prepared, options: argparse.Namespace, phases: dict[str,
         with timed(f"training, {name}", phases):
             result = train(name, prepared.files, options.workers, plan)
         scores[name] = predict(name, result.model, inputs)
-        figures = [*areas(labels, scores[name]), mean_area(labels, scores[name])]
-        print(f"{name:32}", *(f"{figure:8.4f}" for figure in figures), flush=True)
+        values = [*areas(labels, scores[name]), mean_area(labels, scores[name])]
+        print(f"{name:32}", *(f"{value:8.4f}" for value in values), flush=True)
     draw_roc(labels, scores, options.out / "roc.png")
     draw_confusion(labels, scores, options.out / "confusion.png")
 
 
 @contextmanager
 def timed(phase: str, phases: dict[str, float]) -> Iterator[None]:
-    """Note how long a phase takes."""
+    """Measure the time of a phase."""
     began = time.monotonic()
     yield
     phases[phase] = time.monotonic() - began

@@ -14,20 +14,20 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 def build(name: str, learning_rate: float = 0.0005, dropout: float = 0.2) -> Any:
-    """A compiled classifier: ``"HLF"``, ``"particle sequence"`` or ``"inclusive"``.
+    """Return a compiled classifier: ``"HLF"``, ``"particle sequence"`` or ``"inclusive"``.
 
     Parameters
     ----------
     learning_rate
-        Of one worker.
+        Learning rate of one worker.
     dropout
-        Of the branches of the models with particles.
+        Dropout of the branches of the models with particles.
     """
     import keras
 
     layers = keras.layers
     hlf = keras.Input((len(HIGH_LEVEL_FEATURES),), name="hlf_input")
-    # However many places rows have for particles: zeros are none.
+    # Any number of slots for particles: slots of zeros are masked.
     particles = keras.Input((None, len(PARTICLE_FEATURES)), name="gru_input")
     if name == "HLF":
         hidden = hlf

@@ -1,4 +1,4 @@
-"""The figures of the classifiers: ROC curves and confusion matrices."""
+"""Plots of the classifiers: ROC curves and confusion matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scores import area, confusion, roc_curve
 
 
 def draw_roc(labels: Any, scores: Mapping[str, Any], path: Path) -> None:
-    """One panel per class, one curve per model."""
+    """Draw one panel per class, with one curve per model."""
     figure = Figure(figsize=(5 * len(CLASSES), 4.5), layout="constrained")
     for number, name in enumerate(CLASSES):
         axes = figure.add_subplot(1, len(CLASSES), number + 1)
@@ -26,7 +26,7 @@ def draw_roc(labels: Any, scores: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_confusion(labels: Any, scores: Mapping[str, Any], path: Path) -> None:
-    """One matrix per model: a row is a class, and what it is taken for."""
+    """Draw one matrix per model, with a row for each true class."""
     figure = Figure(figsize=(4.5 * len(scores), 4), layout="constrained")
     for number, (model, found) in enumerate(scores.items()):
         axes = figure.add_subplot(1, len(scores), number + 1)

@@ -1,4 +1,4 @@
-"""The published files: TFRecord as batches for training, Parquet as arrays or as a DataFrame."""
+"""Read the published files: TFRecord as batches, Parquet as arrays or as a DataFrame."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _OPEN_AT_ONCE = 8
 def pipeline(
     files: Sequence[str], inputs: Sequence[str], batch_size: int = 128
 ) -> Callable[[Any], Any]:
-    """A function for `barrier_train` that gives each worker the batches of its share of the files.
+    """Return a function for `barrier_train` that returns the batches of a worker's own files.
 
     Parameters
     ----------
     files
-        Of TFRecord, which all workers' machines can read.
+        TFRecord files that all workers' machines can read.
     inputs
-        The model's, of which only the columns are read: ``"gru_input"``, ``"hlf_input"``.
+        Inputs of the model, whose columns are read: ``"gru_input"``, ``"hlf_input"``.
     """
 
     def read(context: Any) -> Any:
@@ -40,10 +40,10 @@ def pipeline(
 def read_batches(
     files: Sequence[str], inputs: Sequence[str], batch_size: int, rank: int = 0, workers: int = 1
 ) -> Any:
-    """A ``tf.data.Dataset`` of the batches of one of several workers, always in the same order.
+    """Return a ``tf.data.Dataset`` of one worker's batches, always in the same order.
 
-    Several files are read at once, rows are decoded once and kept in memory, and batches are made
-    ahead of the steps that use them.
+    Several files are read at once, rows are decoded once and cached in memory, and batches are
+    prefetched.
     """
     import tensorflow as tf
 
@@ -66,7 +66,7 @@ def read_batches(
 def read_parquet(
     path: str | Path, inputs: Sequence[str] = tuple(_COLUMN_OF)
 ) -> tuple[dict[str, Any], Any]:
-    """All rows of Parquet files as arrays: the inputs by name, and the labels, one-hot.
+    """Return all rows of Parquet files as arrays: the inputs by name, and the labels, one-hot.
 
     Lists of particles may be flat, or lists of lists as in the larger of the published files; the
     smaller ones have none: read them with ``inputs=["hlf_input"]``.
@@ -74,7 +74,7 @@ def read_parquet(
     Raises
     ------
     ValueError
-        Rows have lists of several lengths: they were not filled up.
+        Rows have lists of different lengths: they were not padded.
     """
     import pyarrow.parquet as pq
 
@@ -85,7 +85,7 @@ def read_parquet(
 
 
 def read_frame(spark: Any, path: str) -> Any:
-    """A DataFrame of Parquet files, ready to be written as TFRecord.
+    """Return a DataFrame of Parquet files that can be written as TFRecord.
 
     In the larger of the published files high-level features and labels are ML vectors, and the
     particles lists of lists: all become flat arrays. The smaller ones have no particles.
@@ -105,12 +105,12 @@ def read_frame(spark: Any, path: str) -> Any:
 
 
 def _to_array(values: Any, column: str) -> Any:
-    """A column of lists, flat or nested, as an array of float32 with a row per list."""
+    """Return a column of lists, flat or nested, as an array of float32 with a row per list."""
     import pyarrow as pa
 
     rows, flat = len(values), values.combine_chunks()
     while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type):
-        # A list that is missing has no length, and would shift all rows behind it.
+        # A missing list has no length, and would shift all following rows.
         if len(flat.value_lengths().unique()) > 1 or flat.null_count:
             raise ValueError(f"the lists of the column {column} are of several lengths, or missing")
         flat = flat.flatten()

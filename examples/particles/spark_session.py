@@ -1,4 +1,4 @@
-"""The part of the pipeline that Spark runs: events, features, files."""
+"""Spark session of the pipeline, which generates events, features and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def start_session(cores: int) -> Iterator[Any]:
-    """A Spark of its own in this process, for as long as the context lasts."""
+    """Start a Spark session in this process, and stop it at the end of the context."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

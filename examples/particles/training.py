@@ -1,4 +1,4 @@
-"""Trains a classifier by several workers, or one process in the same steps."""
+"""Train a classifier with several workers, or in one process with the same steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pybackend import ScaleLearningRate
 
 @dataclass(frozen=True)
 class Plan:
-    """How long is trained, and at which rate; ``batch_size`` is that of one worker."""
+    """Length and learning rate of a training; ``batch_size`` is that of one worker."""
 
     epochs: int = 12
     batch_size: int = 128
@@ -29,13 +29,13 @@ class Plan:
     seed: int = 1
 
     def build(self, name: str) -> Any:
-        """The model of a name, with weights that depend on the seed alone."""
+        """Return the model with this name, whose initial weights depend only on the seed."""
         keras.utils.set_random_seed(self.seed)
         return build(name, self.learning_rate, self.dropout)
 
 
 def train(name: str, files: Sequence[str], workers: int, plan: Plan, spark: Any = "local") -> Any:
-    """The `TrainResult` of several workers on this machine, or on Spark."""
+    """Train with several workers on this machine or on Spark, and return the `TrainResult`."""
     return pybackend.barrier_train(
         spark,
         plan.build(name),
@@ -49,7 +49,7 @@ def train(name: str, files: Sequence[str], workers: int, plan: Plan, spark: Any 
 
 
 def train_in_one_process(name: str, files: Sequence[str], workers: int, plan: Plan) -> Any:
-    """The model that Keras's own ``fit`` makes of the steps that so many workers take."""
+    """Train with Keras's own ``fit`` in the steps of this number of workers; return the model."""
     import tensorflow as tf
 
     parts = [
@@ -71,13 +71,13 @@ def train_in_one_process(name: str, files: Sequence[str], workers: int, plan: Pl
 
 
 def predict(name: str, model: Any, inputs: Mapping[str, Any]) -> Any:
-    """The scores that a model gives to rows, shape (rows, classes)."""
+    """Return the model's scores for rows, shape (rows, classes)."""
     chosen = {key: inputs[key] for key in INPUTS[name]}
     return model.predict(chosen, batch_size=4096, verbose=0)
 
 
 class _Rates(keras.callbacks.Callback):
-    """Sets the rate of each step, which `barrier_train` does by itself."""
+    """Set the learning rate of each step, as `barrier_train` does with ``scale_lr``."""
 
     def __init__(self, scale: ScaleLearningRate, workers: int, steps: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-# `data` of barrier_apply(): rows that its function iterates over, by the names of their columns.
+# The argument `data` of barrier_apply(): named columns whose rows the function iterates over.
 
 check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_env()) {
   if (is.null(data)) {
@@ -17,7 +17,7 @@ check_apply_data <- function(data, route, arg = caller_arg(data), call = caller_
   if (length(data) == 0L || !rlang::is_named(data) || anyDuplicated(names(data))) {
     abort_input(
       c(
-        sprintf("`%s` must have columns, each with a name of its own.", arg),
+        sprintf("`%s` must have columns with unique names.", arg),
         i = "Write `list(image = x, label = y)`, or pass a data frame."
       ),
       call = call
@@ -43,7 +43,7 @@ abort_apply_data <- function(data, arg, call) {
   )
 }
 
-# Unlike features, which Keras computes with, columns keep their type: doubles stay doubles.
+# Columns retain their type: doubles are not converted to float32, as those of features are.
 as_column_array <- function(x) {
   if (is_python(x)) {
     return(x)

@@ -1,10 +1,10 @@
-# The arguments that several calls share, each checked in one way.
+# Checks of the arguments that several calls share.
 
-# The checked values of the arguments with these names, taken from the function that calls.
+# Checked values of the arguments with these names, taken from the calling function.
 check_arguments <- function(names, frame = caller_env()) {
   values <- mget(names, envir = frame)
   if (all(c("workers", "roles") %in% names) && !is.null(values$roles)) {
-    # Roles say how many there are, whatever an option says.
+    # The counts of the roles replace the option `tfdist.workers`.
     values["workers"] <- list(if (!eval(quote(missing(workers)), frame)) values$workers)
   }
   Map(
@@ -67,7 +67,7 @@ check_epochs <- function(settings, call = caller_env()) {
 
 # A number of epochs, or the numbers of the epochs that end with a validation.
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
-  # A fit has the epochs as a list.
+  # A fit stores the epochs as a list.
   x <- unlist(x)
   is_whole <- length(x) > 0L && is.numeric(x) && rlang::is_integerish(x, finite = TRUE)
   is_whole <- is_whole && all(x >= 1 & x <= .Machine$integer.max)
@@ -78,7 +78,7 @@ check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(if (length(x) == 1L) as.integer(x) else as.list(as.integer(x)))
 }
 
-# Counts of workers by role, as Python has them; which of them go together, Python knows.
+# Counts of workers by role, as a list for Python, which checks their combinations.
 check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x)) {
     return(invisible(NULL))
@@ -92,14 +92,14 @@ check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
   if (length(unknown <- setdiff(names(x), known))) {
     abort_input(
-      sprintf("`%s` has \"%s\", which is none of %s.", arg, unknown[[1]], toString(known)),
+      sprintf("`%s` has \"%s\"; the roles are %s.", arg, unknown[[1]], toString(known)),
       call = call
     )
   }
   invisible(as.list(counts))
 }
 
-# Names of TensorFlow's strategies; of those that there is no need of, Python says what to use.
+# The name of a strategy of TensorFlow. If it is not supported, Python's error says what to use.
 check_strategy <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !rlang::is_string(x)) {
     abort_expected(x, "\"parameter_server\"", TRUE, arg, call)
@@ -127,7 +127,7 @@ check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
   is_list <- is.null(x) || is.list(x)
   if (!is_list || !all(vapply(x, is_callback, NA))) {
-    expected <- "a list of Keras callbacks (Python objects) and of what `observer()` returns"
+    expected <- "a list of Keras callbacks (Python objects) and results of `observer()`"
     abort_expected(x, expected, TRUE, arg, call)
   }
   invisible(if (length(x)) unname(x))
@@ -143,7 +143,7 @@ check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(x)
 }
 
-# A path or URI that workers write to; absolute, as they have another working directory.
+# A path or URI that workers write to. It becomes absolute: their working directory differs.
 check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x)) {
     return(NULL)

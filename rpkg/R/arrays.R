@@ -14,7 +14,7 @@ check_array <- function(x, arg, call, label = FALSE, text = FALSE, may_be_empty 
   invisible(x)
 }
 
-# Text of a file that was read with another encoding than its own.
+# Reject text that is not valid in its encoding, as from a file that was read with a wrong one.
 check_characters <- function(x, arg, call) {
   if (!is.factor(x) && !is.character(x)) {
     return(invisible(x))
@@ -33,14 +33,14 @@ check_characters <- function(x, arg, call) {
         row,
         encodeString(iconv(texts[[bad[[1L]]]], "latin1", "ASCII", sub = "byte"), quote = "\"")
       ),
-      i = "Read the file in its own, as by `read.csv(file, fileEncoding = \"latin1\")`.",
+      i = "Read the file in its own encoding, e.g. `read.csv(file, fileEncoding = \"latin1\")`.",
       i = "Or convert the text: `iconv(x, \"latin1\", \"UTF-8\")`."
     ),
     call = call
   )
 }
 
-# The names of a matrix's columns; of a named list of matrices, those of each.
+# Column names of a matrix, or of each matrix in a named list.
 matrix_columns <- function(x) {
   if (is.list(x) && !is_python(x)) {
     found <- lapply(x, matrix_columns)
@@ -51,8 +51,8 @@ matrix_columns <- function(x) {
   if (length(names) && all(nzchar(names)) && !anyDuplicated(names)) names
 }
 
-# A matrix whose columns have names is read by them, as a data frame is: those of the training, in
-# their order. Other arrays are read by position.
+# Select the columns of the training by their names, in their order, as from a data frame. Arrays
+# without column names are used by position.
 order_columns <- function(x, known, arg, call) {
   if (is.list(x) && !is_python(x)) {
     both <- if (is.list(known)) intersect(names(x), names(known))
@@ -75,7 +75,7 @@ order_columns <- function(x, known, arg, call) {
           absent[[1L]]
         ),
         i = sprintf("Its columns are %s.", list_names(present)),
-        i = "If they are in the order of the training, take away their names: `unname(x)`."
+        i = "If they are in the order of the training, remove their names: `unname(x)`."
       ),
       call = call
     )
@@ -83,7 +83,7 @@ order_columns <- function(x, known, arg, call) {
   x[, known, drop = FALSE]
 }
 
-# Some rows of an array, or of each of several.
+# Some rows of an array, or of each array in a list.
 take_rows <- function(x, rows) {
   if (is.data.frame(x)) {
     return(x[rows, , drop = FALSE])
@@ -98,7 +98,7 @@ take_rows <- function(x, rows) {
   do.call(`[`, c(list(x, rows), others, drop = FALSE))
 }
 
-# Which rows of an array, or of all of several, have no missing value.
+# TRUE for each row without a missing value, in an array or in all arrays of a list.
 complete_rows <- function(x) {
   if (is.list(x)) {
     return(Reduce(`&`, lapply(x, complete_rows)))
@@ -191,11 +191,11 @@ as_label_array <- function(y) {
   as_feature_array(y)
 }
 
-# A vector without dimensions becomes an array of one: of length 1, reticulate would make it a
-# scalar.
+# A vector without dimensions becomes an array of one dimension: reticulate would convert a vector
+# of length 1 to a scalar.
 as_plain_array <- function(x) {
   size <- dim(x) %||% length(x)
-  # reticulate makes bytes of raw vectors, whatever their dimensions.
+  # reticulate converts raw vectors to bytes, regardless of their dimensions.
   if (is.raw(x)) {
     array(as.integer(x), dim = size)
   } else if (is.object(x) || is.null(dim(x))) {

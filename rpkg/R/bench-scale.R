@@ -60,7 +60,7 @@ bench_scale <- function(
   if (!is.null(project)) {
     check_count(project, min = 2L)
     if (length(unique(workers)) < 2L) {
-      abort_input("`project` needs two numbers of `workers` at least, as in `c(1, 2, 4)`.")
+      abort_input("`project` needs at least two numbers of `workers`, e.g. `c(1, 2, 4)`.")
     }
   }
   call <- rlang::current_env()
@@ -148,7 +148,7 @@ as.data.frame.tfdist_scaling <- function(x, ...) {
   x
 }
 
-# A figure, with the ends of its interval where it has one.
+# A value, with its interval if it has one.
 show_interval <- function(x, name) {
   low <- x[[paste0(name, "_low")]]
   text <- sprintf("%.2f", x[[name]])
@@ -159,7 +159,7 @@ show_interval <- function(x, name) {
   ifelse(is.na(low), text, ends)
 }
 
-# What Python calls: it needs the result that the fit holds.
+# The function that Python calls. It returns Python's result object, which the fit contains.
 python_train <- function(train) {
   function(workers, batch_size) {
     fit <- train(workers = as.integer(workers), batch_size = as.integer(batch_size))

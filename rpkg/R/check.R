@@ -67,7 +67,7 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   invisible(x)
 }
 
-# A string that a regular expression describes; `expected` says it in words.
+# Check that a string matches a regular expression, which `expected` describes in words.
 check_pattern <- function(
   x,
   pattern,

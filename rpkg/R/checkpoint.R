@@ -7,7 +7,7 @@
 #'
 #' A checkpoint holds the weights, the optimizer's state, the random generators of each worker,
 #' callback attributes that are plain data, and the history. It is written in the background, and is
-#' either complete or absent. A damaged one is skipped for the one before it. If a worker gets
+#' either complete or absent. If the newest is damaged, the one before it is used. If a worker gets
 #' SIGTERM, as before a preemption, all workers save one more checkpoint, of the same step, and
 #' exit.
 #'
@@ -28,10 +28,10 @@
 #' @examples
 #' checkpoint("run-1", every = "10min", keep = 3)
 #' \dontrun{
-#' kept <- checkpoint("/shared/run-1")
-#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = kept, restarts = 3)
+#' saved <- checkpoint("/shared/run-1")
+#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, restarts = 3)
 #' # After this session itself was lost, the same call:
-#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = kept, resume = TRUE)
+#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, resume = TRUE)
 #' model <- load_checkpoint("/shared/run-1")
 #' }
 checkpoint <- function(uri, every = "epoch", keep = 2) {
@@ -70,7 +70,7 @@ load_checkpoint <- function(
   )
 }
 
-# Python knows no `~`.
+# Python does not expand `~`.
 expand_path <- function(uri) if (grepl("://", uri, fixed = TRUE)) uri else path.expand(uri)
 
 check_every <- function(x, arg = caller_arg(x), call = caller_env()) {
@@ -83,13 +83,13 @@ check_every <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(if (is_count) as.integer(x) else x)
 }
 
-# A folder by itself is a checkpoint() with its defaults.
+# A folder stands for a checkpoint() with its defaults.
 check_checkpoint <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (rlang::is_string(x)) {
     return(checkpoint(x))
   }
   if (!is.null(x) && !inherits(x, "tfdist_checkpoint")) {
-    abort_expected(x, "a folder or what `checkpoint()` returns", TRUE, arg, call)
+    abort_expected(x, "a folder or the result of `checkpoint()`", TRUE, arg, call)
   }
   invisible(x)
 }

@@ -1,14 +1,14 @@
 # An R function, prepared to run in other R sessions: with the variables that it uses, the names of
 # the packages that it needs, and nothing from this package.
 
-# The RFunction in Python, which the workers call. `pack` turns its value into what Python takes.
+# The RFunction in Python, which the workers call. `pack` converts its value for Python.
 as_r_function <- function(f, packages, pack, extra = list(), arg, call) {
   variables <- find_variables(f, arg, call)
   check_no_python(extra, arg, call)
   check_closure_size(f, variables$globals, extra, arg, call)
   carrier <- new_carrier(utils::removeSource(f), variables$globals, extra, pack)
   bytes <- serialize(carrier, NULL)
-  # The size of environments, such as those of R6 objects, shows only now.
+  # The size of environments, such as those of R6 objects, is known only after serializing.
   if (length(bytes) > max_closure_bytes(call)) {
     abort_too_large(length(bytes), NULL, arg, call)
   }
@@ -35,9 +35,9 @@ new_carrier <- function(f, globals, extra, pack) {
   carrier
 }
 
-# What the function uses: variables of the user's workspace, which serialize() leaves behind, and
-# attached packages. Its own environment travels with it anyway. All functions of the workspace go:
-# S3 methods, and functions that do.call() names, cannot be found in the source text.
+# The variables of the workspace that the function uses, which serialize() omits, and the attached
+# packages. serialize() includes the function's own environment. All functions of the workspace are
+# sent: S3 methods, and functions that do.call() names, cannot be found in the source text.
 find_variables <- function(f, arg, call) {
   found <- find_globals(f)
   for (g in list_functions(found$values)) {
@@ -68,14 +68,14 @@ find_globals <- function(f) {
   )
 }
 
-# Functions in lists, where the search for variables does not look.
+# Functions in lists, in which globalsOf() does not search.
 list_functions <- function(values) {
   lists <- Filter(function(value) is.list(value) && !is_python(value), values)
   members <- do.call(c, c(list(list()), lapply(unname(lists), unclass)))
   Filter(function(member) is.function(member) && !is.primitive(member), members)
 }
 
-# The workspace, and what attach() has placed behind it.
+# TRUE for the workspace and for what attach() has added to the search path.
 is_workspace <- function(environment) {
   name <- environmentName(environment)
   identical(environment, globalenv()) ||
@@ -125,7 +125,7 @@ check_no_python <- function(found, arg, call) {
   }
 }
 
-# Of keras3's `new_*_class()`, say, whose functions hold the class under names of their own.
+# For example a class of keras3's `new_*_class()`, whose functions hold it under other names.
 abort_python_class <- function(class, arg, call) {
   abort_input(
     c(
@@ -189,7 +189,7 @@ captured_variables <- function(environment) {
   variables <- list()
   while (is_local_environment(environment)) {
     names <- ls(environment, all.names = TRUE)
-    # Arguments that were not evaluated yet, and active bindings, are left alone.
+    # Arguments that were not evaluated yet, and active bindings, are not evaluated here.
     is_value <- !rlang::env_binding_are_lazy(environment, names) &
       !rlang::env_binding_are_active(environment, names)
     variables <- c(variables, mget(names[is_value], environment))

@@ -1,4 +1,4 @@
-# Which columns of data frames, tables and files are used, and how: ColumnSpec in Python.
+# Columns of data frames, tables and files to use, with their options: ColumnSpec in Python.
 
 column_spec <- function(label, features, weight, options, call = caller_env()) {
   check_options(options, "data_options", "data_options", call)
@@ -89,7 +89,7 @@ check_feature_names <- function(features, columns, arg, call) {
   }
 }
 
-# Rejects arguments about columns when the data have none. Data frames say which they have used.
+# Reject arguments about columns if the data have none. Data frames list those that they used.
 check_has_columns <- function(columns, data, validation = NULL, call = caller_env()) {
   if (has_named_columns(data) || has_named_columns(validation)) {
     return(invisible())
@@ -101,7 +101,7 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
     abort_input(
       c(
         sprintf(
-          "`%s` describes columns, and `data` has none that it could apply to.",
+          "`%s` describes columns, but `data` has no columns to which it applies.",
           unused[[1L]]
         ),
         i = paste(
@@ -114,12 +114,12 @@ check_has_columns <- function(columns, data, validation = NULL, call = caller_en
   }
 }
 
-# Whether Python reads the rows by the names of columns.
+# TRUE if Python reads the rows by the names of columns.
 has_named_columns <- function(data) {
   isTRUE(data$kind %in% c("table", "path")) || is_python_frame(data$value)
 }
 
-# What Python is given: nothing about columns when it receives arrays alone.
+# The arguments about columns for Python: only the label and options if it receives arrays.
 as_python_columns <- function(columns, data, validation, call) {
   options <- columns$options
   if (!has_named_columns(data) && !has_named_columns(validation)) {
@@ -127,7 +127,7 @@ as_python_columns <- function(columns, data, validation, call) {
     return(list(label = columns$label, data_options = as_python_options(options, call)))
   }
   options["categories"] <- list(columns$categories)
-  # Python leaves text that is an input by itself as it is.
+  # Python does not encode text that is an input by itself.
   is_text <- vapply(as.list(columns$encode), identical, NA, "text")
   options["encode"] <- list(null_if_empty(columns$encode[!is_text]))
   options["tensors"] <- list(columns$tensors)
@@ -156,7 +156,7 @@ add_label_levels <- function(columns, data, rows) {
   columns
 }
 
-# In a PySpark DataFrame; nothing else has columns with types.
+# TRUE if the column of a PySpark DataFrame is text. No other data have typed columns.
 has_text_column <- function(rows, name) {
   if (!is_spark_frame(rows)) {
     return(FALSE)

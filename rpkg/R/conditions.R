@@ -9,7 +9,7 @@
 #'   that came first; its message lists the others.
 #' * `tfdist_error_peer_lost`: a worker disappeared without a report.
 #' * `tfdist_error_serialization`: a model that cannot be written or read back.
-#' * `tfdist_error_database`: a database rejected a model, or computes other numbers.
+#' * `tfdist_error_database`: a database rejected a model, or its numbers differ from Keras's.
 #' * `tfdist_error_python`: the Python package is missing, or failed unexpectedly.
 #'
 #' The condition has the fields of the worker's report: `rank` (from 0), `host`, `exception_type`
@@ -39,8 +39,8 @@ abort_tfdist <- function(message, class, ..., call = caller_env()) {
   abort(message, class = c(class, "tfdist_error"), ..., trace = trace_user(call), call = call)
 }
 
-# The calls that led to the one which an error is reported of: in scripts, rlang would show what
-# that one calls in turn as well. NULL, for which rlang traces all, if it is not running.
+# The trace up to the call that the error names: in scripts, rlang would also show the calls within
+# it. NULL, for which rlang shows the whole trace, if that call is not running.
 trace_user <- function(call) {
   is_call <- function(frame) identical(frame, call)
   if (is.environment(call) && any(vapply(c(globalenv(), sys.frames()), is_call, NA))) {

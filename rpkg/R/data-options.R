@@ -120,7 +120,7 @@ check_encode <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(values)
 }
 
-# Values of the type that Python compares with those of a column: 3 does not match 3.0 there.
+# Values in the type in which Python compares them with a column: there, 3 does not match 3.0.
 as_comparable_values <- function(values) {
   if (is.factor(values)) {
     as.character(values)

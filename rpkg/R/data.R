@@ -73,7 +73,7 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   )
 }
 
-# `data` as a list with the names x and perhaps y and sample_weight, and what the user calls each.
+# `data` as a list of x, and y and sample_weight if passed. The attribute `at` names each in errors.
 split_data <- function(data, arg, call) {
   parts <- c("x", "y", "sample_weight")
   if (is.array(data) || (has_unique_names(data) && !any(names(data) %in% parts))) {
@@ -163,7 +163,7 @@ check_has_spark <- function(route, arg, call) {
   }
 }
 
-# Data whose rows Python reads by the names of their columns.
+# Data from which Python reads columns by their names.
 column_source <- function(kind, value, columns) {
   levels <- label_values(columns)
   list(
@@ -224,8 +224,7 @@ abort_data <- function(data, allow_null, arg, call) {
   )
 }
 
-# Data whose labels, if they are a factor, have the codes of the training, whatever the order of
-# their own levels.
+# Recode a factor label by the levels of the training, regardless of the order of its own levels.
 match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   if (reads_numbers_as_levels(data$y, trained)) {
     data$y <- factor(data$y)
@@ -258,20 +257,20 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
   data
 }
 
-# Numbers, where the training had a factor of numbers: they are its levels, not their codes.
+# TRUE if the label is numeric and the training had a factor of numbers: they are its levels.
 reads_numbers_as_levels <- function(y, levels) {
   is_plain <- is.numeric(y) && !is.factor(y) && is.null(dim(y))
   numbers <- suppressWarnings(as.numeric(levels))
   is_plain && length(levels) > 0L && !anyNA(numbers)
 }
 
-# TRUE and FALSE are classes, as the levels of a factor are.
+# TRUE and FALSE become classes, like the levels of a factor.
 as_label <- function(y) if (is.logical(y) && is.null(dim(y))) factor(y, c(FALSE, TRUE)) else y
 
-# What the codes 0, 1, 2, ... of the label mean, as far as that is known without Python.
+# Levels with the codes 0, 1, 2, ... of the label, if they are known without Python.
 label_levels <- function(data) levels(data$y) %||% data$levels
 
-# Does the model's loss tell the levels of the label apart, and not take their codes for numbers?
+# Check that the model's loss treats the codes of the label as classes, not as numbers.
 check_label_levels <- function(model, y, call) {
   known <- levels(y)
   if (is.null(known)) {
@@ -309,7 +308,7 @@ inform_levels <- function(levels) {
   )
 }
 
-# Calls `code` with the Python form of checked data. A temporary view exists as long as the call.
+# Call `code` with checked data in Python's form. A temporary view exists until `code` returns.
 with_python_data <- function(data, session, code, arg = "data", call = caller_env()) {
   if (is.null(data)) {
     return(code(NULL))

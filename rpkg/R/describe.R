@@ -1,4 +1,4 @@
-# How an error names an unexpected value: "the string \"two\"", "a list of 3".
+# Description of an unexpected value for an error: "the string \"two\"", "a list of 3".
 describe <- function(x) {
   if (missing(x)) {
     return("missing")

@@ -1,6 +1,6 @@
-# Arguments that a function does not have, answered by what to pass instead.
+# Errors about unknown arguments, with what to pass instead.
 
-# Arguments behind `...` are given by name; what remains is misspelt, or another function's.
+# Arguments after `...` must be named. What `...` receives is misspelt, unnamed or unknown.
 check_dots_empty <- function(..., call = caller_env()) {
   given <- rlang::enquos(..., .ignore_empty = "all")
   if (!length(given)) {
@@ -12,8 +12,8 @@ check_dots_empty <- function(..., call = caller_env()) {
     value <- rlang::as_label(given[[1L]])
     abort_input(
       c(
-        sprintf("%s was given %s without a name.", called, value),
-        i = sprintf("Without a name it takes %s only.", list_positions(call))
+        sprintf("%s got the unnamed argument %s.", called, value),
+        i = sprintf("Only %s may be unnamed.", list_positions(call))
       ),
       call = call
     )
@@ -23,10 +23,10 @@ check_dots_empty <- function(..., call = caller_env()) {
   abort_input(c(sprintf("%s has no argument `%s`.", called, name), i = instead), call = call)
 }
 
-# "`barrier_train()`"; a function that has no name is what do.call() was given.
+# "`barrier_train()`"; "The function" if do.call() received a function without a name.
 name_called <- function(frame) {
   called <- rlang::frame_call(frame)
-  # A method is called by the name of its generic.
+  # Users call a method by the name of its generic.
   name <- if (rlang::is_call_simple(called)) sub("[.]tfdist_.*", "", rlang::call_name(called))
   if (is.null(name)) "The function" else sprintf("`%s()`", name)
 }
@@ -51,10 +51,10 @@ find_instead <- function(name, known) {
       return(sprintf("Pass `%s = %s(%s = )`.", maker, maker, name))
     }
   }
-  "See its help page for those that it has."
+  "See its help page for its arguments."
 }
 
-# NULL if no known name is near.
+# Suggest a similar known name; NULL if there is none.
 name_near <- function(name, known, quoted = "`%s`") {
   distances <- utils::adist(name, known, ignore.case = TRUE)[1L, ]
   near <- known[distances <= max(1L, nchar(name) %/% 3L)]
@@ -64,8 +64,8 @@ name_near <- function(name, known, quoted = "`%s`") {
   if (length(found)) sprintf("Did you mean %s?", sprintf(quoted, found[[1L]]))
 }
 
-# What keras3's fit(), evaluate() and predict(), or others that start workers, take that has another
-# form here: the argument of ours that makes it so, and what to say.
+# Arguments of keras3's fit(), evaluate() and predict(), and of other packages that start workers,
+# that have another form here: the argument that replaces each, and the advice.
 keras_arguments <- list(
   x = c("data", "Pass `data = list(x, y)`."),
   y = c("data", "Pass `data = list(x, y)`."),
@@ -85,7 +85,7 @@ keras_arguments <- list(
   loss = c("model", "The model has it: `compile(model, optimizer, loss, metrics)`."),
   metrics = c("model", "The model has them: `compile(model, optimizer, loss, metrics)`."),
   learning_rate = c("model", "The optimizer has it: `compile(optimizer_adam(learning_rate = ))`."),
-  return_dict = c("batch_size", "The figures have names anyway."),
+  return_dict = c("batch_size", "The metrics are always named."),
   num_workers = c("workers", "Pass `workers`."),
   spark = c("sc", "Pass the connection as `sc`."),
   spark_context = c("sc", "Pass the connection as `sc`.")

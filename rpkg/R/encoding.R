@@ -1,11 +1,11 @@
-# Factors, text and whole numbers of data frames as codes or one-hot, or text as it is ("text"); of
-# tables and files, Python does the same (pybackend/data/encoding.py).
+# Factors, text and whole numbers of data frames as codes, one-hot or unchanged text ("text").
+# Python does the same for tables and files (pybackend/data/encoding.py).
 
-# Beyond that a column is rather an identifier.
+# A column with more values is probably an identifier.
 most_one_hot <- 1000L
 
-# The categories and encodings of the feature columns that have any, those of the data added to
-# those that are given or known from a training.
+# Categories and encodings of the encoded feature columns: those that were passed or are known from
+# a training, and those found in the data.
 encode_frame <- function(data, features, columns, arg, call) {
   texts <- list_text_columns(features, columns$text_inputs)
   features <- unique(unlist(features))
@@ -34,13 +34,13 @@ check_encoded <- function(encode, features, call) {
   unused <- setdiff(names(encode), features)
   if (length(unused)) {
     abort_input(
-      sprintf("`encode` names \"%s\", which is none of the features.", unused[[1L]]),
+      sprintf("`encode` names \"%s\", which is not a feature.", unused[[1L]]),
       call = call
     )
   }
 }
 
-# Columns that are an input by themselves which takes text.
+# Columns that form a text input by themselves.
 list_text_columns <- function(features, inputs) {
   groups <- as_groups(features)
   is_named <- names(groups) %in% inputs
@@ -74,7 +74,7 @@ find_values <- function(column, name, encoding, columns, arg, call) {
     abort_input(
       c(
         sprintf("`encode` names \"%s\", which is %s.", name, column_kind(column)),
-        i = "Text, factors and whole numbers can be encoded; others need their `categories`."
+        i = "Text, factors and whole numbers can be encoded; other types need `categories`."
       ),
       call = call
     )
@@ -101,7 +101,7 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   values
 }
 
-# `known_from` says what has fixed the types of the columns, if anything has.
+# `known_from` names what fixed the types of the columns, or is NULL.
 abort_unknown_codes <- function(name, column, arg, known_from, call) {
   problem <- sprintf("Column \"%s\" of `%s` is %s.", name, arg, column_kind(column))
   if (!is.null(known_from)) {
@@ -110,14 +110,14 @@ abort_unknown_codes <- function(name, column, arg, known_from, call) {
   abort_input(
     c(
       problem,
-      i = "The codes of its values are those of the training, and not known here.",
+      i = "The codes of its values come from the training and are not known here.",
       i = sprintf("Use the fit, or `data_options(categories = list(%s = ...))`.", name)
     ),
     call = call
   )
 }
 
-# The levels of a factor, or the values, sorted as Python sorts them whatever the locale.
+# The levels of a factor, or the sorted values, in Python's order regardless of the locale.
 column_values <- function(column) {
   if (is.factor(column)) {
     levels(column)
@@ -130,13 +130,13 @@ is_one_hot <- function(name, encode) identical(as.list(encode)[[name]], "one_hot
 
 remains_text <- function(name, encode) identical(as.list(encode)[[name]], "text")
 
-# A matrix of a column per value, or of the codes, which start at 0.
+# A one-hot matrix with a column for each value, or a matrix of the codes, which start at 0.
 encode_values <- function(column, values, one_hot) {
   codes <- match_values(column, values)
   if (one_hot) outer(codes, seq_along(values), `==`) else as.matrix(codes - 1L)
 }
 
-# What the numbers of each input are called, in their order: `column_value` if one-hot.
+# Names of the numbers of each input, in their order: `column_value` if one-hot.
 name_numbers <- function(data, features, categories, encode) {
   if (is.list(features)) {
     return(lapply(features, function(group) name_numbers(data, group, categories, encode)))
@@ -169,7 +169,7 @@ name_features <- function(data, features, coded, arg, call) {
 
 as_groups <- function(features) if (is.list(features)) features else list(features)
 
-# Codes that the training data have fixed, for validation data and what comes later.
+# The columns with the codes and levels of the training data, for validation and later data.
 narrow_columns <- function(columns, data) {
   columns$features <- data$features %||% columns$features
   columns$feature_names <- data$feature_names %||% columns$feature_names
@@ -182,7 +182,7 @@ narrow_columns <- function(columns, data) {
   columns
 }
 
-# Before any worker starts: does the model take as many numbers per row as the features are?
+# Check before any worker starts that the model takes as many numbers per row as the features have.
 check_inputs <- function(model, names, call) {
   if (!is.null(names)) {
     names <- if (is.list(names)) lapply(names, as.list) else as.list(names)

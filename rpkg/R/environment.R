@@ -1,7 +1,7 @@
-# TensorFlow has releases for these alone.
+# TensorFlow has releases only for these versions.
 python_range <- ">=3.10,<3.14"
 
-# The Python that the environment is made with: a path.
+# Path of the Python that creates the environment.
 find_python <- function(python, call = caller_env()) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
@@ -32,7 +32,7 @@ version_of_python <- function(python, call) {
   answer <- suppressWarnings(system2(python, c("-c", shQuote(program)), stdout = TRUE))
   version <- numeric_version(utils::tail(c("", answer), 1L), strict = FALSE)
   if (is.na(version)) {
-    abort_input(sprintf("%s is not a Python that runs.", python), call = call)
+    abort_input(sprintf("%s cannot be run as Python.", python), call = call)
   }
   version
 }
@@ -44,7 +44,7 @@ create_environment <- function(envname, python, call = caller_env()) {
     file.path(path.expand(reticulate::virtualenv_root()), envname)
   }
   is_made <- FALSE
-  # Half an environment would be taken for one at the next call.
+  # The next call would take a partial environment for a complete one.
   on.exit(if (!is_made) unlink(path, recursive = TRUE))
   run_logged(
     python,
@@ -61,14 +61,14 @@ run_pip <- function(path, requirements, options = NULL, call = caller_env()) {
     file.path(path, "bin", "python"),
     c("-m", "pip", "install", "--upgrade", "--no-input", "--disable-pip-version-check"),
     c(options, requirements),
-    title = "Installing the Python half of tfdist",
-    problem = sprintf("pip cannot install the Python half into %s.", path),
+    title = "Installing the Python package of tfdist",
+    problem = sprintf("pip cannot install the Python package into %s.", path),
     call = call
   )
 }
 
-# Runs a program behind one line of progress. What it prints goes to a log, and the log's end into
-# the error if the program fails.
+# Run a program with one line of progress. Its output goes to a log, whose last lines are in the
+# error if the program fails.
 run_logged <- function(program, ..., title, problem, call = caller_env()) {
   current <- ""
   cli::cli_progress_step("{title}{current}", msg_done = "{title}", msg_failed = "{title}")
@@ -76,15 +76,15 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   dir.create(folder)
   run <- start_program(c(program, ...), folder)
   has_ended <- FALSE
-  # An interrupt comes while R sleeps; a console may send Ctrl-C to R alone.
-  # Added: cli ends the line of progress by this frame's own.
+  # An interrupt comes while R sleeps; a console may send Ctrl-C only to R.
+  # `add = TRUE`: cli's own on.exit() in this frame ends the line of progress.
   on.exit(if (!has_ended) end_program(run), add = TRUE)
   while (!file.exists(run$status)) {
     Sys.sleep(0.1)
     for (line in readLines(run$lines, warn = FALSE)) {
       current <- name_package(line) %||% current
     }
-    # Elsewhere each of them would be a line of its own.
+    # On other consoles each update would be a new line.
     if (cli::is_dynamic_tty()) {
       cli::cli_progress_update()
     }
@@ -97,14 +97,14 @@ run_logged <- function(program, ..., title, problem, call = caller_env()) {
   unlink(folder, recursive = TRUE)
 }
 
-# By a shell that waits for it: in a shell's background a program would ignore Ctrl-C.
+# Start a program in a shell that waits for it: in a shell's background it would ignore Ctrl-C.
 start_program <- function(words, folder) {
   files <- as.list(file.path(folder, c("log", "pid", "status")))
   names(files) <- basename(unlist(files))
   file.create(files$log)
   quoted <- lapply(files, shQuote)
   inner <- sprintf("echo $$ >%s; exec %s", quoted$pid, paste(shQuote(words), collapse = " "))
-  # Renamed, so that a status that exists is complete.
+  # The status is written by renaming a file, so it is complete if it exists.
   outer <- sprintf(
     "sh -c %s >%s 2>&1 </dev/null; echo $? >%s; mv %s %s",
     shQuote(inner),
@@ -121,7 +121,7 @@ end_program <- function(run) {
   if (length(pid)) {
     tools::pskill(as.integer(pid), tools::SIGINT)
   }
-  # Closing waits until the program is gone.
+  # Closing waits until the program has exited.
   close_program(run)
   unlink(dirname(run$log), recursive = TRUE)
 }
@@ -131,7 +131,7 @@ close_program <- function(run) {
   close(run$shell)
 }
 
-# What pip is at, from a line that it printed; NULL if the line does not tell.
+# What pip is working on, from a line of its output; NULL if the line does not show it.
 name_package <- function(line) {
   doing <- "Collecting|Downloading|Installing collected packages:?|Processing"
   pattern <- sprintf("^ *(%s) +([^ ,<>=!~;]+).*", doing)
@@ -150,8 +150,8 @@ abort_logged <- function(problem, log, call, lines = 8L) {
   abort_tfdist(
     c(
       problem,
-      x = paste(c("It ended with:", utils::tail(printed, lines)), collapse = "\n"),
-      i = sprintf("All that it printed is in %s, until R ends.", log)
+      x = paste(c("Its last lines:", utils::tail(printed, lines)), collapse = "\n"),
+      i = sprintf("Its complete output is in %s until R exits.", log)
     ),
     "tfdist_error_python",
     call = call

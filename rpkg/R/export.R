@@ -9,7 +9,8 @@
 #'
 #' @param object,x A [tfdist_fit].
 #' @param export_dir_base Folder to write.
-#' @param ... Arguments for Keras's `model$export()`, such as `format`; not used by `bundle()`.
+#' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
+#'   `bundle()`.
 #'
 #' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` a bundle.
 #' @name export_fit
@@ -24,8 +25,8 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_string(export_dir_base)
   call <- rlang::current_env()
   model <- fit_model(object, call)
-  # TensorFlow writes the code that it makes of functions into files, and R does not let it remove
-  # them when Python ends: R's own folder goes with the session.
+  # TensorFlow writes generated code to temporary files. Within R, they are not removed when Python
+  # ends, so use R's own temporary folder, which is removed with the session.
   tempfile <- reticulate::import("tempfile")
   before <- tempfile$tempdir
   tempfile$tempdir <- tempdir()

@@ -67,8 +67,8 @@
 #' plot(fit)
 NULL
 
-# `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is what
-# keep_model_fn() returns.
+# `columns` is a column_spec(), with the `levels` of the label if R knows them; `kept` is the result
+# of keep_model_fn().
 new_fit <- function(
   result,
   columns = list(),
@@ -79,7 +79,7 @@ new_fit <- function(
   kept = NULL
 ) {
   fields <- result$to_dict()
-  # The decoded model is kept in an environment, so that all copies of the fit share it.
+  # The decoded model is stored in an environment, so that all copies of the fit share it.
   decoded <- new.env(parent = emptyenv())
   decoded$result <- result
   # Any other model is read from its file.
@@ -106,7 +106,7 @@ new_fit <- function(
       levels = columns$levels %||% plain_levels(fields$levels),
       label = columns$label,
       tensors = columns$tensors,
-      # Python has found the values of columns of tables and files.
+      # Python found the values of columns in tables and files.
       categories = null_if_empty(utils::modifyList(
         lapply(fields$categories, unlist),
         as.list(columns$categories)
@@ -184,7 +184,7 @@ plain_history <- function(history) {
   do.call(c, c(list(list()), plain))
 }
 
-# The epochs that have figures, of training and of validation, which may be in some epochs only.
+# Epochs with metrics of the training, and of the validation, which may not run in all epochs.
 number_epochs <- function(epochs_of) {
   is_validation <- startsWith(as.character(names(epochs_of)), "val_")
   first <- function(found) if (length(found)) as.integer(unlist(found[[1L]]))
@@ -234,7 +234,7 @@ names.tfdist_fit <- function(x) {
   c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding")))
 }
 
-# By the names above, which are not those of the list.
+# With the names above, not those of the list.
 #' @exportS3Method utils::str
 str.tfdist_fit <- function(object, ...) {
   fields <- unclass(object)
@@ -265,7 +265,7 @@ living_objects <- function(objects) {
   if (length(objects)) objects
 }
 
-# A row per epoch, with NA if an epoch has no figure of a metric.
+# A row per epoch, with NA if an epoch has no value of a metric.
 wide_history <- function(fit) {
   numbers <- epochs_of(fit)
   epoch <- sort(unique(unlist(numbers, use.names = FALSE)))

@@ -3,7 +3,7 @@
 formula_columns <- function(formula, data, weight, options, call) {
   terms <- read_formula(formula, data, weight, options, call)
   options <- options %||% data_options()
-  # As in lm(), whatever the other columns are.
+  # As in lm(), regardless of the other columns.
   options["encode"] <- list(options$encode %||% "one_hot")
   response <- attr(terms, "variables")[[2L]]
   features <- vapply(attr(terms, "term.labels"), bare_name, "", USE.NAMES = FALSE)
@@ -29,7 +29,7 @@ formula_columns <- function(formula, data, weight, options, call) {
   columns
 }
 
-# The terms of a formula, with all columns but the label and the weight in the place of `.`
+# The terms of a formula, in which `.` stands for all columns except the label and the weight.
 read_formula <- function(formula, data, weight, options, call) {
   if (!rlang::is_formula(formula, lhs = TRUE)) {
     abort_input(
@@ -47,7 +47,7 @@ read_formula <- function(formula, data, weight, options, call) {
       c(
         sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
         i = if (inherits(data, "tbl_lazy")) "Fetch its rows with `dplyr::collect()`.",
-        i = if (is.matrix(data)) "Pass `as.data.frame()` of it, with the label.",
+        i = if (is.matrix(data)) "Pass `as.data.frame(data)`, with the label as a column.",
         i = "Pass a data frame, a Spark table or the path of files."
       ),
       call = call
@@ -56,7 +56,7 @@ read_formula <- function(formula, data, weight, options, call) {
   names <- setdiff(names, weight)
   rows <- rlang::set_names(rep(list(logical()), length(names)), names)
   terms <- tryCatch(
-    # R warns of a column that `.` does not stand for and a minus takes away.
+    # R warns about a column that a minus removes and that is not part of `.`
     suppressWarnings(
       stats::terms(formula, data = structure(rows, class = "data.frame", row.names = integer()))
     ),
@@ -72,7 +72,7 @@ check_terms <- function(terms, weight, call) {
   if (!is.null(attr(terms, "offset"))) {
     abort_input(
       c(
-        "`formula` has an offset, which a network does not.",
+        "`formula` has an offset, which is not supported.",
         i = "Make the column an input of the model, and add it there."
       ),
       call = call
@@ -84,7 +84,7 @@ check_terms <- function(terms, weight, call) {
     abort_input(
       c(
         "`formula` sets contrasts, which are not used: each level of a factor has a column.",
-        i = "Name the column alone, or compute its columns with `model.matrix()` before."
+        i = "Use the column's name alone, or compute its columns with `model.matrix()` first."
       ),
       call = call
     )
@@ -100,12 +100,12 @@ check_terms <- function(terms, weight, call) {
   both <- intersect(targets, all.vars(str2expression(labels)))
   if (length(both)) {
     is_weight <- both[[1L]] %in% weight
-    said <- if (is_weight) {
+    problem <- if (is_weight) {
       "`formula` has the weight `%s` among the features."
     } else {
       "`formula` has `%s` on both sides."
     }
-    abort_input(c(sprintf(said, both[[1L]]), i = "Leave it out on the right."), call = call)
+    abort_input(c(sprintf(problem, both[[1L]]), i = "Leave it out on the right."), call = call)
   }
 }
 
@@ -123,15 +123,15 @@ check_formula_encoding <- function(encode, computed, call) {
   if (!identical(encode, "one_hot")) {
     abort_input(
       c(
-        sprintf("`encode` is for formulas of columns alone, and `formula` computes %s.", computed),
-        i = "Leave out `encode`: all text is one-hot then."
+        sprintf("`encode` needs a formula of columns only, but `formula` computes %s.", computed),
+        i = "Leave out `encode`: all text then becomes one-hot."
       ),
       call = call
     )
   }
 }
 
-# What the training data fix: `predvars`, as of poly() or scale(), and the levels of factors.
+# Values that come from the training data: `predvars`, as of poly() or scale(), and levels.
 prepare_formula <- function(terms, data, computed, categories, call) {
   # An intercept is the model's bias, and all levels of factors have columns, with or without one.
   attr(terms, "intercept") <- 1L
@@ -144,7 +144,7 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   check_by_row(terms, data, predictors, call)
   is_text <- vapply(predictors, function(column) is.factor(column) || is.character(column), NA)
   levels <- lapply(predictors[is_text], column_values)
-  # A logical column is 0 or 1, but for `flag:a` without `a`, where FALSE has a slope of its own.
+  # A logical column is 0 or 1, except in `flag:a` without `a`, where FALSE has its own slope.
   is_flag <- vapply(predictors, is.logical, NA) & apply(factors == 2L, 1L, any)[names(predictors)]
   levels[names(predictors)[is_flag]] <- list(c(FALSE, TRUE))
   given <- intersect(names(levels), names(categories))
@@ -164,13 +164,13 @@ prepare_formula <- function(terms, data, computed, categories, call) {
   )
 }
 
-# A term that depends on all rows, such as rank(a), would be another one for later rows.
+# Reject terms that depend on all rows, such as rank(a): they would differ for later rows.
 check_by_row <- function(terms, data, predictors, call) {
   count <- nrow(data)
   if (count < 10L) {
     return(invisible())
   }
-  # The smallest value may stand first or last: some without these, and one alone.
+  # The first or the last row may have the smallest value: also without these, and one row alone.
   spread <- function(from, to) unique(round(seq(from, to, length.out = 5L)))
   subsets <- list(spread(1, count), spread(0.3 * count, 0.7 * count), ceiling(0.6 * count))
   for (rows in subsets) {
@@ -185,11 +185,11 @@ check_by_row <- function(terms, data, predictors, call) {
       abort_input(
         c(
           sprintf(
-            "`%s` in `formula` depends on all rows: computed for some of them, it differs.",
+            "`%s` in `formula` depends on all rows: for some of them alone, its values differ.",
             name
           ),
-          i = "Predictions of a row would depend on the others.",
-          i = "Compute the column before, or use `scale()`, `poly()` or a recipe, which keep it."
+          i = "The prediction of a row would depend on the other rows.",
+          i = "Compute the column first, or use `scale()`, `poly()` or a recipe: the fit stores it."
         ),
         call = call
       )
@@ -205,7 +205,7 @@ has_same_rows <- function(whole, rows, some) {
   isTRUE(all.equal(as.double(whole), as.double(some), tolerance = 1e-6))
 }
 
-# Each prediction looks up variables that are not columns in the session again.
+# Variables that are not columns are looked up in the session for each prediction.
 inform_variables <- function(names) {
   names <- Filter(function(name) !exists(name, envir = baseenv(), inherits = FALSE), names)
   if (length(names)) {
@@ -214,12 +214,12 @@ inform_variables <- function(names) {
         "`formula` uses %s of this session, which the fit does not store.",
         toString(sprintf("`%s`", names))
       ),
-      i = "Predictions take the value of that time. Write the value itself into the formula."
+      i = "Predictions will use its value at that time. Write the value itself into the formula."
     ))
   }
 }
 
-# A date is a number to model.matrix(), and the user has not said which.
+# model.matrix() would use a date as a number of days, which may not be meant.
 check_predictors <- function(predictors, call) {
   for (name in names(predictors)) {
     check_not_labelled(predictors[[name]], name, "formula", call)
@@ -230,7 +230,7 @@ check_predictors <- function(predictors, call) {
     abort_input(
       c(
         sprintf("`%s` of `formula` is of class %s.", name, class(predictors[[name]])[[1L]]),
-        i = sprintf("Write `as.numeric(%s)` if the days or seconds as numbers are meant.", name)
+        i = sprintf("Write `as.numeric(%s)` to use the days or seconds as numbers.", name)
       ),
       call = call
     )
@@ -280,7 +280,7 @@ apply_formula <- function(preparation, data, arg, call, with_label, keeps_missin
   rows
 }
 
-# All levels have a column, with the name that one-hot columns have everywhere.
+# Contrasts with a column for each level, named like all one-hot columns.
 one_hot_contrasts <- function(values) {
   size <- length(values)
   matrix(diag(size), size, dimnames = list(values, paste0("_", values)))

@@ -6,7 +6,7 @@ check_frame <- function(data, columns, arg, call) {
   if (!is.null(columns$preparation)) {
     given <- data
     data <- columns$rows %||% prepare_rows(columns$preparation, given, arg, call, with_label = TRUE)
-    # Nothing computes a weight.
+    # The preparation does not include the weight.
     if (!is.null(columns$weight) && is.null(data[[columns$weight]])) {
       data[[columns$weight]] <- given[[columns$weight]]
     }
@@ -65,7 +65,7 @@ frame_label <- function(data, columns, arg, call) {
     if (is.null(columns$levels) && isFALSE(columns$finds_levels)) {
       abort_unknown_codes(columns$label, y, arg, columns$known_from, call)
     }
-    # Sorted as Python sorts, whatever the locale.
+    # Sorted in Python's order, regardless of the locale.
     values <- columns$levels %||% sort(unique(y), method = "radix")
   }
   if (is.null(values)) {
@@ -76,14 +76,14 @@ frame_label <- function(data, columns, arg, call) {
   factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
 }
 
-# The levels of each of several labels, by which later data are coded.
+# The levels of each of several labels, used to code later data.
 levels_of_labels <- function(y, label) {
   known <- lapply(y, levels)
   known <- known[lengths(known) > 0L]
   rlang::set_names(known, unlist(label)[names(known)])
 }
 
-# Either could be meant.
+# Reject duplicate names of columns, which are ambiguous.
 reject_duplicate_columns <- function(data, arg, call) {
   twice <- names(data)[duplicated(names(data))]
   if (length(twice)) {
@@ -113,11 +113,11 @@ check_columns <- function(wanted, columns, arg, what, call) {
         sprintf("`%s` has no column \"%s\", which is %s.", arg, absent[[1L]], what),
         if (what == "the `label`" && identical(absent[[1L]], "label")) {
           c(
-            i = "Name the column to predict: `label = Species`, say, or a formula.",
+            i = "Name the column to predict, e.g. `label = Species`, or use a formula.",
             i = "If the rows have no labels, use `label = NULL`."
           )
         },
-        # Any name of one or two letters is near another.
+        # A name of one or two letters is similar to any other.
         i = if (nchar(absent[[1L]]) > 2L) name_near(absent[[1L]], columns, "\"%s\""),
         i = sprintf("Its columns are %s.", list_names(columns))
       ),
@@ -164,7 +164,7 @@ check_frame_features <- function(
   }
 }
 
-# How numbers are made of a column.
+# Advice on converting a column to numbers.
 advise_on_column <- function(name, column) {
   if (inherits(column, "difftime")) {
     sprintf("Use `as.numeric(%s, units = \"mins\")`", name)
@@ -175,7 +175,7 @@ advise_on_column <- function(name, column) {
   }
 }
 
-# Codes of categories, of haven: as numbers they would be ordered.
+# haven's labelled columns have codes of categories: as numbers they would be ordered.
 check_not_labelled <- function(column, name, arg, call) {
   if (inherits(column, "haven_labelled")) {
     abort_input(
@@ -212,7 +212,7 @@ check_finite <- function(data, features, arg, call) {
 
 check_column_missing <- function(column, name, arg, call) {
   if (anyNA(column)) {
-    # In a matrix column, elements count down the rows.
+    # In a matrix column, the index of an element runs down the rows.
     row <- (which(is.na(column))[[1L]] - 1L) %% NROW(column) + 1L
     abort_input(
       c(
@@ -272,12 +272,12 @@ frame_matrix <- function(data, features, categories = NULL, encode = NULL) {
   matrix
 }
 
-# Which rows have a value in every feature column, and one of its categories.
+# TRUE for each row that has a value, and a known category, in every feature column.
 complete_cases <- function(data, features, categories) {
   is_complete <- function(name) {
     column <- data[[name]]
     if (is.list(column)) {
-      # Refused as a feature, by its kind.
+      # A list column is rejected later because of its type.
       return(TRUE)
     }
     has_value <- complete_rows(column)
@@ -297,7 +297,7 @@ warn_of_other_values <- function(name, value, values) {
   rlang::warn(
     c(
       sprintf(
-        "Column \"%s\" has none of its categories, but %s, say: no row has a prediction.",
+        "No value of column \"%s\" is one of its categories (e.g. %s): no row has a prediction.",
         name,
         encodeString(as.character(value), quote = "\"")
       ),
@@ -338,7 +338,7 @@ match_values <- function(column, values) {
 }
 
 list_names <- function(names, most = 10L) {
-  # One more takes no more room than to say so.
+  # One more name is as short as "and 1 more".
   if (length(names) == most + 1L) {
     most <- most + 1L
   }

@@ -50,8 +50,8 @@ hosts <- function(
   new_launcher(fields, "hosts")
 }
 
-# `maker` is the name of the function that makes it, in R and in Python. If Python runs already, it
-# checks what R leaves to it, such as the lines of a hostfile; else it does so when it is used.
+# `maker` is the name of the function in R and in Python. If Python is already running, it checks
+# what R does not check, such as the lines of a hostfile; otherwise at the launcher's first use.
 new_launcher <- function(fields, maker, call = caller_env()) {
   made <- new_options(fields, c(paste0("tfdist_", maker), "tfdist_launcher"))
   if (!is.null(the$pybackend)) {
@@ -62,7 +62,7 @@ new_launcher <- function(fields, maker, call = caller_env()) {
 
 as_python_launcher <- function(launcher, call = caller_env()) {
   fields <- Filter(Negate(is.null), unclass(launcher))
-  # Python takes a vector of length one for a text.
+  # reticulate converts a vector of length one to a string.
   fields$ssh_options <- if (!is.null(fields$ssh_options)) as.list(fields$ssh_options)
   if (!is.null(fields$environment)) {
     variables <- fields$environment
@@ -75,7 +75,7 @@ as_python_launcher <- function(launcher, call = caller_env()) {
 has_spark <- function(route) !route$kind %in% c("local", "launcher")
 
 place_without_spark <- function(route) {
-  if (route$kind == "local") "this machine without Spark" else "a place without Spark"
+  if (route$kind == "local") "this machine without Spark" else "a launcher without Spark"
 }
 
 check_hosts <- function(x, arg = caller_arg(x), call = caller_env()) {
@@ -87,7 +87,7 @@ check_hosts <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (length(wrong) > 0L) {
     abort_input(
       c(
-        sprintf("`%s` lists %s, which is no host.", arg, describe(wrong[[1L]])),
+        sprintf("`%s` lists %s, which is not a host.", arg, describe(wrong[[1L]])),
         i = "Expected `name`, `name:slots`, `user@name:slots` or `[IPv6 address]:slots`."
       ),
       call = call
@@ -128,7 +128,7 @@ check_environment <- function(x, arg = caller_arg(x), call = caller_env()) {
   wrong <- grep("^[A-Za-z_][A-Za-z0-9_]*$", names(found), value = TRUE, invert = TRUE)
   if (length(wrong) > 0L) {
     abort_input(
-      sprintf("`%s` has %s, which is no name of a variable.", arg, describe(wrong[[1L]])),
+      sprintf("`%s` has %s, which is not the name of a variable.", arg, describe(wrong[[1L]])),
       call = call
     )
   }

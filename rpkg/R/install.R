@@ -60,7 +60,7 @@ install_tfdist <- function(
 
 inform_installed <- function(envname, path, extras) {
   next_steps <- c(
-    v = sprintf("Installed the Python half of tfdist %s in %s.", own_version(), path)
+    v = sprintf("Installed the Python package of tfdist %s in %s.", own_version(), path)
   )
   if (!identical(envname, "r-tfdist")) {
     python <- reticulate::virtualenv_python(envname)
@@ -98,27 +98,27 @@ check_source <- function(source, arg = caller_arg(source), call = caller_env()) 
     abort_input(
       c(
         sprintf("`%s` %s: %s.", arg, problem, source),
-        i = "Leave it out to install what is inside the R package."
+        i = "Leave it out to install the copy inside the R package."
       ),
       call = call
     )
   }
 }
 
-# Sparklyr's R workers fail under pyspark 4.3: a class of protobuf's is missing there.
+# Sparklyr's R workers fail under pyspark 4.3, which lacks a class of protobuf.
 spark_bound <- "pyspark<4.3"
 
-# What pip is asked to install.
+# Requirements for pip.
 python_requirements <- function(source, extras, r = getRversion(), call = caller_env()) {
   source <- source %||% bundled_python() %||% abort_no_source(call)
-  # The newest rpy2 calls a function that R has from 4.5 on; the extra r44 has one that does not.
+  # The newest rpy2 calls a function that R has since 4.5; the extra r44 installs an older rpy2.
   extras[extras == "r" & r < "4.5"] <- "r44"
   wanted <- if (length(extras)) sprintf("[%s]", paste(extras, collapse = ",")) else ""
   c(paste0(normalizePath(source), wanted), if ("spark" %in% extras) spark_bound)
 }
 
-# The wheel, which the released package holds, or the sources, which an installation from a checkout
-# has copied from beside the R package; NULL if there is neither.
+# Path of the wheel in a released package, or of the sources that an installation from a checkout
+# copied; NULL if there is neither.
 bundled_python <- function(directory = system.file("python", package = "tfdist")) {
   pattern <- sprintf("^tfdist-%s-.*\\.whl$", gsub(".", "\\.", own_version(), fixed = TRUE))
   wheels <- if (nzchar(directory)) list.files(directory, pattern, full.names = TRUE)
@@ -133,11 +133,11 @@ bundled_python <- function(directory = system.file("python", package = "tfdist")
 abort_no_source <- function(call) {
   abort_input(
     c(
-      "This installation of the R package does not hold its Python half.",
+      "This installation of the R package does not contain the Python package.",
       i = "There are three ways to get it:",
-      "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which holds it.",
+      "*" = "Install the released R package, a file tfdist_<version>.tar.gz, which contains it.",
       "*" = paste(
-        "Install `rpkg` from a git clone of the repository, which keeps its symbolic links:",
+        "Install `rpkg` from a git clone of the repository, which has its symbolic links:",
         "`R CMD INSTALL path/to/tfdist/rpkg`."
       ),
       "*" = "Name a wheel or a checkout: `install_tfdist(\"path/to/tfdist\")`."

@@ -37,7 +37,7 @@ join_workers <- function(addresses, index, secret_file = NULL) {
     abort_input(
       c(
         sprintf("`secret_file` does not exist: %s.", secret_file),
-        i = "The command `tfdist secret` makes one."
+        i = "The command `tfdist secret` creates one."
       )
     )
   }
@@ -49,10 +49,10 @@ join_workers <- function(addresses, index, secret_file = NULL) {
   invisible(config)
 }
 
-# Variables that say which of several sessions this one is, and prove it.
+# Environment variables with the rank of this session and the shared secret.
 place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE")
 
-# Python has read the environment when it started: what R has set since is new to it.
+# Python read the environment at its start: pass on what R has changed since then.
 open_place <- function(sc, call = caller_env()) {
   set <- Sys.getenv(place_variables, unset = NA)
   pybackend(call)

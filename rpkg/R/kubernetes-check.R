@@ -1,10 +1,10 @@
-# What Kubernetes allows in names, labels and quantities, as Python checks it, too.
+# Kubernetes's rules for names, labels and quantities, which Python checks, too.
 
 check_word <- function(x, allow_null = TRUE, arg = caller_arg(x), call = caller_env()) {
   check_pattern(x, "^[^[:cntrl:][:space:]]+$", "text without blanks", allow_null, arg, call)
 }
 
-# A namespace is one label of a DNS name, other objects have names of several.
+# A namespace is one label of a DNS name; names of other objects may have several.
 check_kubernetes_name <- function(
   x,
   one_label = FALSE,
@@ -61,7 +61,7 @@ check_labels <- function(x, arg = caller_arg(x), call = caller_env()) {
     label <- sprintf("%s=%s", names(found)[[wrong[[1L]]]], found[[wrong[[1L]]]])
     abort_input(
       c(
-        sprintf("`%s` has %s, which is no label of Kubernetes.", arg, describe(label)),
+        sprintf("`%s` has %s, which is not a Kubernetes label.", arg, describe(label)),
         i = "Name and value are at most 63 letters, digits, \"-\", \"_\" and \".\" each."
       ),
       call = call

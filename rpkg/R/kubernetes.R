@@ -52,7 +52,7 @@ kubernetes <- function(
   if (!is.null(patience)) {
     check_positive(patience, finite = FALSE)
   }
-  # Python takes a named list for a mapping.
+  # A named list becomes a dict in Python.
   fields <- list(
     image = check_word(image, allow_null = FALSE),
     namespace = check_kubernetes_name(namespace, one_label = TRUE),

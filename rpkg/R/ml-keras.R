@@ -100,7 +100,7 @@ ml_keras <- function(
   check_installed("sparklyr", "A pipeline of Spark ML")
   sc <- pipeline_connection(x)
   check_model(model)
-  check_needs_no_r(model, "Train it further by `barrier_train()`, and predict by `predict()`.")
+  check_needs_no_r(model, "Train it further with `barrier_train()`, and predict with `predict()`.")
   columns <- list(
     featuresCol = check_string(features_col),
     labelCol = check_string(label_col),
@@ -120,7 +120,7 @@ ml_keras <- function(
   check_flag(safe_mode)
 
   call <- rlang::current_env()
-  # The classes of stages are those of the PySpark that is attached.
+  # Stages are made of the classes of the attached PySpark.
   open_session(check_pipeline_connection(sc), call)
   names(settings)[names(settings) == "batch_size"] <- "batchSize"
   params <- c(columns, settings, list(trainOptions = as_train_options(options, call)))
@@ -142,14 +142,14 @@ ml_keras <- function(
   ml_add(x, stage)
 }
 
-# Arguments of ml_keras() that are no Params of their own in Python.
+# Arguments of ml_keras() that are not Params in Python.
 ml_options <- c(
   c("initial_epoch", "steps_per_epoch", "validation_freq", "callbacks", "class_weight", "shuffle"),
   c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
   c("tensorboard", "timeout")
 )
 
-# Those that are not as in Python anyway: what is saved with the pipeline is short.
+# Only the options that differ from the defaults, because they are saved with the pipeline.
 as_train_options <- function(options, call) {
   defaults <- formals(ml_keras)[names(options)]
   is_default <- mapply(
@@ -206,7 +206,7 @@ ml_fit.tfdist_ml_pipeline <- function(x, dataset, ...) {
   session <- open_session(check_pipeline_connection(x$sc))
   fitted <- list()
   for (stage in x$stages) {
-    # What is trained sees the rows as the stages before it leave them.
+    # A stage is trained on the rows that the stages before it return.
     dataset <- transform_by(fitted[length(fitted)], dataset, session, call)
     fitted[[length(fitted) + 1L]] <- fit_stage(stage, dataset, session, call)
   }
@@ -255,7 +255,7 @@ fit_stage <- function(stage, dataset, session, call) {
   with_spark_frame(dataset, session, function(frame) call_python(stage$fit, frame, call = call))
 }
 
-# Lazily, one stage after another; a stage of Python gives a view that Spark computes when needed.
+# Lazily, one stage after another: a stage of Python returns a view that Spark computes if needed.
 transform_by <- function(stages, dataset, session, call) {
   for (stage in stages) {
     if (is_python(stage)) {
@@ -271,7 +271,7 @@ transform_by <- function(stages, dataset, session, call) {
   dataset
 }
 
-# Spark ML's format, by Python: stages of sparklyr's get there through files of their own.
+# Python writes Spark ML's format. Stages of sparklyr are passed to it as files.
 save_stages <- function(x, path, overwrite, is_fitted, call) {
   check_string(path, call = call)
   check_flag(overwrite, call = call)
@@ -318,7 +318,7 @@ check_pipeline_connection <- function(sc, call = caller_env()) {
   if (route$kind != "sparklyr") {
     abort_input(
       c(
-        "Pipelines with Keras need a connection of sparklyr's own.",
+        "Pipelines with Keras need a connection of sparklyr itself.",
         i = "Connect with `sparklyr::spark_connect()`, without `method = \"spark_connect\"`."
       ),
       call = call

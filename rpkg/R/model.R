@@ -98,13 +98,13 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
   new_fit(found$result, list(label = found$label), custom_objects, safe_mode)
 }
 
-# All of a fit, with what R alone knows of its columns.
+# Save a whole fit, including what only R knows of its columns.
 save_fit <- function(fit, path, call) {
   if (!is.null(fit$preparation) || identical(fit$model_format, "weights.h5")) {
     abort_input(
       c(
-        "This fit computes with R code, which a .json file does not have.",
-        i = "Use `saveRDS()`, which keeps all of it for R."
+        "This fit contains R code, which a .json file cannot store.",
+        i = "Use `saveRDS()`, which saves all of it for R."
       ),
       call = call
     )
@@ -123,15 +123,15 @@ save_fit <- function(fit, path, call) {
   call_python(backend$bridge$save_result, fit$record, fit$model_base64, path, changes, call = call)
 }
 
-# The trained file as it is, or through Keras if the path asks for the other format.
+# Write the trained file unchanged, or through Keras if the path has the other format.
 write_fit <- function(fit, path, call) {
   format <- fit$model_format
   is_weights <- identical(format, "weights.h5")
   if (is_weights && !endsWith(path, ".weights.h5") && !is_rebuilt(fit)) {
     abort_input(
       c(
-        "Keras cannot write this model as a whole: the fit has its weights alone.",
-        i = "Name the file *.weights.h5, and load it by `model$load_weights()`."
+        "Keras cannot write this model as a whole: the fit has only its weights.",
+        i = "Name the file *.weights.h5, and load it with `model$load_weights()`."
       ),
       call = call
     )
@@ -160,8 +160,8 @@ decode_model <- function(text, custom_objects, safe_mode, sha256, compile = TRUE
   )
 }
 
-# The model of a fit: what this session's training has returned, or a fit that was read from a file
-# has as text, or has written to a URI.
+# The model of a fit: that of this session's training, or, for a fit that was read from a file,
+# decoded from its text or read from its URI.
 decode_fit <- function(fit, call) {
   if (is_rebuilt(fit)) {
     return(rebuild_model(fit, call))
@@ -189,7 +189,7 @@ decode_fit <- function(fit, call) {
 model_kinds <-
   "a compiled Keras model, a tfdist_fit or a function without arguments that returns one"
 
-# What barrier_train() accepts: a model, a fit, or a function that returns a model.
+# Check what barrier_train() accepts: a model, a fit, or a function that returns a model.
 check_model <- function(
   model,
   expected = model_kinds,
@@ -225,7 +225,7 @@ check_model_object <- function(model, arg = caller_arg(model), call = caller_env
   invisible(model)
 }
 
-# Python functions that return a model count, too.
+# Python functions that return a model are accepted, too.
 is_keras_model <- function(model) {
   is_python(model) && (any(grepl("keras", class(model))) || is.function(model))
 }
@@ -268,7 +268,7 @@ check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) 
   if (!grepl("\\.(h5|keras)$", path)) {
     abort_input(
       sprintf(
-        "`%s` must end in .h5 or .keras, or, for all of a fit, in .json, not be %s.",
+        "`%s` must end in .h5 or .keras, or, for a whole fit, in .json, not be %s.",
         arg,
         describe(path)
       ),

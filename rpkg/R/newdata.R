@@ -1,6 +1,6 @@
-# The rows that a model is given after its training: `rows`, the arrays of its inputs, and
-# `complete`, which of the rows given are among them. `model` is a fit, by which data frames are
-# prepared and encoded as those of the training, or another model.
+# Check rows for a trained model. Returns `rows`, the arrays of its inputs, and `complete`, TRUE for
+# each row of `newdata` that is among them. If `model` is a fit, data frames are prepared and
+# encoded as in its training.
 check_newdata <- function(
   newdata,
   model,
@@ -8,7 +8,7 @@ check_newdata <- function(
   arg = caller_arg(newdata),
   call = caller_env()
 ) {
-  # The text of the argument, as long as it is one.
+  # The expression of `newdata`, before its value changes.
   force(arg)
   check_one_of(on_missing, c("null", "error"), arg = "on_missing", call = call)
   check_no_table(newdata, arg, call)
@@ -43,7 +43,7 @@ check_newdata <- function(
   list(rows = newdata, complete = complete)
 }
 
-# Whether missing values can be looked for: numbers, in arrays that have as many rows.
+# TRUE if missing values can be found: arrays of numbers with the same number of rows.
 has_rows_of_r <- function(x) {
   arrays <- if (is.list(x) && !is_python(x)) x else list(x)
   is_number <- function(array) !is_python(array) && (is.numeric(array) || is.logical(array))
@@ -52,7 +52,7 @@ has_rows_of_r <- function(x) {
     length(unique(vapply(arrays, count_rows, 1L))) == 1L
 }
 
-# Predictions of all rows, from those of the complete ones; NA for the others.
+# Predictions of all rows from those of the complete rows, with NA for the others.
 spread_rows <- function(scores, complete) {
   if (is.null(complete) || all(complete)) {
     return(scores)

@@ -65,12 +65,12 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(x)
 }
 
-# What the number is, with which a function of an observer is called.
+# Name of the number that a function of an observer gets.
 observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
 
-# Observers as Python has them, among Keras's callbacks.
+# Convert observers to Python's, and leave Keras's callbacks unchanged.
 as_python_callbacks <- function(callbacks, call) {
   if (is.null(callbacks)) {
     return(NULL)
@@ -88,7 +88,7 @@ as_python_observing <- function(f, name) {
   if (is.null(f)) {
     return(NULL)
   }
-  # Called by its name, which is what an error shows.
+  # Call it by its name, which errors show.
   names <- c(name, observed(name), "logs")
   observing <- as.call(lapply(names, as.name))
   has_warned <- FALSE
@@ -107,10 +107,10 @@ as_python_observing <- function(f, name) {
   }
 }
 
-# As of a figure that `logs` has not.
+# For example a comparison with a metric that is not in `logs`.
 warn_no_answer <- function(name, known) {
   rlang::warn(c(
-    sprintf("`%s` of the observer returned `logical(0)`, which stops nothing.", name),
+    sprintf("`%s` of the observer returned `logical(0)`, which does not stop the training.", name),
     i = sprintf("`logs` has %s.", list_names(known))
   ))
 }

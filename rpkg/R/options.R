@@ -25,7 +25,7 @@ print.tfdist_options <- function(x, ...) {
 
 shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
 
-# `makers` are the names of the functions that make what is expected.
+# `makers` are the names of the functions that make the expected objects.
 check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !inherits(x, paste0("tfdist_", makers))) {
     expected <- paste0("`", makers, "()`", collapse = " or ")

@@ -16,7 +16,8 @@
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. Several
 #'   `hidden_units` make several layers.
-#' @param sc,verbose,... As in [barrier_train()].
+#' @param sc,verbose As in [barrier_train()].
+#' @param ... Other arguments of [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
 #'
@@ -60,7 +61,7 @@ train_mlp <- function(
   model <- function() {
     build_mlp(length(rows$feature_names), layers, nlevels(rows$y), learn_rate)
   }
-  # The levels of an outcome need no word: parsnip keeps them.
+  # No message about the levels of the outcome: parsnip stores them.
   withCallingHandlers(
     barrier_train(
       sc,
@@ -76,14 +77,14 @@ train_mlp <- function(
   )
 }
 
-# Of barrier_train(): those that are not set here.
+# Reject arguments of barrier_train() that are set here.
 check_engine_arguments <- function(given, call = caller_env()) {
   set <- c("model", "model_fn", "data", "formula", "label", "features", "data_options")
   known <- setdiff(names(c(formals(train_mlp), formals(barrier_train))), c("x", "y", "...", set))
   unknown <- setdiff(given, known)
   if (length(unknown)) {
     advice <- name_near(unknown[[1L]], known) %||%
-      sprintf("It takes `sc`, and of `barrier_train()` all but %s.", list_names(set))
+      sprintf("It takes the arguments of `barrier_train()`, except %s.", list_names(set))
     abort_input(
       c(sprintf("The engine \"tfdist\" has no argument `%s`.", unknown[[1L]]), i = advice),
       call = call
@@ -100,7 +101,7 @@ score_mlp <- function(object, new_data) {
   spread_rows(scores, checked$complete)
 }
 
-# Without classes, the model gives one number.
+# Without classes, the model has one output number.
 build_mlp <- function(inputs, layers, classes, learn_rate) {
   keras <- reticulate::import("keras")
   is_known <- tryCatch(
@@ -111,7 +112,7 @@ build_mlp <- function(inputs, layers, classes, learn_rate) {
     abort_input(
       c(
         sprintf("Keras has no activation \"%s\".", layers$activation),
-        i = "Use \"relu\", \"tanh\" or \"gelu\", say."
+        i = "Use for example \"relu\", \"tanh\" or \"gelu\"."
       )
     )
   }
@@ -167,7 +168,7 @@ register_engine <- function(...) {
       )
     )
   }
-  # The names of arguments, and dials's functions that say what is worth trying.
+  # Names of the arguments, and dials's functions with the values to try in tuning.
   arguments <- c("hidden_units", "penalty", "dropout", "epochs", "activation", "learn_rate")
   for (name in arguments) {
     parsnip::set_model_arg("mlp", "tfdist", name, name, list(pkg = "dials", fun = name), FALSE)

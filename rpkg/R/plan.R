@@ -1,4 +1,4 @@
-# What plan() returns.
+# The result of plan().
 
 # From Python's Plan.
 new_plan <- function(plan) {

@@ -32,7 +32,7 @@ autoplot.tfdist_fit <- function(object, ..., metrics = NULL, smooth = FALSE) {
 
 line_colours <- c(training = "#1b6ca8", validation = "#d1495b")
 
-# The figures to draw, and with `smooth` their smooth line.
+# The values to draw, and with `smooth` their smooth line.
 plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   check_smooth(smooth, call = call)
   check_strings(metrics, allow_null = TRUE, call = call)
@@ -74,7 +74,7 @@ smooth_lines <- function(history, smooth) {
     } else if (length(rows) < 3L) {
       values
     } else {
-      # Without its robust iterations, which take the steep first epochs for outliers.
+      # Without robust iterations, which would treat the steep first epochs as outliers.
       stats::lowess(history$epoch[rows], values, f = 0.4, iter = 0L)$y
     }
   }
@@ -84,7 +84,7 @@ smooth_lines <- function(history, smooth) {
   line
 }
 
-# The sum of weights is 1 from the beginning on, as in Python: the first mean is the first figure.
+# The weights always sum to 1, as in Python: the first mean is the first value.
 exponential_means <- function(values, weight) {
   fade <- function(initial, values) {
     step <- function(mean, value) weight * mean + (1 - weight) * value
@@ -95,7 +95,7 @@ exponential_means <- function(values, weight) {
 
 has_legend <- function(history) nlevels(history$data) > 1L
 
-# A line of one point is no line, as ggplot2 says for each.
+# Leave out lines of one point: ggplot2 would print a message for each.
 of_several_epochs <- function(history) {
   history[stats::ave(history$epoch, history$metric, history$data, FUN = length) > 1, ]
 }

@@ -4,7 +4,7 @@
 #' @param newdata Rows in the form of the training data: a data frame with the feature columns of
 #'   the training, an array, or a list of arrays for a model with several inputs. Or a sparklyr
 #'   table, whose rows stay in Spark.
-#' @param ... Not used.
+#' @param ... Must be empty: the arguments that follow must be named.
 #' @param type Type of the predictions, by the names of tidymodels:
 #'   * `"class"`: the column `.pred_class`;
 #'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model's loss is
@@ -115,7 +115,7 @@ as_column <- function(numbers) {
   if (length(size) < 2L || prod(size[-1L]) == 1L) as.vector(numbers) else numbers
 }
 
-# A tibble, or what is closest to one without that package.
+# A tibble, or a data frame without that package.
 as_rows <- function(
   columns,
   rows = NROW(columns[[1L]]),

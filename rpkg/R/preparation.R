@@ -1,9 +1,9 @@
-# The 4th argument of barrier_train(), a formula or a recipe. Names of columns alone are a
-# selection, on all data that have columns. Everything else is applied to data frames: to those of
-# the training, and in the same way to all later ones, for which the fit keeps it.
+# The 4th argument of barrier_train(), a formula or a recipe. A formula that only names columns
+# selects them, from all data that have columns. Everything else is applied to the data frames of
+# the training, and by the fit, which stores it, to all later data frames.
 
 # A column_spec(), from the arguments of a call. `given` are quosures of `label`, `features` and
-# `weight`, in which those that the call leaves out are NULL.
+# `weight`; those that the call leaves out are NULL.
 choose_columns <- function(given, formula, data_options, data, call = caller_env()) {
   check_options(data_options, "data_options", "data_options", call)
   if (inherits(data, "recipe")) {
@@ -31,7 +31,7 @@ choose_columns <- function(given, formula, data_options, data, call = caller_env
   )
 }
 
-# What a fit was trained on is how it reads data frames from then on.
+# A fit reads later data frames in the same way as those of its training.
 check_no_formula <- function(formula, is_fit, call = caller_env()) {
   if (is_fit && !is.null(formula)) {
     abort_input(
@@ -65,8 +65,8 @@ check_formula <- function(formula, given, call) {
   }
 }
 
-# The rows of a data frame as the training has prepared its own. Without `with_label`, only what the
-# features need must be there. With `keeps_missing`, what cannot be computed of a row is NA.
+# Prepare the rows of a data frame as in the training. Without `with_label`, only the columns of the
+# features must exist. With `keeps_missing`, values that cannot be computed are NA.
 prepare_rows <- function(
   preparation,
   data,
@@ -77,7 +77,7 @@ prepare_rows <- function(
 ) {
   check_columns(preparation$variables, names(data), arg, "a feature of the training", call)
   if (with_label) {
-    # Else a variable of this session by that name would be the label.
+    # Otherwise a variable of this session with that name would be the label.
     label <- preparation$label_variables
     check_columns(label, names(data), arg, "part of the training's label", call)
   }
@@ -88,7 +88,7 @@ prepare_rows <- function(
   }
 }
 
-# Of other data than data frames, with what to do instead.
+# Reject data other than data frames, with what to do instead.
 check_can_prepare <- function(preparation, data, arg, call) {
   if (is.null(preparation) || is.data.frame(data)) {
     return(invisible())

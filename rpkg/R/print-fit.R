@@ -1,4 +1,4 @@
-# What a fit shows of itself.
+# Printing of fits.
 
 #' @rdname tfdist_fit
 #' @export
@@ -22,13 +22,13 @@ print.tfdist_fit <- function(x, ...) {
   invisible(x)
 }
 
-# Four decimals, or four digits of numbers that decimals show badly: 0.2912, 2.314e-05.
+# Four decimals, or four significant digits of very small and large numbers: 0.2912, 2.314e-05.
 show_loss <- function(x) {
   is_shown <- is.na(x) | x == 0 | (abs(x) >= 5e-5 & abs(x) < 1e6)
   ifelse(is_shown, sprintf("%.4f", x), sprintf("%.4g", x))
 }
 
-# The last figure of each metric.
+# The last value of each metric.
 last_figures <- function(fit) {
   c(vapply(fit$history, function(values) utils::tail(values, 1L), 1), unlist(fit$metrics))
 }
@@ -43,7 +43,7 @@ print_aligned <- function(texts) {
   }
 }
 
-# Items with commas between them, none of them broken.
+# Lines of items with commas between them, broken only between items.
 fill_lines <- function(items, width) {
   add <- function(lines, item) {
     last <- lines[[length(lines)]]
@@ -55,7 +55,7 @@ fill_lines <- function(items, width) {
   Reduce(add, items[-1L], items[[1L]])
 }
 
-# Settings that are not the defaults; those in the first line and those of no result are left out.
+# Settings that are not defaults, without those in the first line or without effect on the result.
 format_settings <- function(fit) {
   settings <- fit$settings
   left_out <- c("workers", "epochs", "seed", "verbose", "timeout")
@@ -83,7 +83,7 @@ format_setting <- function(value) {
   shorten(paste(deparse(value), collapse = " "))
 }
 
-# What the audit of the steps has found.
+# Result of the audit.
 format_audit <- function(fit) {
   audit <- fit$audit
   if (is.null(audit)) {
@@ -100,7 +100,7 @@ format_audit <- function(fit) {
   c(sprintf("%d of %s steps against one process", audit$steps, steps), found)
 }
 
-# How evenly rows, steps and waiting were spread.
+# Ranges of rows, steps and waiting time over the workers.
 format_balance <- function(workers) {
   if (nrow(workers) < 2L) {
     return(character())
@@ -119,7 +119,7 @@ format_range <- function(x, as_text = format_number) {
   paste(ends, collapse = " to ")
 }
 
-# 12,345, whatever `options(OutDec = )` says.
+# 12,345, regardless of `options(OutDec = )`.
 format_number <- function(x) {
   format(x, big.mark = ",", decimal.mark = ".", scientific = FALSE, trim = TRUE)
 }
@@ -163,7 +163,7 @@ print.summary.tfdist_fit <- function(x, ...) {
   cat("\nWorkers\n")
   print(x$workers, row.names = FALSE, digits = 3)
   if (isTRUE(nrow(x$gangs) > 1L)) {
-    cat("\nWho trained from which epoch on\n")
+    cat("\nWorker groups, by their first epoch\n")
     print(x$gangs, row.names = FALSE, right = FALSE)
   }
   if (!is.null(x$straggler)) {

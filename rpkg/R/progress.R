@@ -1,5 +1,5 @@
-# What shows the progress of calls of Python: a function that Python calls, on this very thread,
-# with the kind of what has happened and a list about it.
+# The function that shows the progress of Python's calls. Python calls it on this thread, with the
+# kind of an event and a list of its values.
 new_progress <- function() {
   now <- rlang::env(bar = NULL, recent = list())
   function(kind, event = list()) keep_conditions(show_event(now, kind, event))
@@ -37,9 +37,9 @@ end_bar <- function(now) {
   }
 }
 
-# For code that Python calls: were a message or a warning to reach a handler of whoever has called
-# Python, such as that of tryCatch(), R would jump over Python's frames, and Python would crash
-# later. So messages are printed here, and warnings wait until Python has returned.
+# For code that Python calls: if a message or a warning reached a handler outside the Python call,
+# such as that of tryCatch(), R would jump over Python's frames, and Python would crash later. So
+# messages are printed here, and warnings are raised after Python has returned.
 keep_conditions <- function(code) {
   withCallingHandlers(
     code,
@@ -54,7 +54,7 @@ keep_conditions <- function(code) {
   )
 }
 
-# A document has what is printed to standard output.
+# Documents include only standard output.
 message_connection <- function() {
   if (is_knitting()) stdout() else cli::cli_output_connection()
 }
@@ -67,12 +67,12 @@ signal_kept_warnings <- function() {
   lapply(kept, warning)
 }
 
-# Whether what the console shows can be changed; not in a document or a script.
+# TRUE if the console can change its last line; not in a document or a script.
 is_live_console <- function() {
   rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting()
 }
 
-# Above a bar, if there is one: cli keeps that at the bottom.
+# Above a bar, if there is one: cli redraws the bar at the bottom.
 show_line <- function(text) {
   if (is_live_console()) {
     cli::cli_verbatim(text)
@@ -81,8 +81,7 @@ show_line <- function(text) {
   }
 }
 
-# A model that is still to be made, in a session that has not imported TensorFlow: for seconds
-# nothing else would be shown.
+# Building a model imports TensorFlow, which takes seconds in which nothing else is shown.
 announce_tensorflow <- function(model, verbose) {
   if (verbose > 0L && !is_python(model) && !is_imported("tensorflow")) {
     show_line("Loading TensorFlow ...")
@@ -100,7 +99,7 @@ start_bar <- function(event) {
     epoch = sprintf("epoch %d/%d", event$epoch, event$epochs),
     figures = ""
   )
-  # The bar itself is as wide as half of a narrow console.
+  # The bar itself would take half of a narrow console.
   done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
   bar$id <- cli::cli_progress_bar(
     total = event$steps,
@@ -115,7 +114,7 @@ start_bar <- function(event) {
 
 describe_loss <- function(event) if (is.numeric(event$loss)) paste("loss", show_loss(event$loss))
 
-# Rows a second, and the time until the last step of all, from the last reports of an epoch.
+# Rows per second, and the time until the training's last step, from an epoch's last reports.
 describe_speed <- function(now, event, most = 20L) {
   now$recent <- utils::tail(c(now$recent, list(event)), most)
   first <- now$recent[[1L]]

@@ -38,7 +38,7 @@ load_pybackend <- function(call = caller_env()) {
   )
 }
 
-# Whoever imports Keras or TensorFlow in this session, neither prints its start-up lines.
+# Suppress the start-up lines of Keras and TensorFlow, no matter which code imports them.
 quiet_imports <- function() {
   tryCatch(
     reticulate::import("pybackend.model.quiet_imports")$install(),
@@ -46,8 +46,8 @@ quiet_imports <- function() {
   )
 }
 
-# Otherwise, if reticulate finds no Python, it would download one of its own, without pybackend. A
-# session that has declared tfdist with py_require() gets what it asked for.
+# If reticulate found no Python, it would download one, without pybackend. A session that declared
+# tfdist with py_require() may use that one.
 local_no_managed_python <- function(frame = parent.frame()) {
   set <- Sys.getenv("RETICULATE_USE_MANAGED_VENV", unset = NA)
   if (!is.na(set) || requires_tfdist()) {
@@ -82,7 +82,7 @@ running_python <- function() {
 
 has_pybackend <- function() is.null(pybackend_problem())
 
-# Why pybackend cannot be used; NULL if it can. Starts Python only if it has pybackend.
+# Reason why pybackend cannot be used, or NULL. Starts Python only if it has pybackend.
 pybackend_problem <- function() {
   if (is.null(the$pybackend) && !reticulate::py_available()) {
     config <- discover_python()
@@ -133,7 +133,7 @@ abort_no_pybackend <- function(config, reason, call) {
   )
 }
 
-# A variable goes before any Python that install_tfdist() makes.
+# RETICULATE_PYTHON takes precedence over any environment that install_tfdist() creates.
 how_to_install <- function() {
   chosen <- Sys.getenv("RETICULATE_PYTHON")
   if (nzchar(chosen)) {
@@ -175,9 +175,9 @@ is_older <- function(version, than) {
   tryCatch(numeric_version(version) < numeric_version(than), error = function(error) TRUE)
 }
 
-# Calls a function of pybackend. Its failures come back in an envelope, because reticulate drops the
+# Call a function of pybackend. Its failures come back in an envelope, because reticulate drops the
 # attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
-# R interrupt. What Python has to show meanwhile, R shows.
+# R interrupt. Python's progress and messages are shown by R.
 call_python <- function(fn, ..., call = caller_env()) {
   bridge <- pybackend(call)$bridge
   progress <- new_progress()

@@ -1,7 +1,7 @@
-# Models with parts that are R functions or classes. No file holds those: their weights alone come
-# back, with the state of the optimizer, and the function that has built the model builds it again.
+# Models with parts that are R functions or classes, which no file can contain. Only their weights
+# and the state of the optimizer come back, and the function that built the model builds it again.
 
-# What a fit keeps of that function: a copy that finds what it uses in any session, as the workers'.
+# A copy of that function for the fit. Like the workers' copy, it has the variables that it uses.
 keep_builder <- function(model, model_fn, call = caller_env()) {
   if (is_rebuilt(model)) {
     return(c(unclass(model)["model_fn"], model$rebuilding["packages"]))
@@ -18,13 +18,13 @@ keep_model_fn <- function(f, call) {
   for (name in names(copy$globals)) {
     scope[[name]] <- look_first_in(scope, copy$globals[[name]])
   }
-  # Of a name that several packages export, the attached one is enough.
+  # If several packages export a name, the attached one is enough.
   packages <- intersect(variables$packages, attached_packages())
   list(model_fn = look_first_in(scope, copy$f), packages = packages)
 }
 
-# Has a function of the workspace, or of an environment within it, look for variables in `scope`
-# before it does so in the workspace. Changes environments: only for copies.
+# Make a function of the workspace, or of an environment within it, look for variables in `scope`
+# before the workspace. Changes environments: only for copies.
 look_first_in <- function(scope, f) {
   if (!is.function(f) || is.primitive(f)) {
     return(f)
@@ -62,14 +62,14 @@ attach_packages <- function(packages, call) {
 
 attached_packages <- function() sub("^package:", "", grep("^package:", search(), value = TRUE))
 
-# A function that builds the model of a fit in each worker, with the weights that it has by now.
+# A function that builds the model of a fit in each worker, with its current weights.
 build_with_weights <- function(fit, call) {
   scope <- list(build = fit$model_fn, weights = weights_of(fit, call))
   body <- quote(reticulate::import("pybackend.bridge")$restore_model(build(), weights))
   rlang::new_function(NULL, body, list2env(scope, parent = baseenv()))
 }
 
-# Of a fit, what Python's `restore_model()` takes.
+# Arguments for Python's `restore_model()`, from a fit.
 weights_of <- function(fit, call) {
   text <- fit$model_base64
   if (!is.null(fit$model_uri)) {
@@ -79,7 +79,7 @@ weights_of <- function(fit, call) {
   c(list(text = text, sha256 = fit$model_sha256), known)
 }
 
-# As Python takes it: a fit whose model cannot be a file is a function, and its workers run R.
+# The model for Python. If it cannot be a file, it is sent as a function, and the workers run R.
 as_sent_model <- function(model, call, seed = NULL) {
   if (!is_rebuilt(model)) {
     return(as_python_model(model, call, seed))
@@ -88,7 +88,7 @@ as_sent_model <- function(model, call, seed = NULL) {
   as_r_function(build_with_weights(model, call), packages, identity, arg = "model", call = call)
 }
 
-# Where tasks of Spark use the model, there is no R.
+# Reject models that need R where Spark's own tasks use the model: they cannot run R.
 check_needs_no_r <- function(model, instead, call = caller_env()) {
   if (is_rebuilt(model)) {
     abort_input(

@@ -1,4 +1,4 @@
-# Recipes, of the package recipes: prepared by the training data, and applied to all later ones.
+# Recipes of the package recipes: prepared with the training data, and applied to all later data.
 
 recipe_columns <- function(recipe, data, options, call) {
   check_installed("recipes", "A recipe", call)
@@ -34,8 +34,8 @@ recipe_columns <- function(recipe, data, options, call) {
   columns
 }
 
-# The step that has changed the label in the training, and is skipped for all later rows; one that
-# leaves rows out, or sorts them, gives labels that there were.
+# Class of the step that changed the label in the training and is skipped for later rows, or NULL.
+# A step that only removes or sorts rows does not add new labels.
 find_skipped <- function(recipe, data, label) {
   if (!any(vapply(recipe$steps, function(step) isTRUE(step$skip), NA))) {
     return(NULL)
@@ -68,7 +68,7 @@ bake_rows <- function(preparation, data, arg, call, with_label) {
           preparation$label,
           arg
         ),
-        i = "Figures of unchanged labels cannot be compared: change them before the recipe."
+        i = "Metrics of unchanged labels are not comparable: change the labels before the recipe."
       ),
       call = call
     )

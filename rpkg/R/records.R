@@ -93,7 +93,7 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   if (route$kind == "python") {
     return(frame)
   }
-  # Kept as long as the session: a lazy table reads it again and again.
+  # The view exists as long as the session, because a lazy table reads it repeatedly.
   name <- paste0("tfdist_records_", random_hex())
   frame$createOrReplaceTempView(name)
   dplyr::tbl(sc, name)

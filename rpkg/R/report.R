@@ -50,9 +50,9 @@ report <- function(x, path, ..., title = NULL) {
 
 report_fit <- function(fit, path, title, call = caller_env()) {
   backend <- pybackend(call)
-  # The page says so if the model cannot be had: custom code, or a file that is gone.
+  # The page notes if the model cannot be read: custom code, or a deleted file.
   model <- tryCatch(fit_model(fit), error = function(error) NULL)
-  # A fit that an earlier release has saved has none.
+  # Fits that were saved by earlier releases have no record.
   record <- .subset2(fit, "record") %||% encode_fit(fit)
   call_python(backend$bridge$report_record, record, model, path.expand(path), title, call = call)
 }
@@ -73,7 +73,7 @@ report_failure <- function(error, path, title, call = caller_env()) {
   )
 }
 
-# What a fit without a record knows of its training, as Python's records have it.
+# The record of a fit that was saved without one, in the format of Python's records.
 encode_fit <- function(fit) {
   workers <- lapply(seq_len(nrow(fit$workers)), function(row) {
     worker <- as.list(fit$workers[row, ])

@@ -22,6 +22,7 @@
 #'   column, `encode` are those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): those of the fit.
+#' @param safe_mode As in [barrier_train()]. A fit of a training with `FALSE` sets it to `FALSE`.
 #' @param verbose 0 and 1: silent; 2: also what the workers print.
 #'
 #' @return
@@ -73,12 +74,12 @@ barrier_evaluate <- function(
     data
   )
   columns <- complete_columns(given, model)
-  # Not to be found in these rows, whose values may be others.
+  # Levels are not determined from these rows, whose values may differ.
   columns$finds_levels <- FALSE
   check_can_prepare(columns$preparation, data, "data", rlang::current_env())
   data <- check_data(data, columns, route)
   check_has_columns(given, data)
-  # Codes that the training has not fixed are reported.
+  # Show the codes if the training did not define them.
   levels <- if (is.null(columns$levels)) levels(data$y)
   if (!is.null(columns$levels)) {
     data <- match_levels(data, columns$levels)
@@ -163,7 +164,7 @@ complete_settings <- function(settings, model) {
   settings
 }
 
-# What is not given is as in the training. The label may have another name there.
+# Options that were not passed are those of the training, where the label may have another name.
 complete_columns <- function(columns, model, call = caller_env()) {
   if (!inherits(model, "tfdist_fit")) {
     if (is_python(model)) {
@@ -186,7 +187,7 @@ complete_columns <- function(columns, model, call = caller_env()) {
   columns$feature_names <- fit_field(model, "feature_names")
   columns$preparation <- fit_field(model, "preparation")
   if (inherits(columns$preparation, "tfdist_recipe")) {
-    # It names them by a role.
+    # The recipe names the weights by a role.
     columns$weight <- columns$weight %||% columns$preparation$weight
   }
   # Fewer features than those of the training may be given.
@@ -209,8 +210,8 @@ complete_columns <- function(columns, model, call = caller_env()) {
   columns
 }
 
-# A label that is left out is that of the training, which a formula or a recipe has named for good;
-# other data may have a column `label` instead.
+# The default label is that of the training. It cannot change if a formula or a recipe named it;
+# otherwise data may have a column `label` instead.
 scored_label <- function(model, data) {
   trained <- fit_field(model, "label") %||% "label"
   if (!is.null(fit_field(model, "formula")) || !is.null(fit_field(model, "preparation"))) {

@@ -57,7 +57,7 @@ select_labels <- function(quo, columns, read, call) {
   select_parts(quo, "label", select) %||% select(quo, "label")
 }
 
-# What each part of `list(a = x, b = y)` selects; NULL if it is another expression.
+# Selection of each part of `list(a = x, b = y)`; NULL for any other expression.
 select_parts <- function(quo, arg, select) {
   if (!rlang::is_quosure(quo) || !rlang::quo_is_call(quo, "list")) {
     return(NULL)
@@ -84,7 +84,7 @@ select_one <- function(quo, columns, read, arg, call) {
   found
 }
 
-# `others`, the label and the weight, are meant by a selection of "all but" only if it names them.
+# `others`, the label and the weight, are not among the features unless the selection names them.
 select_features <- function(quo, columns, read, others, call, arg = "features") {
   parts <- select_parts(quo, arg, function(part, name) {
     select_features(part, columns, read, others, call, name)
@@ -112,8 +112,8 @@ select_features <- function(quo, columns, read, others, call, arg = "features") 
 
 column_names <- function(columns) if (is.data.frame(columns)) names(columns) else columns
 
-# What names columns without looking at the data: strings, what evaluates to them, and one bare
-# name.
+# Columns that are named without the data: strings, expressions whose values are strings, and one
+# bare name.
 evaluate_strings <- function(quo, known) {
   if (!rlang::is_quosure(quo)) {
     return(list(found = TRUE, value = quo))
@@ -143,11 +143,11 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
     abort_input(
       c(
         sprintf(
-          "`%s = %s` selects columns, and the names of those of `data` are not known.",
+          "`%s = %s` selects columns, but the column names of `data` are not known.",
           arg,
           rlang::as_label(quo)
         ),
-        i = "Name them as strings, if `data` has columns at all."
+        i = "If `data` has columns, name them as strings."
       ),
       call = call
     )
@@ -175,7 +175,7 @@ select_by_tidyselect <- function(quo, columns, arg, call) {
   names[selected]
 }
 
-# What an error of another package says, without the calls that led to it.
+# Message of an error of another package, without the calls that led to it.
 last_message <- function(error) {
   while (!is.null(error$parent)) {
     error <- error$parent

@@ -23,7 +23,7 @@
 #' options(old)
 NULL
 
-# What errors call an argument: by its option, if the value comes from there.
+# Name of an argument in errors: its option, if the value comes from there.
 name_argument <- function(name, frame) {
   option <- paste0("tfdist.", name)
   is_option <- name %in% c("workers", "verbose") && !is.null(getOption(option))
@@ -32,7 +32,7 @@ name_argument <- function(name, frame) {
   if (is_left_out) sprintf("options(%s = )", option) else name
 }
 
-# More than this is a mistake: rows travel as `data`, or the workers read them.
+# A larger function is a mistake: rows are passed as `data`, or the workers read them.
 max_closure_bytes <- function(call = caller_env()) {
   megabytes <- getOption("tfdist.max_function_mb", 256)
   check_positive(megabytes, finite = FALSE, arg = "options(tfdist.max_function_mb = )", call = call)

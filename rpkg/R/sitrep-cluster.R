@@ -1,17 +1,17 @@
-# What the hosts of a cluster have, and whether its workers can reach each other.
+# Software of the hosts of a cluster, and the connections between its workers.
 
-# Asks every slot through a short barrier job. Problems are data here, not errors.
+# Check every slot with a short barrier job. Problems are returned, not raised.
 gather_cluster <- function(route, sc, call = caller_env()) {
   if (route$kind == "launcher") {
     abort_input(
       c(
-        "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a place without Spark.",
-        i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error says what a host lacks."
+        "`tfdist_sitrep()` examines clusters of Spark, but `sc` is a launcher without Spark.",
+        i = "Use `barrier_apply(sc, function(ctx) ctx$rank)`: its error names what a host lacks."
       ),
       call = call
     )
   }
-  # "local[4]" gives the number of workers, which its session, NULL, does not.
+  # "local[4]" has the number of workers; its session is NULL.
   session <- if (route$kind == "local") sc else open_session(route, call)
   found <- call_python(pybackend(call)$bridge$probe, session, call = call)
   list(

@@ -81,7 +81,7 @@ installed_version <- function(package) {
   if (nzchar(system.file(package = package))) as.character(utils::packageVersion(package))
 }
 
-# As sparklyr looks for the Spark that it starts.
+# TRUE if sparklyr finds a Spark to start.
 finds_spark <- function() {
   nzchar(Sys.getenv("SPARK_HOME")) || nrow(sparklyr::spark_installed_versions()) > 0L
 }
@@ -151,12 +151,12 @@ print_spark_home <- function(report) {
   }
 }
 
-# Few need it, so that its absence is no news.
+# Few users need rpy2, so it is not shown if it is absent.
 print_rpy2 <- function(report) {
   if (!is.null(report$rpy2_problem)) {
     cli::cli_bullets(c(
       x = "rpy2 {report$rpy2} cannot be used with R {report$r}: {report$rpy2_problem}",
-      i = "Run {.code tfdist::install_tfdist(extras = \"r\")}, which installs one that can"
+      i = "Run {.code tfdist::install_tfdist(extras = \"r\")} to install a compatible one"
     ))
   } else if (!is.null(report$rpy2)) {
     print_found("rpy2", report$rpy2)

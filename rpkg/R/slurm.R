@@ -78,7 +78,7 @@ check_slurm_time <- function(x, arg = caller_arg(x), call = caller_env()) {
   check_pattern(x, pattern, expected, TRUE, arg, call)
 }
 
-# Those that decide what the job is: other arguments say it, or tfdist does.
+# Options that define the job: other arguments or tfdist set them.
 own_sbatch_options <- c(
   "array",
   "cpus-per-task",

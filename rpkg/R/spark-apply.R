@@ -17,7 +17,7 @@ open_r_workers <- function(route, call = caller_env()) {
   )
 }
 
-# Runs the workers to their end. They get the rows of the view.
+# Run the workers until they end. They get the rows of the view.
 run_workers <- function(sc, view, archive, group, cores, python) {
   context <- list(
     archive = readBin(archive, "raw", file.size(archive)),
@@ -59,7 +59,7 @@ apply_to_view <- function(sc, view, group, worker, columns, context, ...) {
   sparklyr::sdf_collect(stage)
 }
 
-# What is missing on the executors, after workers have failed too early to report it.
+# Find what is missing on the executors, after workers failed too early to report it.
 examine_executors <- function(sc, view, driver, group, python) {
   context <- list(driver = driver, python = python, library_paths = .libPaths())
   columns <- list(problem = "character")

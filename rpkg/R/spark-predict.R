@@ -1,4 +1,4 @@
-# Predictions beside the rows of a Spark table: a view that Spark computes when its rows are needed.
+# Predictions for the rows of a Spark table: a view that Spark computes when its rows are needed.
 
 predict_table <- function(
   fit,
@@ -54,7 +54,7 @@ check_sql_names <- function(names, call) {
   if (length(odd)) {
     abort_input(
       c(
-        sprintf("sparklyr cannot read a column of the name \"%s\".", odd[[1L]]),
+        sprintf("sparklyr cannot read a column named \"%s\".", odd[[1L]]),
         i = "Use `type = \"class\"` or `type = \"raw\"`, or rename the classes of the training."
       ),
       call = call
@@ -62,7 +62,7 @@ check_sql_names <- function(names, call) {
   }
 }
 
-# What is not given is as in the training, except what the training knew about its label.
+# Options that were not passed are those of the training, without those of its label.
 table_columns <- function(fit, present, features, tensors, categories, call) {
   features <- check_features(features, call = call) %||% fit$features
   tensors <- check_tensors(tensors, call = call) %||% fit$tensors

@@ -1,4 +1,4 @@
-# Where the workers will run. Nothing is started here, so a wrong `sc` is reported at once.
+# Check where the workers will run. Nothing is started here, so a wrong `sc` is reported at once.
 check_sc <- function(sc, arg = caller_arg(sc), call = caller_env()) {
   if (is.null(sc) || is_local(sc)) {
     return(list(kind = "local", sc = sc))
@@ -75,19 +75,19 @@ is_stopped <- function(session) {
 abort_sc <- function(sc, arg, call) {
   abort_input(
     c(
-      sprintf("`%s` does not say where the workers run: it is %s.", arg, describe(sc)),
+      sprintf("`%s` does not specify where the workers run: it is %s.", arg, describe(sc)),
       i = "It can be:",
       "*" = "`\"local\"`: worker processes on this machine, without Spark;",
       "*" = "`NULL`: this machine, or all sessions that join (`join_workers()`);",
       "*" = "a connection from `sparklyr::spark_connect()`;",
       "*" = "a PySpark `SparkSession`, held by reticulate;",
-      "*" = "made by `hosts()`, for hosts that ssh reaches, `slurm()` or `kubernetes()`."
+      "*" = "the result of `hosts()` (machines over ssh), `slurm()` or `kubernetes()`."
     ),
     call = call
   )
 }
 
-# What Python takes for a checked route: a PySpark session, a launcher; NULL for this machine.
+# A checked route for Python: a PySpark session, a launcher, or NULL for this machine.
 open_session <- function(route, call = caller_env()) {
   switch(
     route$kind,
@@ -103,7 +103,7 @@ open_session <- function(route, call = caller_env()) {
 # to it instead of starting another Spark. Both sides then see the same tables and views.
 attach_session <- function(sc, call = caller_env()) {
   application <- application_id(sc)
-  # Kept even if another application is attached now: it exists as long as its JVM.
+  # Stored even if another application is attached now: a gateway exists as long as its JVM.
   if (is.null(the$applications[[application]])) {
     the$applications[[application]] <- start_gateway(sc, sparklyr::spark_context(sc))
   }
@@ -129,7 +129,7 @@ start_gateway <- function(sc, context) {
     port = as.integer(sparklyr::invoke(server, "getListeningPort")),
     secret = sparklyr::invoke(server, "secret"),
     python = sparklyr::invoke(conf, "get", "spark.pyspark.python", ""),
-    # Keeps sparklyr from releasing the server in the JVM.
+    # Prevents sparklyr from releasing the server in the JVM.
     server = server
   )
 }
@@ -156,7 +156,7 @@ with_spark_frame <- function(table, session, code) {
   code(session$table(name))
 }
 
-# Not from R's random numbers: that would advance the user's seed, or let it make two names equal.
+# Not from R's random numbers: that would advance R's seed, and equal seeds would give equal names.
 random_hex <- function() {
   basename(tempfile(sprintf("%d_", Sys.getpid())))
 }

@@ -1,11 +1,11 @@
-# What Python calls a database: a Spark session, or functions of R that speak to the connection.
+# The database object for Python: a Spark session, or R functions that use the connection.
 open_database <- function(con, arg, call) {
   if (inherits(con, "spark_connection")) {
     return(open_session(check_sc(con, arg, call), call))
   }
   dialect <- find_dialect(con, arg, call)
   check_installed("DBI", "A database", call)
-  # dbIsValid() fails for the stand-ins that dbplyr simulates databases with.
+  # dbIsValid() fails for the connections that dbplyr simulates.
   if (!isTRUE(tryCatch(DBI::dbIsValid(con), error = function(error) FALSE))) {
     abort_input(
       c(
@@ -28,11 +28,11 @@ open_database <- function(con, arg, call) {
 
 is_transacting <- function(con) {
   if (inherits(con, "PqConnection")) {
-    # Time stands still in a transaction, whoever has begun it.
+    # In a transaction, now() does not change.
     now <- function() DBI::dbGetQuery(con, "SELECT CAST(now() AS text)")[[1L]]
     return(now() == now())
   }
-  # The others refuse to begin a transaction within another.
+  # The others raise an error for a transaction within another.
   begun <- try(DBI::dbBegin(con), silent = TRUE)
   if (inherits(begun, "try-error")) {
     return(TRUE)
@@ -79,7 +79,7 @@ find_dialect <- function(con, arg, call) {
 }
 
 run_statement <- function(con, sql, values, has_rows) {
-  # DBI has to know of transactions: dbWriteTable() would end one that it does not.
+  # Transactions must be begun with DBI: dbWriteTable() would end one that DBI does not know of.
   control <- list(BEGIN = DBI::dbBegin, COMMIT = DBI::dbCommit, ROLLBACK = DBI::dbRollback)[[sql]]
   if (!is.null(control)) {
     control(con)
@@ -102,7 +102,7 @@ write_temporary <- function(con, name, columns, values) {
   NULL
 }
 
-# A table's name as its parts, whatever DBI and dbplyr say it by.
+# Parts of a table's name, from any form in which DBI and dbplyr have it.
 check_table_name <- function(table, con, call) {
   if (inherits(table, "Id")) {
     return(as.list(unname(table@name)))
@@ -135,7 +135,7 @@ check_table_name <- function(table, con, call) {
   as.list(as.character(check_strings(table, arg = "table", call = call)))
 }
 
-# NULL of what is no name, or if there is no connection to ask for quotes.
+# Parts of a quoted name. NULL if it is not a name, or if there is no connection.
 unquote_table <- function(quoted, con) {
   quoted <- as.character(unclass(quoted))
   if (

@@ -1,7 +1,7 @@
-# What a formula or a recipe computes of columns, as SQL: expressions that dbplyr translates.
+# The computations of a formula or a recipe as SQL: expressions that dbplyr translates.
 
-# The rows of a table or query with the columns that the model's input is made of, as a query:
-# `.feature_1`, `.feature_2`, ... beside the key.
+# A query of the rows of a table or query, with the key and the columns of the model's input:
+# `.feature_1`, `.feature_2`, ...
 prepare_query <- function(rows, key, fit, call) {
   check_installed("dplyr", "A formula or a recipe in SQL", call)
   check_installed("dbplyr", "A formula or a recipe in SQL", call)
@@ -34,7 +34,7 @@ prepare_query <- function(rows, key, fit, call) {
   )
 }
 
-# In the order in which they are computed, each of those before it.
+# In the order of their computation; each may use those before it.
 as_sql_expressions <- function(fit, call) {
   preparation <- fit$preparation
   if (inherits(preparation, "tfdist_recipe")) {
@@ -60,7 +60,7 @@ used_variables <- function(preparation) {
   list_predictors(preparation$recipe)
 }
 
-# The columns of the data of which a recipe computes the features.
+# Columns of the data from which a recipe computes the features.
 list_predictors <- function(recipe) recipe$var_info$variable[recipe$var_info$role %in% "predictor"]
 
 recipe_expressions <- function(recipe, call) {
@@ -70,7 +70,7 @@ recipe_expressions <- function(recipe, call) {
     error = function(error) {
       abort_input(
         c(
-          "The recipe cannot become SQL.",
+          "The recipe cannot be translated to SQL.",
           x = last_message(error),
           i = "Compute its columns in the database, and pass their names as `features`."
         ),
@@ -81,12 +81,12 @@ recipe_expressions <- function(recipe, call) {
   c(known_levels(recipe), translated)
 }
 
-# A value that the training did not have is a missing one, unless a step takes care of it.
+# A value that was not in the training becomes missing, unless a step handles it.
 known_levels <- function(recipe) {
   steps <- Filter(function(step) inherits(step, c("step_novel", "step_other")), recipe$steps)
-  cared_for <- unlist(lapply(steps, function(step) names(step$objects)))
+  handled <- unlist(lapply(steps, function(step) names(step$objects)))
   levels <- lapply(recipe$orig_lvls, function(known) known$values)
-  is_used <- names(levels) %in% setdiff(list_predictors(recipe), cared_for)
+  is_used <- names(levels) %in% setdiff(list_predictors(recipe), handled)
   levels <- levels[is_used & vapply(levels, is.character, NA)]
   lapply(rlang::set_names(names(levels)), function(name) {
     rlang::expr(dplyr::if_else(!!rlang::sym(name) %in% !!levels[[name]], !!rlang::sym(name), NA))
@@ -191,8 +191,8 @@ as_sql_number <- function(expr, call) {
   as.call(c(expr[[1L]], lapply(as.list(expr)[-1L], as_sql_number, call)))
 }
 
-# What databases compute otherwise than R, or not at all: rows for which R has no finite number have
-# none there.
+# Functions that databases compute differently from R, or not at all. Rows for which R has no finite
+# number have none there.
 as_special_number <- function(expr, call) {
   if (!is.symbol(expr[[1L]])) {
     return(NULL)
@@ -239,7 +239,7 @@ as_power <- function(args, number, call) {
   Reduce(function(left, right) rlang::expr((!!left) * (!!right)), rep(list(number(1L)), power))
 }
 
-# As model.frame() keeps it for later rows, with the training's numbers.
+# As model.frame() stores it for later rows, with the training's numbers.
 as_scaled <- function(expr, call) {
   args <- as.list(match.call(scale, expr))
   center <- eval(args$center, baseenv())
@@ -249,7 +249,7 @@ as_scaled <- function(expr, call) {
   rlang::expr((!!as_sql_number(args$x, call) - !!center) / !!scale)
 }
 
-# A condition; text and numbers in it are compared as they are.
+# A condition, in which text and numbers are compared unchanged.
 as_sql_call <- function(expr, call) {
   if (rlang::is_call(expr, c("I", "("), n = 1L)) {
     return(rlang::expr((!!as_sql_call(expr[[2L]], call))))
@@ -277,14 +277,14 @@ abort_not_sql <- function(expr, call) {
   shown <- sub(", (coefs|knots|Boundary.knots|intercept) = .*$", ")", deparse_line(expr))
   abort_input(
     c(
-      sprintf("`%s` of the formula cannot become SQL.", shown),
+      sprintf("`%s` of the formula cannot be translated to SQL.", shown),
       i = "Compute its column in the database, and pass the columns' names as `features`."
     ),
     call = call
   )
 }
 
-# Does the database compute what R does, on some of its own rows?
+# Check on some rows of the database that it computes the same as R.
 check_prepared <- function(rows, used, names, fit, call) {
   if (!nrow(rows)) {
     return(invisible())

@@ -206,8 +206,8 @@ to_sql <- function(
   list(dialect = dialect, query = described$query, weights = weights, rows = rows)
 }
 
-# The arguments that say what to compute, as Python takes them. What a formula or a recipe computes
-# becomes a query of `rows`, or of the table behind a connection.
+# The arguments that define the computation, as Python takes them. The computations of a formula or
+# a recipe become a query of `rows`, or of the connection's table.
 check_question <- function(
   model,
   table,
@@ -236,8 +236,8 @@ check_question <- function(
     if (any(names(model$tensors) %in% unlist(model$features))) {
       abort_input(
         c(
-          "`features` is needed: the training has read columns by `tensors`.",
-          i = "SQL does not: pass a column of arrays of numbers."
+          "`features` is needed: the training read columns with `tensors`, which SQL cannot.",
+          i = "Pass a column of arrays of numbers."
         ),
         call = call
       )
@@ -281,8 +281,8 @@ open_rows <- function(con, table, call) {
   if (is.null(con)) {
     abort_input(
       c(
-        "A formula or a recipe has computed the features of the training, in R.",
-        i = "Pass a connection as `dialect`: it translates that into SQL.",
+        "A formula or a recipe computed the features of the training in R.",
+        i = "Pass a connection as `dialect` to translate it to SQL.",
         i = "Or compute the columns in the database, and pass their names as `features`."
       ),
       call = call

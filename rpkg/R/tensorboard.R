@@ -26,7 +26,7 @@ view_tensorboard <- function(x = NULL, ..., open = interactive()) {
   folder <- board_folder(x)
   backend <- pybackend()
   view <- call_python(backend$view_tensorboard, folder)
-  # Python ends what nothing refers to any more.
+  # Python ends a TensorBoard when nothing refers to it.
   the$boards <- c(the$boards, view)
   rlang::inform(sprintf("TensorBoard of %s: %s", view$folder, view$url))
   if (open) {
@@ -40,7 +40,7 @@ board_folder <- function(x, call = caller_env()) {
     if (is.null(x$tensorboard)) {
       abort_input(
         c(
-          "This training has written nothing for TensorBoard.",
+          "This training wrote nothing for TensorBoard.",
           i = "Train with `tensorboard = TRUE`."
         ),
         call = call

@@ -1,6 +1,6 @@
-# Runs of tfruns: they are told what keras3's own fit() and evaluate() tell them, for ls_runs().
+# Runs of tfruns: they get the same metadata as from keras3's fit() and evaluate(), for ls_runs().
 
-# keras3 loads tfruns, and so does whoever starts a run.
+# keras3 loads tfruns, and so does the start of a run.
 is_run_active <- function() isNamespaceLoaded("tfruns") && tfruns::is_run_active()
 
 record_training <- function(fit) {
@@ -9,7 +9,7 @@ record_training <- function(fit) {
   }
   wide <- wide_history(fit)
   tfruns::write_run_metadata("metrics", wide[names(wide) != "epoch"])
-  # A model that cannot be read here is no reason to lose the training.
+  # A model that cannot be read here must not make the training fail.
   described <- tryCatch(describe_model(fit_model(fit)), error = function(error) NULL)
   properties <- list(
     samples = sum(fit$workers$rows),

@@ -1,4 +1,4 @@
-# What the data of barrier_train() must be for some of its other arguments.
+# Checks of the data of barrier_train() against some of its other arguments.
 
 check_validation_split <- function(split, data, validation, call = caller_env()) {
   if (split == 0) {

@@ -115,7 +115,9 @@
 #'   `keras3::callback_tensorboard()` in `callbacks`. `NULL` (default): nothing is written.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
-#' @param safe_mode `TRUE` (default) rejects models that contain Python code (lambda layers).
+#' @param safe_mode `FALSE`: a model that `model_fn` builds may come back as a whole file although
+#'   it contains Python code (a lambda layer). `TRUE` (default): its weights come back, and a copy
+#'   of `model_fn` rebuilds the model here. A model that you pass needs no such permission.
 #' @param verbose 0: silent; 1: progress; 2: also what the workers print. In an interactive console,
 #'   progress is a bar with the loss, rows per second and the remaining time; elsewhere it is a line
 #'   for each epoch. See [tfdist_options].
@@ -361,7 +363,7 @@ prepare_training <- function(frame = caller_env()) {
     call = frame
   )
   columns <- complete_columns(given, model, call = frame)
-  # A recipe has its own, also in a fit that is trained on.
+  # A recipe has its own weights, also in a fit whose training continues.
   columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(check_arguments(training_settings, frame), model)
   settings["seed"] <- list(settings$seed %||% draw_seed(route))
@@ -398,15 +400,15 @@ prepare_training <- function(frame = caller_env()) {
   )
 }
 
-# From R's random numbers, if any were drawn or set.seed() was called: then that repeats a training.
-# Sessions that join each make the call, and must have one seed.
+# From R's random numbers, if any were drawn or set.seed() was called, so that set.seed() makes a
+# training repeatable. Not for sessions that join: they must all have the same seed.
 draw_seed <- function(route) {
   if (!is.null(route$sc) && exists(".Random.seed", globalenv(), inherits = FALSE)) {
     sample.int(.Machine$integer.max, 1L)
   }
 }
 
-# Arguments of barrier_train() that reach Python as they are.
+# Arguments of barrier_train() that have the same names in Python.
 training_settings <- c(
   c("workers", "min_workers", "max_workers", "epochs", "initial_epoch", "batch_size"),
   "steps_per_epoch",
@@ -465,7 +467,7 @@ run_training <- function(training, fn) {
   })
 }
 
-# Whether the workers must be able to run R for these data.
+# TRUE if the workers must run R for these data.
 is_r_function <- function(data) identical(data$kind, "function")
 
 check_one_model <- function(model, model_fn, call = caller_env()) {

@@ -1,4 +1,4 @@
-# Training on from a fit.
+# Continued training of a fit.
 
 #' Continue the training of a fit
 #'
@@ -43,7 +43,7 @@ train_on <- function(fit, given, epochs, frame, call) {
   known <- c(given, settings[setdiff(names(settings), names(given))])
   known <- c(known, fit$call[setdiff(names(fit$call), names(known))])
   if (!"seed" %in% names(known)) {
-    # Drawn, and so not among the settings.
+    # The seed was drawn, so it is not among the settings.
     known$seed <- fit$seed
   }
   check_update_known(known, given, frame, call)
@@ -53,7 +53,7 @@ train_on <- function(fit, given, epochs, frame, call) {
     epochs <- done + epochs
   }
   known$epochs <- epochs
-  # By a name: errors show the call, in which the fit itself would fill pages.
+  # Pass the fit by a name, because errors show the call.
   scope <- rlang::env(frame, .tfdist_fit = fit)
   eval(as.call(c(quote(tfdist::barrier_train), list(model = quote(.tfdist_fit)), known)), scope)
 }
@@ -65,7 +65,7 @@ check_update_names <- function(names, call) {
     what <- if (nzchar(unknown[[1L]])) {
       sprintf("`%s` is not an argument of `barrier_train()` that can change.", unknown[[1L]])
     } else {
-      "The arguments of `update()` are given by name."
+      "The arguments of `update()` must be named."
     }
     is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
     near <- if (!is_other) name_near(unknown[[1L]], takes)
@@ -81,7 +81,7 @@ check_update_known <- function(known, given, frame, call) {
     named <- paste0("`", unknown, "`", collapse = " and ")
     abort_input(
       c(
-        sprintf("This fit does not know the %s of its training.", named),
+        sprintf("This fit does not store the %s of its training.", named),
         i = sprintf("Pass %s.", named)
       ),
       call = call
@@ -113,7 +113,7 @@ is_variable <- function(name, frame) {
 # Arguments of barrier_train() that are values, not names of columns.
 evaluated_names <- c("sc", "data", "validation_data", "callbacks", "custom_objects", "data_options")
 
-# What belongs to one training alone.
+# Settings that belong to one training only.
 passing_settings <- c(
   c("callbacks", "custom_objects", "safe_mode"),
   c("model_uri", "checkpoint", "resume", "restarts")
@@ -125,8 +125,8 @@ plain_settings <- function(settings) {
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]
 }
 
-# What a call named, to be looked up again. Values in a call, as `do.call()` and `!!` leave them,
-# may be large, and are not kept. The fit is the next model, and has the columns of a formula.
+# Arguments of a call that are names, to evaluate them again. Values in a call, as from `do.call()`
+# and `!!`, may be large and are not stored. The fit is the next model, and has a formula's columns.
 plain_call <- function(call) {
   arguments <- as.list(call)[-1L]
   left_out <- c("model", "model_fn", "formula", "exchange")

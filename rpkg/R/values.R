@@ -1,9 +1,9 @@
-# R values as JSON text: what a worker returns is data alone, and reading it runs no code, which
-# unserialize() might. Numbers travel as their bytes, so that none is rounded.
+# R values as JSON text: a worker returns only data, and reading it runs no code, as unserialize()
+# might. Numbers are sent as bytes, so they are not rounded.
 
-# Travels to the workers with the function whose value it packs, so it uses nothing of this package.
+# Sent to the workers with the function whose value it packs, so it uses nothing of this package.
 pack_value <- function(value) {
-  refuse <- function(where, what) {
+  reject <- function(where, what) {
     stop(
       where,
       " is ",
@@ -16,7 +16,7 @@ pack_value <- function(value) {
   bytes <- function(x) jsonlite::base64_enc(writeBin(x, raw(), endian = "little"))
   text <- function(x, where) {
     if (any(Encoding(x) == "unknown" & !validUTF8(x), na.rm = TRUE)) {
-      refuse(where, "text that is not valid UTF-8")
+      reject(where, "text that is not valid UTF-8")
     }
     x <- enc2utf8(x)
     I(x)
@@ -32,18 +32,18 @@ pack_value <- function(value) {
       raw = jsonlite::base64_enc(x),
       character = text(x, where),
       list = lapply(seq_along(x), function(i) pack(x[[i]], sprintf("%s[[%d]]", where, i))),
-      refuse(where, paste("of type", typeof(x)))
+      reject(where, paste("of type", typeof(x)))
     )
   }
   pack <- function(x, where) {
     if (inherits(x, "python.builtin.object")) {
-      refuse(where, "a Python object")
+      reject(where, "a Python object")
     }
     if (isS4(x)) {
-      refuse(where, "an S4 object")
+      reject(where, "an S4 object")
     }
     kept <- attributes(x)
-    # data.table keeps a pointer of its process in an attribute.
+    # data.table stores a pointer of its process in an attribute.
     kept <- kept[!vapply(kept, typeof, "") %in% "externalptr"]
     if (is.atomic(x) || is.list(x)) {
       # A class may have its own methods for the functions used below.

@@ -1,17 +1,17 @@
-# Errors of the Python half, in R's spelling: `workers = 2` for workers=2, `NULL` for None, and
-# `local_steps()` for LocalSteps. Only the words of tfdist itself are changed: quoted texts, paths,
-# tracebacks and logs are the user's, and stay as they are.
+# Python's errors in R's spelling: `workers = 2` for workers=2, `NULL` for None, and `local_steps()`
+# for LocalSteps. Only the text of tfdist itself is changed; quoted texts, paths, tracebacks and
+# logs are not.
 
-# Paragraphs that repeat what others said, and the one after them that is tfdist's own again.
+# Paragraphs that quote others, and the one after them that is tfdist's own again.
 verbatim_paragraphs <- paste0(
   "^(Traceback of worker [0-9]+:|Last lines printed by worker [0-9]+:|Other workers:",
   "|Spark's message:|sparklyr's message:)"
 )
 own_paragraph <- "^What to do: "
 
-# Regular expressions, in the order in which they apply; quoted texts are out of sight meanwhile.
+# Regular expressions, in the order in which they apply. Quoted texts are hidden meanwhile.
 phrases <- c(
-  # What R calls a thing.
+  # R's names.
   "\\b(pybackend\\.)?Checkpoint\\b(?!\\()" = "`checkpoint()`",
   "\\b(pybackend\\.)?Checkpoint\\(" = "checkpoint(",
   "`?\\b(pybackend\\.)?LocalSteps\\b`?(?!\\()" = "`local_steps()`",
@@ -79,8 +79,8 @@ say_in_r <- function(message) {
   paste(paragraphs, collapse = "\n\n")
 }
 
-# "worker 1 on node failed: InputError: `data` ...": without the class if tfdist raised it. If not,
-# the words are those of the user's code, or of another package.
+# "worker 1 on node failed: InputError: `data` ...": without the class if tfdist raised the error.
+# If not, the text is that of the training code or of another package.
 say_failure_in_r <- function(message, exception_type) {
   message <- drop_own_classes(message)
   if (exception_type %in% names(condition_classes)) {

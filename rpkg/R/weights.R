@@ -25,7 +25,7 @@ check_class_weight <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(x)
 }
 
-# A list for Python, named by the codes of the classes, or as they are for text that Python reads.
+# A list for Python, named by the codes of the classes, or by the classes if Python reads the label.
 class_weight_codes <- function(weights, data, call = caller_env()) {
   if (is.null(weights)) {
     return(NULL)
@@ -52,7 +52,7 @@ class_weight_codes <- function(weights, data, call = caller_env()) {
     return(weights)
   }
   classes <- names(weights)
-  # Of other data Python finds the levels.
+  # Python finds the levels of other data.
   if (!isTRUE(data$kind %in% c("python", "table", "path"))) {
     classes <- class_codes(classes, label_levels(data), call)
   }
@@ -67,7 +67,7 @@ class_codes <- function(classes, levels, call) {
     known <- if (is.null(levels)) Inf else length(levels)
     codes <- suppressWarnings(as.integer(classes))
     unknown <- which(!is_code | codes >= known)
-    # Beside levels, one that is not.
+    # If some names are levels, report one that is not.
     strange <- setdiff(unknown, which(classes %in% levels))
     if (length(unknown)) {
       abort_class(classes[[c(strange, unknown)[[1L]]]], levels, call)

@@ -1,5 +1,5 @@
-# What this session has loaded, attached to or started: the Python module, the Spark applications,
-# and TensorBoards.
+# State of this session: the Python module, the attached Spark applications, the running
+# TensorBoards, and what Python's callbacks in R left behind.
 the <- new.env(parent = emptyenv())
 the$pybackend <- NULL
 the$applications <- list()
@@ -8,7 +8,7 @@ the$observer_error <- NULL
 the$warnings <- list()
 
 .onLoad <- function(libname, pkgname) {
-  # reticulate takes seconds to load with what it imports, and is not needed before Python is.
+  # reticulate and its imports take seconds to load, and are not needed before Python.
   when_loaded("reticulate", declare_python)
   when_loaded("parsnip", register_engine)
 }

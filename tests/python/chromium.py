@@ -1,4 +1,4 @@
-"""A page as a browser shows it: its elements after loading, and its pixels."""
+"""A page in a real browser: its elements after loading, and its pixels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Quiet towards the network, and towards other sessions.
+# No access to the network, and nothing shared with other browsers.
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -19,7 +19,7 @@ _OPTIONS = (
 
 
 class Elements(HTMLParser):
-    """Texts of elements by their `id`, and the cells of tables by the table's."""
+    """Collect texts of elements by `id`, and cells of tables by the table's `id`."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -53,19 +53,19 @@ class Elements(HTMLParser):
 
 
 def read_page(page: Path, folder: Path) -> Elements:
-    """The page's elements, as the browser has them when it has loaded it."""
+    """Return the page's elements after the browser has loaded it."""
     return Elements(_run(page, folder, "--dump-dom"))
 
 
 def first_pixel(page: Path, folder: Path, is_dark: bool, width: int) -> tuple[int, ...]:
-    """Red, green and blue of the corner of the page, for who prefers light or dark."""
+    """Return red, green and blue of the page's corner, for the light or dark color scheme."""
     shot = folder / f"shot-{is_dark}-{width}.png"
     scheme = f"--blink-settings=preferredColorScheme={0 if is_dark else 1}"
     _run(page, folder, scheme, f"--window-size={width},600", f"--screenshot={shot}")
     content = shot.read_bytes()
     place = content.index(b"IDAT")
     size = int.from_bytes(content[place - 4 : place], "big")
-    # The first pixel is stored as it is, whatever the filter of the first line.
+    # The first pixel is stored unchanged, regardless of the first line's filter.
     pixels = zlib.decompressobj().decompress(content[place + 4 : place + 4 + size], 16)
     return tuple(pixels[1:4])
 

@@ -1,4 +1,4 @@
-"""What test modules share: a small model, small data, real Spark sessions, and how they run."""
+"""Shared by the test modules: a small model, small data, real Spark sessions, and grouping."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import tempfile
 import threading
 import time
 
-# Before TensorFlow is imported anywhere: as in the workers, and quiet.
+# Before TensorFlow is imported anywhere: the workers' settings, without log lines.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Marks the processes of this test run; workers inherit it, those of Spark too. It has an end: the
-# mark of another run may not begin with it.
+# Marks the processes of this test run; workers inherit it, including Spark's. It has a terminator,
+# so that it is not a prefix of another run's mark.
 os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
 
 from collections.abc import Generator, Iterator, Sequence
@@ -34,7 +34,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "forge"))
 from warm import OF_SPARK, Forge
 
-# A busy machine is no failure.
+# A busy machine must not make a test fail.
 hypothesis.settings.register_profile("tfdist", deadline=None)
 hypothesis.settings.load_profile("tfdist")
 
@@ -43,8 +43,8 @@ FORGE = Forge()
 AT_END = ExitStack()
 """Closed when the last test of this process has ended."""
 
-# Modules that share a Spark session run in one process, one after the other; any other module runs
-# wherever a process is free. What takes longest comes first.
+# Modules that share a Spark session run in one process, one after the other. Any other module
+# runs in any free process. The longest come first.
 GROUPS = {
     "checks": ["test_checks"],
     "spark": ["test_distributor", "test_probe", "test_routes", "test_spark"],
@@ -60,7 +60,7 @@ GROUPS = {
         "test_tfos_pipeline",
     ],
 }
-# Modules that start workers, or other programs. What is not named is `fast`, unless it has Keras.
+# Modules that start workers or other programs. Others are `fast`, unless they need Keras.
 ALONE = [
     "test_verdict",
     "test_exact_cases",
@@ -133,7 +133,7 @@ _RANK = {module: rank for rank, module in enumerate([*_GROUP_OF, *ALONE])}
 
 
 def group_of(item: pytest.Item) -> str:
-    """The group of a test: the tests of one run in the same process."""
+    """Return the group of a test: the tests of a group run in the same process."""
     mark = item.get_closest_marker("xdist_group")
     return mark.args[0] if mark else _GROUP_OF.get(item.module.__name__, item.module.__name__)
 
@@ -150,13 +150,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def is_fast(path: Path) -> bool:
-    """Whether the tests of a module start nothing and need no Keras: those of `make test-fast`."""
+    """Return whether a module's tests start nothing and do not need Keras (`make test-fast`)."""
     keras = r"^ *(import|from) (keras|tensorflow|replicas)"
     return path.stem not in _RANK and not re.search(keras, path.read_text(), re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Keep `make test-fast` from importing what it does not run."""
+    """Prevent `make test-fast` from importing modules that it does not run."""
     is_module = collection_path.name.startswith("test_") and collection_path.stem != "test_checks"
     is_asked = config.getoption("markexpr") == "fast"
     return (is_asked and is_module and not is_fast(collection_path)) or None
@@ -164,7 +164,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Look for garbage in what tests make, and not again and again in all modules."""
+    """Limit garbage collection to the objects of the tests, not those of all modules."""
     gc.disable()
     try:
         return (yield)
@@ -174,16 +174,16 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def is_distributed(config: pytest.Config) -> bool:
-    """Whether xdist distributes the tests of this run; in its controller and in its processes."""
+    """Return whether xdist distributes this run's tests, in its controller and its processes."""
     return hasattr(config, "workerinput") or config.getoption("dist", "no") != "no"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each process of a distributed run a folder for temporary files, and a forge.
 
-    The folder of the controller has the others in it; it marks all that the run has started.
+    The controller's folder contains the others, and marks all processes of the run.
     """
-    # A shell that runs this in the background has it ignore Ctrl-C, and so would what tests start.
+    # In a shell's background this process ignores Ctrl-C, and so would the processes of tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_distributed(config):
         folder = tempfile.TemporaryDirectory(prefix="tests-", ignore_cleanup_errors=True)
@@ -191,24 +191,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = folder.name
         if not hasattr(config, "workerinput"):
             config.add_cleanup(lambda: end_all(folder.name))
-    # For the processes that tests start, which may import this file, too.
+    # For the processes that tests start, which may also import this file.
     os.environ.update(FORGE.variables())
 
 
 def end_all(folder: str) -> None:
-    """End what has been started with temporary files in this folder and still runs."""
+    """End the processes with temporary files in this folder that are still running."""
     for pid, command in marked_processes(f"TMPDIR={folder}"):
         if pid != os.getpid():
             print(f"still runs: {command[:200]!r}", file=sys.stderr)
-            with suppress(ProcessLookupError):  # it has ended meanwhile
+            with suppress(ProcessLookupError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fork workers, unless the mark `launcher` says that how they start is the subject.
+    """Fork workers, unless the mark `launcher` makes their start part of the test.
 
-    With False it says of one test of a module that it is not.
+    With False, the mark exempts one test of a module.
     """
     mark = item.get_closest_marker("launcher")
     if sys.platform != "linux" or (mark and False not in mark.args):
@@ -221,25 +221,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop the Spark that a group has shared when another group begins."""
+    """Stop the shared Spark of a group when another group begins."""
     if nextitem is not None and group_of(item) != group_of(nextitem):
         stop_shared_spark()
 
 
 def pytest_sessionfinish() -> None:
-    """End what tests have shared."""
+    """Stop what tests have shared."""
     stop_shared_spark()
     FORGE.close()
     AT_END.close()
 
 
 def full(*values: Any, **options: Any) -> Any:
-    """A parameter, of those that a test is given, which only `make test-full` tries."""
+    """Return a parameter of a test that only `make test-full` runs."""
     return pytest.param(*values, marks=pytest.mark.full, **options)
 
 
 def build_dense() -> Any:
-    """A small dense classifier of 8 features and 3 classes; SGD with momentum."""
+    """Build a small dense classifier of 8 features and 3 classes; SGD with momentum."""
     import keras
 
     model = keras.Sequential(
@@ -259,7 +259,7 @@ def build_dense() -> Any:
 
 @pytest.fixture
 def dense_model() -> Any:
-    """`build_dense` from a fixed seed."""
+    """Call `build_dense` with a fixed seed."""
     import keras
 
     keras.utils.set_random_seed(11)
@@ -268,14 +268,14 @@ def dense_model() -> Any:
 
 @pytest.fixture(scope="session")
 def rows() -> tuple[Any, Any]:
-    """500 rows of 8 float32 features and a label from 0 to 2."""
+    """Return 500 rows of 8 float32 features and a label from 0 to 2."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(500, 8)).astype("float32"), rng.integers(0, 3, 500)
 
 
 @pytest.fixture(scope="module")
 def trained(request: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    """What workers make of a module's CASES, of those that this session tests."""
+    """Results of the workers for a module's CASES, of those that this session tests."""
     from replicas import chosen, train_all
 
     return train_all(chosen(request.module.CASES, request), tmp_path_factory.mktemp("cases"))
@@ -302,7 +302,7 @@ _SHARED_SESSIONS: dict[str, Any] = {}
 
 @contextmanager
 def shared_spark(master: str) -> Iterator[Any]:
-    """A real Spark that modules share, until one asks for another: a process has one at a time."""
+    """A real Spark session that modules share, until one asks for another master."""
     session = _SHARED_SESSIONS.get(master)
     if session is None:
         stop_shared_spark()
@@ -314,14 +314,14 @@ def shared_spark(master: str) -> Iterator[Any]:
 
 
 def stop_shared_spark() -> None:
-    """Stop it, if one runs."""
+    """Stop the session, if one runs."""
     _SHARED_SESSIONS.clear()
     _SHARED.close()
 
 
 @contextmanager
 def spark_session(master: str, **settings: str) -> Iterator[Any]:
-    """A real Spark of its own, stopped afterwards."""
+    """Start a real Spark session for one test, and stop it afterwards."""
     stop_shared_spark()
     with _started(master, **settings) as session:
         yield session
@@ -353,7 +353,7 @@ def _started(master: str, **settings: str) -> Iterator[Any]:
 
 
 def record_outcome(name: str, shown: float | str, notes: Sequence[str] = ()) -> None:
-    """Note what a case has shown, if `scripts/exactness.py` has started pytest."""
+    """Record the result of a case, if `scripts/exactness.py` started pytest."""
     if path := os.environ.get("TFDIST_EXACTNESS"):
         module = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
         line = {"module": Path(module).stem, "name": name, "shown": shown, "notes": list(notes)}
@@ -362,35 +362,35 @@ def record_outcome(name: str, shown: float | str, notes: Sequence[str] = ()) -> 
 
 
 def largest_difference(one: Any, other: Any) -> float:
-    """Largest absolute difference between the weights of two models."""
+    """Return the largest absolute difference between the weights of two models."""
     pairs = zip(one.get_weights(), other.get_weights(), strict=True)
     return max(float(np.abs(a.astype("float64") - b).max()) for a, b in pairs)
 
 
 def worker_processes() -> list[int]:
-    """Process ids of the tfdist workers that this test run has started and that still run."""
+    """Return process ids of the running tfdist workers that this test run started."""
     ours = marked_processes()
     return FORGE.workers() + [pid for pid, command in ours if b"pybackend.worker" in command]
 
 
 def marked_processes(mark: str | None = None) -> list[tuple[int, bytes]]:
-    """Ids and command lines of the processes with this text in their environment.
+    """Return ids and command lines of the processes with this text in their environment.
 
-    None: that of this test run. The words of a command line end with zero bytes.
+    None: the mark of this test run. The words of a command line end with zero bytes.
     """
     wanted = (mark or f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}").encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             if wanted in (entry / "environ").read_bytes():
                 found.append((int(entry.name), (entry / "cmdline").read_bytes()))
     return found
 
 
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
-    """Poll a condition of another process, which offers nothing to wait on, for so long at most.
+    """Poll a condition of another process that has no event to wait for, until a time limit.
 
-    On a busy machine a process may take that long to start or to end.
+    On a busy machine a process may take long to start or to end.
     """
     deadline = time.monotonic() + seconds
     pause = threading.Event()
@@ -399,9 +399,9 @@ def wait_for(condition: Any, seconds: float = 60.0) -> None:
         pause.wait(0.05)
 
 
-# What `make r-setup` has filled: reticulate and keras3, for functions written in R.
+# Filled by `make r-setup`: reticulate and keras3, for functions written in R.
 RLIB = Path(__file__).parents[2] / ".rlib"
-# For R as a test starts it.
+# For R processes that tests start.
 R_VARIABLES = {
     "R_LIBS": str(RLIB),
     "R_LIBS_USER": "NULL",

@@ -1,4 +1,4 @@
-"""A real Spark Connect server in a process of its own, and sessions of it."""
+"""A real Spark Connect server in its own process, and its sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
     "spark.ui.enabled": "false",
-    # Without effect in local mode, but a client can read it.
+    # Without effect in local mode, but clients can read it.
     "spark.dynamicAllocation.enabled": "true",
 }
 
@@ -28,7 +28,7 @@ SETTINGS = {
 def connect_server(
     folder: Path, python: str = sys.executable
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Address and process of a Connect server of two slots that lives as long as the context."""
+    """Run a Connect server of two slots during the context; yield its address and process."""
     stop_shared_spark()  # a process has one kind of session
     FORGE.start()
     home = Path(pyspark.__file__).parent
@@ -61,7 +61,7 @@ def connect_server(
 
 
 def started_at(server: subprocess.Popen[bytes], log: Path) -> str:
-    """What the server says of its address when it listens; it has picked a free port."""
+    """Return the address that the server logs when it listens; it chose a free port."""
     pause = threading.Event()
     for _ in range(1500):
         found = re.search(r"server started at: (\S+)", log.read_text(errors="replace"))

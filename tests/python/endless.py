@@ -1,4 +1,4 @@
-"""Calls whose workers do not end by themselves, and what ends them."""
+"""Calls whose workers do not end by themselves, and ways to end them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 90.0
 
 
 class EndlessCall(threading.Thread):
-    """A call whose workers are at work, and the error that ends it."""
+    """A call whose workers are running, and the error that ends it."""
 
     def __init__(self, call: Callable[[], Any], has_begun: Callable[[], bool]) -> None:
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ class EndlessCall(threading.Thread):
 def endless_driver(
     program: str, *arguments: str, has_begun: Callable[[], bool]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that makes such a call."""
+    """Start a process that makes such a call."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as driver:
         try:
@@ -55,6 +55,6 @@ def endless_driver(
 
 
 def end_driver(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a driver a signal as a terminal does, to all of its group."""
+    """Send a driver a signal as a terminal does: to its whole process group."""
     os.killpg(driver.pid, number)
     assert driver.wait(PATIENCE) == -number

@@ -1,4 +1,4 @@
-"""Runs that fail, each in a way of its own, and what they leave behind."""
+"""Runs that fail, each in a different way, and a check for leftovers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LISTENING = "0A"
 
 
 def _train(spark: Any, end: Callable[[], None], bad_label: int | None = None) -> None:
-    """A training whose worker of rank 1 calls ``end`` in its second step."""
+    """Train with a worker of rank 1 that calls ``end`` in its second step."""
     import keras
 
     class End(keras.callbacks.Callback):  # type: ignore[misc]
@@ -43,7 +43,7 @@ def _train(spark: Any, end: Callable[[], None], bad_label: int | None = None) ->
     if bad_label is not None:
         y[_FIRST_LABEL_OF_RANK_1] = bad_label
     rows = np.ones((_ROWS, 4), "float32"), y
-    # With this seed the bad label is not among the rows that a worker tries before the first step.
+    # With this seed the bad label is not among the rows of a worker's check before the first step.
     options = {"workers": 2, "batch_size": 8, "seed": 2, "verbose": 0}
     barrier_train(spark, build, rows, callbacks=[End()], **options)
 
@@ -88,7 +88,7 @@ def _run(spark: Any) -> None:
 
 @dataclass(frozen=True)
 class Failing:
-    """A run that fails, and what is known of its failure."""
+    """A run that fails, and the expected failure."""
 
     start: Callable[[Any], None]
     exception_type: str
@@ -111,7 +111,7 @@ KINDS = {
         lambda spark: _train(spark, _exhaust), "MemoryError", "lower batch_size"
     ),
 }
-# TensorFlow tries again for ten seconds.
+# TensorFlow retries for ten seconds.
 SLOW = {
     "too little memory for TensorFlow": Failing(
         lambda spark: _train(spark, _exhaust_tensorflow),
@@ -122,7 +122,7 @@ SLOW = {
 
 
 def fail(kind: str, spark: Any = None) -> float:
-    """Have a run fail, and check that the failure is named; seconds that it took."""
+    """Make a run fail, check that its error names the failure, and return the seconds it took."""
     expected = (KINDS | SLOW)[kind]
     began = time.monotonic()
     with pytest.raises(WorkerFailedError) as caught:
@@ -135,7 +135,7 @@ def fail(kind: str, spark: Any = None) -> float:
 
 @dataclass(frozen=True)
 class Left:
-    """What this process holds, and what it and all that it has started have left behind."""
+    """Resources of this process, and leftovers of all processes that it started."""
 
     descriptors: int
     threads: int
@@ -145,7 +145,7 @@ class Left:
 
 
 def look(mark: str) -> Left:
-    """What there is now; processes are those that have ``mark`` in their environment."""
+    """Collect the current resources; processes are those with ``mark`` in their environment."""
     own = _descriptors("self")
     processes = frozenset(pid for pid, _ in marked_processes(mark)) - {os.getpid()}
     listening = _listening()
@@ -162,7 +162,7 @@ def look(mark: str) -> Left:
 
 @contextmanager
 def nothing_left(mark: str, folder: Path) -> Iterator[None]:
-    """Temporary files go to ``folder``; fails if what runs in the block leaves anything.
+    """Put temporary files into ``folder``; fail if the block leaves anything behind.
 
     ``mark`` is a part of the environment of all processes that this one starts.
     """
@@ -198,7 +198,7 @@ def _descriptors(pid: str) -> list[str]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             try:
                 found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-            except OSError:  # the one by which this is read
+            except OSError:  # the descriptor that reads this
                 continue
     except OSError:  # the process has ended
         pass

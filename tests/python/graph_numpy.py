@@ -1,4 +1,4 @@
-"""Graphs of operations computed by numpy, in float64: what every dialect is to compute."""
+"""Graphs of operations computed by numpy in float64: the reference for every SQL dialect."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _COMBINED = {
 
 
 def compute(graph: Graph, inputs: Mapping[str, Any]) -> list[Any]:
-    """The graph's outputs, of flat arrays for its inputs: for one row."""
+    """Return the graph's outputs for the flat input arrays of one row."""
     values = {name: np.asarray(x, np.float64).ravel() for name, x in inputs.items()}
     for node in graph.nodes.values():
         if node.operation is not None:

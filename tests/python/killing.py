@@ -1,4 +1,4 @@
-"""A callback that kills a process in the middle of a training, once."""
+"""A callback that kills a process during a training, once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import keras
 
 
 class KillAt(keras.callbacks.Callback):
-    """Kills a worker, or another process, at the end of a step of that worker.
+    """Kill a worker, or another process, at the end of a step of that worker.
 
     Parameters
     ----------
     number
         The signal.
     mark
-        A file that is made before the kill, and keeps it from being repeated. If one of its name
-        and ``.victim`` exists, it holds the number of the process to kill, "parent", or a word of
-        the command line of the one among the worker's ancestors.
+        A file that is created before the kill, and prevents a second kill. If a file with this
+        name and ``.victim`` exists, it has the id of the process to kill, "parent", or a word
+        of the command line of the worker's ancestor to kill.
     """
 
     def __init__(

@@ -32,18 +32,18 @@ _PATH = re.compile(r"/(?:api|apis/batch)/v1/namespaces/([^/]+)/(\w+)(?:/([^/]+))
 
 
 class Kube:
-    """The cluster; a test may look at all that is in it.
+    """A cluster; tests may read all its attributes.
 
     Attributes
     ----------
     objects
         Manifests with their states, by kind and name.
     processes
-        Of the pods that have been started, by name.
+        Processes of the started pods, by name.
     quota
-        Pods that a Job may have.
+        Maximum number of pods of a Job.
     is_slow
-        Whether the next end of a pod is noted only when somebody asks for a Job.
+        True if the next end of a pod is processed only when a client reads a Job.
     """
 
     def __init__(self, hosts: Network, folder: Path) -> None:
@@ -65,23 +65,23 @@ class Kube:
 
     @property
     def kubeconfig(self) -> Path:
-        """For clients."""
+        """Path of the configuration for clients."""
         return self.folder / "kubeconfig"
 
     def close(self) -> None:
-        """End everything."""
+        """Stop everything."""
         for process in self.processes.values():
             process.signal(9)
         self._server.shutdown()
         self._server.server_close()
 
     def is_empty(self) -> bool:
-        """Whether no object is left."""
+        """Return whether no object exists."""
         with self._lock:
             return not any(self.objects[kind] for kind in ("jobs", "pods", "services"))
 
     def pods(self) -> list[Any]:
-        """All pods, by index."""
+        """Return all pods, by index."""
         with self._lock:
             return sorted(self.objects["pods"].values(), key=lambda pod: _index(pod))
 
@@ -103,7 +103,7 @@ class Kube:
         return made
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job and, when its pods have ended, all that belongs to it."""
+        """Delete a Job and, when its pods have ended, all objects that belong to it."""
         with self._lock:
             job = self.objects["jobs"].get(name)
             if job is None:
@@ -114,7 +114,7 @@ class Kube:
             self._collect()
 
     def delete_pod(self, pod: Any, reason: str | None = None) -> None:
-        """Delete a pod, for a reason that Kubernetes calls a disruption, or for none."""
+        """Delete a pod, with a reason that Kubernetes counts as a disruption, or without one."""
         with self._lock:
             if reason:
                 said = {"type": "DisruptionTarget", "status": "True", "reason": reason}
@@ -127,7 +127,7 @@ class Kube:
                 self._collect()
 
     def answer(self, resource: str, name: str | None, query: Mapping[str, str]) -> Any:
-        """One object, or those of a label; None if there is none."""
+        """Return one object, or those with a label; None if there is none."""
         with self._lock:
             if resource == "jobs" and self._ends:
                 self.is_slow = False
@@ -200,7 +200,7 @@ class Kube:
         _set_state(pod, "running", startedAt=_now())
 
     def _take_end(self, pod: Any, code: int, reason: str) -> None:
-        """What the kubelet and the controller of Jobs do when a pod has ended."""
+        """Act as the kubelet and the Job controller when a pod has ended."""
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
         _set_state(pod, "terminated", exitCode=code, reason=reason, finishedAt=_now())
         job = self.objects["jobs"].get(_owner_of(pod))
@@ -216,7 +216,7 @@ class Kube:
         self._collect()
 
     def _collect(self) -> None:
-        """Remove what was deleted and has ended."""
+        """Remove deleted objects that have ended."""
         for name, pod in list(self.objects["pods"].items()):
             if "deletionTimestamp" in pod["metadata"] and pod["status"]["phase"] != "Running":
                 del self.objects["pods"][name]
@@ -263,7 +263,7 @@ class Kube:
 
 @contextmanager
 def kube_cluster(folder: Path) -> Iterator[Kube]:
-    """A cluster of two nodes; all of it is gone on leaving."""
+    """Run a cluster of two nodes; remove everything at the end."""
     with network(["node-a", "node-b"]) as hosts:
         cluster = Kube(hosts, folder)
         try:
@@ -357,7 +357,7 @@ def _handler(cluster: Kube) -> type[BaseHTTPRequestHandler]:
 
 
 def _run_command(pod: PodProcess, command: list[str], client: WebSocket) -> None:
-    """Execute a command, to its end or to its client's."""
+    """Execute a command until it or its client ends."""
     with pod.execute(command) as process:
         assert process.stdin is not None
 

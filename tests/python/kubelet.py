@@ -1,4 +1,4 @@
-"""Pods as processes on the hosts of `namespaces.network`: each has its own first process, /tmp,
+"""Pods as processes on the hosts of `namespaces.network`. Each pod has its own first process, /tmp,
 host name and address, and ends whole with its first process, as in a container.
 """
 
@@ -22,7 +22,7 @@ _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
 class PodProcess:
-    """The processes of one pod; ``on_end`` is given its exit code and the reason."""
+    """Processes of one pod; ``on_end`` gets its exit code and the reason."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PodProcess:
         threading.Thread(target=self._follow, args=(on_end, limit), daemon=True).start()
 
     def execute(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a further process in the pod, with pipes."""
+        """Start another process in the pod, with pipes."""
         entered = ["nsenter", f"--target={self._first()}", "--mount", "--uts", "--net", "--pid"]
         return subprocess.Popen(
             [*entered, "--", *command],
@@ -68,7 +68,7 @@ class PodProcess:
         )
 
     def end(self, grace: float) -> None:
-        """Ask it to end, and have it end after some seconds."""
+        """Send SIGTERM, and kill the pod after some seconds."""
         self.signal(signal.SIGTERM)
 
         def insist() -> None:
@@ -85,11 +85,11 @@ class PodProcess:
             os.kill(first, number)
 
     def read_log(self) -> list[str]:
-        """What it has printed."""
+        """Return the pod's output."""
         return self._log.read_text(errors="replace").splitlines(keepends=True)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end."""
+        """Wait until the pod ends."""
         self._outer.wait(seconds)
 
     def _value(self, variable: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
@@ -107,7 +107,7 @@ class PodProcess:
         children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children")
         deadline = time.monotonic() + 5
         while self._outer.poll() is None and time.monotonic() < deadline:
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # it has ended
                 if found := children.read_text().split():
                     return int(found[0])
         return 0
@@ -127,7 +127,7 @@ class PodProcess:
             on_end(code, "Error" if code else "Completed")
 
     def _used(self) -> int:
-        """Bytes in memory, of all processes of the pod."""
+        """Return the memory in bytes of all processes of the pod."""
         try:
             own = os.readlink(f"/proc/{self._first()}/ns/pid")
         except OSError:

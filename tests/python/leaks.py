@@ -1,4 +1,4 @@
-"""Where a secret would show: in command lines, and in files that other users can read."""
+"""Places where a secret could leak: command lines, and files that other users can read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pybackend.net.rendezvous import new_token
 
 
 def know_token(monkeypatch: Any, launcher: Any) -> str:
-    """Have a launcher's module give all of its calls the same token; what it is."""
+    """Make a launcher's module use the same token for all calls; return it."""
     token = new_token()
     monkeypatch.setattr(launcher, "new_token", lambda: token)
     return token
 
 
 def find_in_commands(text: str) -> list[str]:
-    """The command lines on this machine that contain a text."""
+    """Return the command lines on this machine that contain a text."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -27,7 +27,7 @@ def find_in_commands(text: str) -> list[str]:
 
 
 def find_in_files(folder: Path, text: str) -> list[str]:
-    """The files in a folder that contain a text and that other users can read."""
+    """Return the files in a folder that contain a text and that other users can read."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if _is_open(Path(place, name), 0o011)]

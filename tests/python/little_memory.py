@@ -1,4 +1,4 @@
-"""Files of models, checked by a process that has little memory."""
+"""Check model files in a process with little memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Without TensorFlow, which takes gigabytes of addresses.
+# Without TensorFlow, which reserves gigabytes of addresses.
 _PROGRAM = """
 import pathlib, resource, sys
 import h5py, numpy
@@ -24,7 +24,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
 
 
 def check_in_little_memory(folder: Path) -> int:
-    """How many of the files in a folder are rejected by a process that may take 30 MB for them."""
+    """Count the files in a folder that a process with 30 MB of memory rejects."""
     shown = subprocess.run(
         [sys.executable, "-c", _PROGRAM, folder],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""One training on MNIST for every launcher, in both languages; what it gives on this machine."""
+"""One training on MNIST for every launcher, in both languages, with its result on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import R_VARIABLES, largest_difference
 
 import pybackend
 
-# As `seed_fit()` of R's tests, which compares what both languages give on this machine.
+# The same values as `seed_fit()` of R's tests, which compares both languages on this machine.
 CASE = {"workers": 2, "epochs": 1, "batch_size": 32, "limit": 256, "seed": 3}
 _PROGRAM = Path(__file__).parent / "programs" / "mnist.py"
 IN_PYTHON = str(_PROGRAM)
@@ -22,17 +22,17 @@ IN_R = str(_PROGRAM.with_suffix(".R"))
 
 @functools.cache
 def trained_here() -> pybackend.TrainResult:
-    """What the workers of this process give."""
+    """Return the result of workers that this process starts."""
     return pybackend.train_mnist("local", verbose=0, **CASE)
 
 
 def check(model: Any) -> None:
-    """Whether a model has the weights of the one that was trained here."""
+    """Return whether a model has the same weights as the one trained here."""
     assert largest_difference(model, trained_here().model) < 1e-6
 
 
 def check_files(folder: Path, count: int) -> None:
-    """Whether so many programs have written such a model."""
+    """Return whether this number of programs wrote such a model."""
     import keras
 
     written = sorted(folder.glob("*.h5"))
@@ -42,12 +42,12 @@ def check_files(folder: Path, count: int) -> None:
 
 
 def describe(folder: Path, **more: Any) -> str:
-    """The argument of a program that is to write its model into a folder."""
+    """Return the argument of a program that writes its model into a folder."""
     return json.dumps({"folder": str(folder), "index": 0, "arguments": CASE, **more})
 
 
 def check_r(folder: Path, launcher: str, /, **options: Any) -> None:
-    """Train from R by a launcher, and compare."""
+    """Train from R with a launcher, and compare."""
     spec = describe(folder, launcher=launcher, options=options)
     done = subprocess.run(
         ["Rscript", IN_R, spec],

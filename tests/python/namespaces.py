@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces with addresses and names of their own, on one bridge.
+"""Hosts on one machine: network namespaces with their own addresses and names, on one bridge.
 
 The test itself is in the root namespace, on the address of the bridge; nothing of it is reachable
 from outside this machine.
@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_ETC = Path("/etc/netns")  # `ip netns exec` shows what lies here in place of files of /etc
+_ETC = Path("/etc/netns")  # `ip netns exec` shows these files instead of those of /etc
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host: its addresses, and the port of the bridge that it hangs on."""
+    """A host: its addresses, and its port of the bridge."""
 
     name: str
     address: str
@@ -30,18 +30,18 @@ class Host:
 
     @property
     def seen_as(self) -> str:
-        """The address that its workers are known by: connections over loopback come from one."""
+        """Return the address by which other workers know it: loopback connections have one."""
         return self.address if self.namespace else "127.0.0.1"
 
     @property
     def enter(self) -> list[str]:
-        """What stands before a command so that it runs on this host."""
+        """Return the prefix of a command that runs on this host."""
         return ["ip", "netns", "exec", self.namespace] if self.namespace else []
 
 
 @dataclass(frozen=True)
 class Network:
-    """Some hosts, and the addresses of the test itself, by which they reach it."""
+    """Hosts, and the test's own addresses, by which they reach it."""
 
     address: str
     address6: str
@@ -49,14 +49,14 @@ class Network:
 
     @contextmanager
     def firewall(self, *hosts: int) -> Iterator[None]:
-        """These hosts cannot reach each other, while the test and all others reach them."""
+        """Cut the connections between these hosts; the test and all others still reach them."""
         with isolated(self.hosts[number] for number in hosts):
             yield
 
 
 @contextmanager
 def isolated(hosts: Iterator[Host] | Sequence[Host]) -> Iterator[None]:
-    """These hosts cannot reach each other."""
+    """Cut the connections between these hosts."""
     ports = [str(host.port) for host in hosts]
     try:
         for port in ports:
@@ -69,12 +69,12 @@ def isolated(hosts: Iterator[Host] | Sequence[Host]) -> Iterator[None]:
 
 @contextmanager
 def network(names: Sequence[str]) -> Iterator[Network]:
-    """Make hosts that know each other by these names, and with "-6" by their IPv6 addresses.
+    """Create hosts that know each other by these names, and with "-6" by their IPv6 addresses.
 
-    Only for root: `no_namespaces` says whether it can be done.
+    Needs root; `no_namespaces` returns the reason if it is not possible.
     """
     _remove_leftovers()
-    # Several test runs may be there at once.
+    # Several test runs may run at once.
     number, bridge = _free_number(), f"tfb{os.getpid()}"
     net, net6 = f"10.213.{number}", f"fd77:{number:x}:"
     with ExitStack() as stack:
@@ -100,7 +100,7 @@ def network(names: Sequence[str]) -> Iterator[Network]:
 
 
 def no_namespaces() -> str:
-    """Why there can be none; empty if there can."""
+    """Return the reason why there can be no namespaces, or an empty text."""
     if os.geteuid() != 0:
         return "not root"
     if not shutil.which("ip") or not shutil.which("bridge"):
@@ -115,7 +115,7 @@ def no_namespaces() -> str:
 
 
 def run(*command: str) -> None:
-    """Run a command that must succeed."""
+    """Run a command, which must succeed."""
     subprocess.run(command, check=True, timeout=60)
 
 
@@ -128,7 +128,7 @@ def _make(stack: ExitStack, bridge: str, host: Host, known: str) -> None:
     stack.callback(run, "ip", "netns", "del", str(host.namespace))
     inside = ["name", "eth0", "netns", str(host.namespace)]
     run("ip", "link", "add", str(host.port), "type", "veth", "peer", *inside)
-    # Removing a namespace removes its links, but later: the bridge's end goes at once so.
+    # Removing a namespace removes its links later; removing the bridge's end takes effect at once.
     stack.callback(run, "ip", "link", "del", str(host.port))
     run("ip", "link", "set", str(host.port), "master", bridge, "up")
     for command in (
@@ -141,7 +141,7 @@ def _make(stack: ExitStack, bridge: str, host: Host, known: str) -> None:
 
 
 def _free_number() -> int:
-    """What no other test run has for its addresses: process ids may have the same last digits."""
+    """Return a number that no other test run uses: process ids may have the same last digits."""
     shown = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True).stdout
     taken = {int(number) for number in re.findall(r" 10\.213\.(\d+)\.", shown)}
     # Not 0: ssh looks for the key of fd77:0::1 as that of fd77::1.
@@ -150,7 +150,7 @@ def _free_number() -> int:
 
 
 def _remove_leftovers() -> None:
-    """What a test run that was killed has left; its processes ended with it."""
+    """Remove the leftovers of a killed test run, whose processes ended with it."""
     named = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     for name, owner in re.findall(r"^(tfdist-(\d+)-\w+)", named, re.MULTILINE):
         if not Path("/proc", owner).exists():

@@ -1,4 +1,4 @@
-"""An S3 server of this process (moto), which can be told to answer as an overloaded one does."""
+"""An S3 server in this process (moto) that can answer like an overloaded one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>busy</Messag
 
 
 class ObjectStore:
-    """The server, behind a door that may be shut for some requests."""
+    """A server that can reject some requests."""
 
     def __init__(self, serve: Callable[..., Iterable[bytes]]) -> None:
         self._serve = serve
@@ -23,7 +23,7 @@ class ObjectStore:
         self.refused = 0
 
     def shut(self, requests: str) -> None:
-        """Answer requests with 503 whose method and path match a pattern."""
+        """Answer requests whose method and path match a pattern with 503."""
         self._shut = re.compile(requests)
 
     def open(self) -> None:
@@ -42,7 +42,7 @@ class ObjectStore:
 
 @contextmanager
 def object_store(bucket: str) -> Iterator[ObjectStore]:
-    """A server with an empty bucket, at which s3fs looks by itself, in child processes too."""
+    """Run a server with an empty bucket, which s3fs uses by default, in child processes too."""
     import fsspec
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
@@ -58,7 +58,7 @@ def object_store(bucket: str) -> Iterator[ObjectStore]:
             patch.setenv("AWS_ACCESS_KEY_ID", "a name")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "a key of these tests alone")
             patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-            patch.setenv("AWS_MAX_ATTEMPTS", "1")  # s3fs tries again by itself
+            patch.setenv("AWS_MAX_ATTEMPTS", "1")  # s3fs retries
             filesystem = fsspec.filesystem("s3")
             filesystem.mkdir(bucket)
             yield store

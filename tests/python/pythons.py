@@ -1,4 +1,4 @@
-"""Environments of Python that do not have some packages."""
+"""Python environments that lack some packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def python_without(folder: Path, pattern: str) -> Path:
-    """A Python that has the packages of this one, except those whose files match a pattern."""
+    """Create a Python with the packages of this one, except those whose files match a pattern."""
     venv.create(folder / "env", symlinks=True)
     (site,) = folder.glob("env/lib/python*/site-packages")
     hidden = set(Path(sysconfig.get_path("purelib")).glob(pattern))

@@ -1,4 +1,4 @@
-"""Somebody on the way between two ends of a connection, who passes on what they send, or else."""
+"""A relay between the two ends of a connection, which forwards or changes their data."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Change = Callable[[bytes], bytes]
 
 
 class Relay:
-    """A listening socket in front of an address; every connection to it goes on to there.
+    """A listening socket that forwards every connection to an address.
 
     Attributes
     ----------
     address
         ``host:port`` of the relay.
     to_server, to_client
-        What becomes of each piece on its way; may be set at any time.
+        Functions that replace each piece of data; may be set at any time.
     """
 
     def __init__(self, stack: ExitStack, target: tuple[str, int]) -> None:
@@ -53,7 +53,7 @@ class Relay:
 
 @contextmanager
 def relaying(target: tuple[str, int]) -> Iterator[Relay]:
-    """A relay to a listening socket; its connections end with it."""
+    """Run a relay to a listening socket; its connections end with it."""
     with ExitStack() as stack:
         relay = Relay(stack, target)
         # Wakes the thread that accepts, before its socket closes.
@@ -62,6 +62,6 @@ def relaying(target: tuple[str, int]) -> Iterator[Relay]:
 
 
 def altered(piece: bytes) -> bytes:
-    """The same with one bit changed in the middle."""
+    """Return the data with one bit in the middle changed."""
     middle = len(piece) // 2
     return piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]

@@ -1,7 +1,7 @@
-"""Trains many small jobs in one pair of worker processes, and each again in this process.
+"""Train many small jobs with one pair of worker processes, and each again in this process.
 
-Starting workers takes seconds, a tiny training takes a few tenths of one: what is tested is the
-engine, by the very function that workers call.
+Starting workers takes seconds, and a tiny training a few tenths of one. These tests check the
+engine, through the same function that workers call.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass
 class Trained:
-    """What the workers have made of a case."""
+    """Result of the workers for a case."""
 
     model: Any
     history: dict[str, list[Any]]
@@ -89,7 +89,7 @@ def _workers(case: Case) -> int:
 
 
 def global_data(case: Case) -> tuple[Any, int]:
-    """The rows that all workers use together, step by step through all epochs; steps per epoch."""
+    """Return the rows of all workers for each step of all epochs, and the steps per epoch."""
     import tensorflow as tf
 
     columns = flatten_data(case.data, keras.config.floatx())
@@ -122,13 +122,13 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
 
 
 def named(cases: Iterable[str], daily: Sequence[str]) -> list[Any]:
-    """The names of cases as parameters of a test; those that are not in ``daily`` are `full`."""
+    """Return case names as parameters of a test; those that are not in ``daily`` are `full`."""
     assert set(daily) <= set(cases), set(daily) - set(cases)
     return [name if name in daily else full(name) for name in cases]
 
 
 def chosen(cases: Mapping[str, Any], request: Any) -> dict[str, Any]:
-    """The cases that the tests of this run ask for by their parameter ``name``."""
+    """Return the cases that this run's tests request by their parameter ``name``."""
     specs = [
         getattr(item, "callspec", None)
         for item in request.session.items
@@ -139,7 +139,7 @@ def chosen(cases: Mapping[str, Any], request: Any) -> dict[str, Any]:
 
 
 def replay(case: Case, callbacks: Sequence[Any] = ()) -> tuple[Any, dict[str, list[Any]]]:
-    """Train a case in this process, by Keras's own fit."""
+    """Train a case in this process with Keras's own fit."""
     keras.utils.set_random_seed(1)
     model = case.build()
     model.jit_compile = False
@@ -166,9 +166,9 @@ def replay(case: Case, callbacks: Sequence[Any] = ()) -> tuple[Any, dict[str, li
 def check_equal(
     case: Case, trained: Any, callbacks: Sequence[Any] = (), name: str | None = None
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """Assert that the workers have reached what one process reaches; returns the latter.
+    """Assert that the workers' result equals that of one process; return the latter.
 
-    What is found is noted under the name, if there is one.
+    The result is recorded under the name, if there is one.
     """
     assert isinstance(trained, Trained), trained
     model, history = replay(case, callbacks)
@@ -185,7 +185,7 @@ def check_equal(
 
 
 def difference(case: Case, one: Any, other: Any) -> float:
-    """Largest absolute difference between the weights of two models."""
+    """Return the largest absolute difference between the weights of two models."""
     if not case.trainable_only:
         return largest_difference(one, other)
     pairs = zip(one.trainable_variables, other.trainable_variables, strict=True)

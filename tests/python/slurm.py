@@ -1,7 +1,7 @@
 """A real Slurm: three nodes, each a network namespace with its own host name and processes.
 
-All that it writes is in one folder, and its daemons end with the test run, however that ends. A
-node is a tree of processes with a first one: killing that is what a power failure is to the others.
+All its files are in one folder, and its daemons end with the test run in any case. A node is a
+tree of processes with a first one; killing that one looks like a power failure to the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from namespaces import Host, network, no_namespaces
 
 from pybackend.launchers.remote.janitor import swept_folder
 
-# In the order of Slurm; sorted as text, n2 would be the last one.
+# In Slurm's order; sorted as text, n2 would be the last one.
 NODES = ("n2", "n10", "n11")
 _CONTROLLER = "ctl"
 _START_SECONDS = 120.0
@@ -76,9 +76,9 @@ class Slurm:
     Attributes
     ----------
     address
-        Of the test itself, by which nodes reach it.
+        Address of the test itself, by which nodes reach it.
     folder
-        Holds all that the daemons write; nodes share it, as they share all files.
+        Contains all files of the daemons; nodes share it, like all files.
     """
 
     address: str
@@ -88,18 +88,18 @@ class Slurm:
 
     @property
     def private(self) -> Path:
-        """A folder that nodes do not share with the test: each has one of its own there."""
+        """Return a folder that nodes do not share with the test: each node has its own there."""
         return self.folder / "private"
 
     @property
     def variables(self) -> dict[str, str]:
-        """What Slurm's commands need in the environment."""
+        """Return the environment for Slurm's commands."""
         return {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def command(
         self, *words: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start a command on the controller's host, where one of srun's may listen."""
+        """Start a command on the controller's host, on which srun may listen."""
         return subprocess.Popen(
             [*_mortal(self.hosts[_CONTROLLER]), *words],
             env={**os.environ, **self.variables, **(variables or {})},
@@ -110,34 +110,34 @@ class Slurm:
         )
 
     def run(self, *words: str, seconds: float = 60.0) -> str:
-        """Run a command there that must succeed; what it has printed."""
+        """Run a command there, which must succeed; return its output."""
         process = self.command(*words)
         out, err = process.communicate(timeout=seconds)
         assert process.returncode == 0, f"{' '.join(words)}: {err}{out}"
         return out
 
     def kill(self, node: str) -> None:
-        """End all processes of a node at once."""
+        """Kill all processes of a node at once."""
         process = self._nodes.pop(node)
         process.kill()
         process.wait()
 
     def start(self, node: str) -> None:
-        """Start a node that was killed, and wait until Slurm has it back."""
+        """Restart a killed node, and wait until Slurm uses it again."""
         self._nodes[node] = _daemon(self, self.hosts[node], "slurmd", "-N", node)
         _wait_for_nodes(self)
 
     def empty(self) -> None:
-        """End all jobs, and wait until all nodes are free again."""
+        """End all jobs, and wait until all nodes are idle."""
         self.run("scancel", "--user=root")
         _wait_for_nodes(self)
 
 
 @contextmanager
 def slurm_cluster() -> Iterator[Slurm]:
-    """Start it; on leaving, its processes, its network and its folder are gone."""
+    """Start the cluster; remove its processes, network and folder at the end."""
     with ExitStack() as stack:
-        # Not a folder of pytest's: paths of sockets have to be short.
+        # Not a folder of pytest's: paths of sockets must be short.
         folder = stack.enter_context(swept_folder())
         made = stack.enter_context(network([_CONTROLLER, *NODES]))
         hosts = {host.name: host for host in made.hosts}
@@ -154,7 +154,7 @@ def slurm_cluster() -> Iterator[Slurm]:
 
 
 def _find_obstacle() -> str:
-    """Why there can be no Slurm here; empty if there can."""
+    """Return the reason why there can be no Slurm here, or an empty text."""
     absent = [program for program in _PROGRAMS if not shutil.which(program)]
     return f"NO {', '.join(absent)}: RUN make setup" if absent else no_namespaces()
 
@@ -174,7 +174,7 @@ def _write_settings(cluster: Slurm) -> None:
         controller=cluster.hosts[_CONTROLLER], folder=cluster.folder, nodes=nodes
     )
     (cluster.folder / "slurm.conf").write_text(settings)
-    # Left to find out which version there is, slurmd looks for a mount that namespaces lack.
+    # To detect the version, slurmd would look for a mount that namespaces lack.
     (cluster.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (cluster.folder / "state").mkdir()
     cluster.private.mkdir()
@@ -183,7 +183,7 @@ def _write_settings(cluster: Slurm) -> None:
 
 
 def _munge(cluster: Slurm) -> subprocess.Popen[bytes]:
-    """The daemon by which Slurm's processes prove who they are; one is enough for all hosts."""
+    """Start the daemon that authenticates Slurm's processes; one serves all hosts."""
     key = cluster.folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(128))
@@ -199,7 +199,7 @@ def _munge(cluster: Slurm) -> subprocess.Popen[bytes]:
 
 
 def _daemon(cluster: Slurm, host: Host, *command: str) -> subprocess.Popen[bytes]:
-    """Start a daemon as a host's first process but one: a shell stays, and takes in orphans."""
+    """Start a daemon as the child of a host's first process, a shell that adopts orphans."""
     script = 'mount -t tmpfs none "$1" && hostname "$2" && shift 2 && "$@" & wait'
     private = str(cluster.private)
     inside = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -226,7 +226,7 @@ def _end(processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
 
 
 def _wait_for_nodes(cluster: Slurm) -> None:
-    """Wait until all nodes are idle: there, and without a job."""
+    """Wait until all nodes are up and without a job."""
     deadline = time.monotonic() + _START_SECONDS
     shown = ""
     while shown.split() != ["idle"] * len(NODES):

@@ -1,4 +1,4 @@
-"""Small models of all layers that become SQL, with rows for them."""
+"""Small models that cover all layers which can be translated to SQL, with rows for them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _functions() -> Any:
 
 
 def _dictionaries() -> Any:
-    """Of outputs in another order than Keras's, with inputs that have the names of values."""
+    """Build a model with outputs in another order than Keras's, and inputs named like values."""
     first, second = keras.Input((3,), name="v2"), keras.Input((3,), name="v3")
     outputs = {"b": L.Subtract()([L.Dense(3)(first), second]), "a": L.Dense(2)(second)}
     inner = keras.Model({"y": first, "x": second}, outputs)
@@ -85,7 +85,7 @@ def _dictionaries() -> Any:
 
 
 def _calls() -> Any:
-    """Outputs of one functional model at two of its calls."""
+    """Build a model with outputs of one functional model at two of its calls."""
     tensor = keras.Input((3,))
     inner = keras.Model(tensor, L.Dense(3, activation="tanh")(tensor))
     outer = keras.Input((3,))
@@ -94,7 +94,7 @@ def _calls() -> Any:
 
 
 def _whole_numbers() -> Any:
-    """Numbers that one activation makes whole for the next."""
+    """Build a model with an activation whose numbers the next one makes whole."""
     tensor = keras.Input((6,))
     large = L.Rescaling(9.0)(tensor)
     found = [
@@ -180,7 +180,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         shape=(7,),
     ),
 }
-# Together these have all operations.
+# Together these cover all operations.
 OPERATIONS = [
     "functions",
     "branches",
@@ -193,12 +193,12 @@ OPERATIONS = [
 
 @lru_cache
 def make(name: str) -> tuple[Any, list[Any], list[Any]]:
-    """A model, rows for each of its inputs, and what it gives for them, each a list of arrays."""
+    """Return a model, rows for each of its inputs, and its results, each a list of arrays."""
     keras.utils.set_random_seed(7)
     model = MODELS[name]()
     rng = np.random.default_rng(8)
     for variable in model.trainable_variables:
-        if not np.asarray(variable).any():  # biases, which begin with zeros
+        if not np.asarray(variable).any():  # biases, which are initialized with zeros
             variable.assign(rng.normal(0, 0.5, variable.shape))
     rows = [rng.normal(0, 1, (5, *tensor.shape[1:])).astype("f4") for tensor in model.inputs]
     if name == "large numbers":

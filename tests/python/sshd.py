@@ -1,4 +1,4 @@
-"""A real ssh server on each of some hosts (`namespaces`), with throw-away keys."""
+"""A real ssh server on each of some hosts (`namespaces`), with temporary keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import wait_for
 from namespaces import Host, Network, network, no_namespaces
 
 _SSHD = "/usr/sbin/sshd"
-# An empty folder that Debian makes when the machine's own server starts.
+# An empty folder that Debian creates when the machine's own server starts.
 _RUN = Path("/run/sshd")
 _SERVER = """
 ListenAddress {host.address}
@@ -40,7 +40,7 @@ Host *
 
 @dataclass(frozen=True)
 class SshHosts:
-    """Hosts with a server each; ``options`` are those by which ssh reaches them as their names."""
+    """Hosts with a server each; ``options`` are the options for ssh to reach them by name."""
 
     network: Network
     folder: Path
@@ -55,11 +55,11 @@ class SshHosts:
         return ["-F", str(self.folder / "ssh_config")]
 
     def files(self) -> list[Path]:
-        """What lies in the hosts' folders for temporary files."""
+        """List the hosts' folders for temporary files."""
         return [path for folder in self.folder.glob("tmp-*") for path in folder.iterdir()]
 
     def processes(self, host: int) -> dict[int, str]:
-        """Command lines of all processes of a host, by number, but for its server."""
+        """Return the command lines of a host's processes by id, without those of its server."""
         name = str(self.hosts[host].namespace)
         shown = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
         found = {}
@@ -74,13 +74,13 @@ class SshHosts:
 
 
 def no_ssh_hosts() -> str:
-    """Why there can be none; empty if there can."""
+    """Return the reason why there can be no hosts, or an empty text."""
     return no_namespaces() or ("" if Path(_SSHD).exists() else f"no {_SSHD}")
 
 
 @contextmanager
 def ssh_hosts(names: Sequence[str], folder: Path) -> Iterator[SshHosts]:
-    """Make hosts of these names with a server each; see `no_ssh_hosts`."""
+    """Create hosts of these names with a server each; needs the conditions of `no_ssh_hosts`."""
     with ExitStack() as stack:
         made = stack.enter_context(network(names))
         _make_keys(folder, made)
@@ -106,7 +106,7 @@ def _start(stack: ExitStack, folder: Path, host: Host) -> subprocess.Popen[bytes
     (folder / f"tmp-{host.name}").mkdir()
     config = folder / f"sshd_config-{host.name}"
     config.write_text(_SERVER.format(host=host, folder=folder))
-    # A test run that is killed must not leave a server behind.
+    # The server must end when a test run is killed.
     mortal = ["setpriv", "--pdeathsig", "KILL", *host.enter]
     with (folder / f"sshd-{host.name}.log").open("wb") as log:
         process = subprocess.Popen([*mortal, _SSHD, "-D", "-e", "-f", str(config)], stderr=log)

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster of three hosts, each a network namespace with an address of its own.
+"""A standalone Spark cluster of three hosts, each a network namespace with its own address.
 
 The driver is in the root namespace, on the address of the bridge that links them; nothing of it is
 reachable from outside this machine. Where namespaces cannot be made, the hosts are three loopback
@@ -24,7 +24,7 @@ from conftest import R_VARIABLES, spark_session
 from namespaces import Host, isolated, network, no_namespaces
 
 HOSTS = 3
-# R that makes `sc`, a connection of sparklyr's; see `Cluster.variables_for_r`.
+# R code that creates `sc`, a sparklyr connection; needs `Cluster.variables_for_r`.
 CONNECT_IN_R = """
 config <- sparklyr::spark_config()
 config[["sparklyr.shell.driver-memory"]] <- "1g"
@@ -34,13 +34,13 @@ config[["spark.executor.cores"]] <- 1L
 config[["spark.executor.memory"]] <- "512m"
 sc <- sparklyr::spark_connect(master = Sys.getenv("TEST_MASTER"), config = config)
 """
-# A limit for a busy machine: mostly it takes 5 s.
+# A limit for a busy machine; it usually takes 5 s.
 _START_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; ``work`` holds all that its hosts write."""
+    """A running cluster; ``work`` contains all files of its hosts."""
 
     master: str
     driver: str
@@ -50,7 +50,7 @@ class Cluster:
 
     @contextmanager
     def session(self, python: str = sys.executable, **settings: str) -> Iterator[Any]:
-        """A Spark session with one executor of one core on each host."""
+        """Start a Spark session with one executor of one core on each host."""
         with spark_session(
             self.master,
             **{
@@ -67,18 +67,18 @@ class Cluster:
 
     @contextmanager
     def firewall(self, *hosts: int) -> Iterator[None]:
-        """These hosts cannot reach each other, while the driver and all others reach them."""
+        """Cut the connections between these hosts; the driver and all others still reach them."""
         with isolated([self.hosts[number] for number in hosts]):
             yield
 
     def revive(self) -> None:
-        """Start Spark's worker again on each host where it has ended, as a supervisor does."""
+        """Restart Spark's worker on each host where it has ended, as a supervisor does."""
         for place, process in enumerate(self.workers):
             if process.poll() is not None:
                 self.workers[place] = _start_worker(self, self.hosts[place])
 
     def variables_for_r(self) -> dict[str, str]:
-        """What the environment of an R session needs, for `CONNECT_IN_R`."""
+        """Return the environment of an R session for `CONNECT_IN_R`."""
         import pyspark
 
         return {
@@ -90,13 +90,13 @@ class Cluster:
         }
 
     def leftovers(self) -> list[Path]:
-        """Folders of tfdist's workers that are still there."""
+        """Return the remaining folders of tfdist's workers."""
         return list(self.work.glob("tmp/tfdist-*"))
 
 
 @contextmanager
 def standalone_cluster(work: Path) -> Iterator[Cluster]:
-    """Start it, in the folder ``work``; on leaving, its processes and its network are gone."""
+    """Start the cluster in the folder ``work``; stop its processes and network at the end."""
     (work / "tmp").mkdir(parents=True)
     with ExitStack() as stack:
         driver, hosts = stack.enter_context(_network())
@@ -114,7 +114,7 @@ def standalone_cluster(work: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def _network() -> Iterator[tuple[str, list[Host]]]:
-    """The driver's address, and the hosts."""
+    """Return the driver's address, and the hosts."""
     problem = no_namespaces()
     if problem:
         print(
@@ -144,7 +144,7 @@ def _daemon(
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    # A test run that is killed must not leave a cluster behind.
+    # The cluster must end when a test run is killed.
     mortal = ["setpriv", "--pdeathsig", "KILL"]
     command = [*mortal, *enter, f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}"]
     with log.open("ab") as output:
@@ -160,7 +160,7 @@ def _environment(home: Path, work: Path, address: str) -> Mapping[str, str]:
     return {
         **os.environ,
         "SPARK_HOME": str(home),
-        "SPARK_LOCAL_IP": address,  # by which a test's own Python knows its host
+        "SPARK_LOCAL_IP": address,  # tells a test's Python its host
         "SPARK_LOCAL_DIRS": str(work / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
         "TMPDIR": str(work / "tmp"),
@@ -168,7 +168,7 @@ def _environment(home: Path, work: Path, address: str) -> Mapping[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a daemon; a worker takes its executors along if it is asked to."""
+    """Stop a daemon; a worker can stop its executors, too."""
     process.terminate()
     try:
         process.wait(timeout=15)
@@ -178,7 +178,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _logged(log: Path, pattern: str) -> str:
-    """Wait for a line of a log; its first group."""
+    """Wait for a line of a log; return its first group."""
     deadline = time.monotonic() + _START_SECONDS
     while not (found := re.search(pattern, log.read_text(errors="replace"))):
         assert time.monotonic() < deadline, f"no {pattern!r} in\n{log.read_text()[-3000:]}"
@@ -187,9 +187,9 @@ def _logged(log: Path, pattern: str) -> str:
 
 
 def low_port() -> int:
-    """A free port below those that the system gives to outgoing connections.
+    """Return a free port below those that the system uses for outgoing connections.
 
-    No connection takes it before who asks for it listens there.
+    No connection takes it before the caller listens on it.
     """
     while True:
         port = random.randrange(20_000, 32_000)
@@ -198,7 +198,7 @@ def low_port() -> int:
 
 
 def executors(host: Host) -> list[int]:
-    """Process ids of the executors on a host."""
+    """Return the process ids of the executors on a host."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:

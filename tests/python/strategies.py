@@ -1,4 +1,4 @@
-"""What each of TensorFlow's strategies does with a small model: the cells of docs/strategies.md."""
+"""Results of TensorFlow's strategies with a small model: the cells of docs/strategies.md."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WAYS = ("fit of Keras 3", "steps by hand, Keras 3", "fit of tf_keras")
 
 
 def make_data(tf: Any) -> Any:
-    """Batches of rows whose label is their sum."""
+    """Return batches of rows whose label is their sum."""
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
     return tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(BATCH)
 
 
 def build(keras: Any) -> Any:
-    """The same weights each time; momentum, so that the optimizer's state counts."""
+    """Build a model with fixed weights, and momentum, so that the optimizer's state matters."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
@@ -30,7 +30,7 @@ def build(keras: Any) -> Any:
 
 
 def fit(keras: Any, tf: Any, strategy: Any) -> Any:
-    """Keras's own training in the strategy's scope; returns the weights."""
+    """Train with Keras in the strategy's scope; return the weights."""
     with strategy.scope():
         model = build(keras)
     steps = ROWS // BATCH
@@ -39,7 +39,7 @@ def fit(keras: Any, tf: Any, strategy: Any) -> Any:
 
 
 def step_by_hand(keras: Any, tf: Any, strategy: Any) -> Any:
-    """Steps as TensorFlow's guide to its strategies writes them; returns the weights."""
+    """Train with steps as in TensorFlow's guide to its strategies; return the weights."""
     with strategy.scope():
         model = build(keras)
         model.optimizer.build(model.trainable_variables)
@@ -71,13 +71,13 @@ def step_by_hand(keras: Any, tf: Any, strategy: Any) -> Any:
 
 @functools.cache
 def fit_alone() -> Any:
-    """What all are compared with."""
+    """Return the reference result of all strategies."""
     tf = importlib.import_module("tensorflow")
     return fit(importlib.import_module("keras"), tf, tf.distribute.get_strategy())
 
 
 def try_all(make: Callable[[Any], Any]) -> dict[str, str]:
-    """What comes of each way to train: "equal" to no strategy, by how much not, or an error."""
+    """Return the result of each way to train: "equal", the difference, or an error."""
     tf = importlib.import_module("tensorflow")
     keras, tf_keras = map(importlib.import_module, ("keras", "tf_keras"))
     expected = fit_alone()
@@ -96,7 +96,7 @@ def try_all(make: Callable[[Any], Any]) -> dict[str, str]:
 
 
 def try_on_one_machine(context: Any) -> dict[str, dict[str, str]]:
-    """The strategies of one machine, on two processors that TensorFlow takes for devices."""
+    """Run the strategies of one machine, on two virtual CPU devices."""
     tf = importlib.import_module("tensorflow")
     (processor,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
@@ -117,14 +117,14 @@ def try_on_one_machine(context: Any) -> dict[str, dict[str, str]]:
 
 
 def try_on_workers(context: Any) -> dict[str, str]:
-    """The strategy of several workers, all of which call this."""
+    """Run the strategy of several workers, all of which call this."""
     tf = importlib.import_module("tensorflow")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # a process can have one
     return try_all(lambda tf: strategy)
 
 
 def try_on_servers(context: Any) -> dict[str, str] | None:
-    """The strategy of parameter servers; on those, what they are."""
+    """Run the strategy of parameter servers, or serve as one."""
     tf = importlib.import_module("tensorflow")
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if context.role != "chief":

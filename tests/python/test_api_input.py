@@ -1,4 +1,4 @@
-"""Every wrong argument is refused by name, before TensorFlow is imported or anything is started."""
+"""Every wrong argument raises an error that names it, before TensorFlow is imported or used."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def takes_any(context: Any, **named: Any) -> None:
 
 
 def train(**changes: Any) -> Callable[[], Any]:
-    """A call of `barrier_train` that is right but for the changes."""
+    """Return a valid call of `barrier_train` with these changes."""
     right: dict[str, Any] = {"spark": None, "model": build, "data": (X, Y), "workers": 2}
     arguments = {**right, **changes}
     first = [arguments.pop(name) for name in ("spark", "model", "data")]
@@ -60,12 +60,12 @@ def run(fn: Any = len, *args: Any, spark: Any = "local", **changes: Any) -> Call
 
 
 def digits(**changes: Any) -> Callable[[], Any]:
-    # A path that does not exist: a wrong argument is noticed before the data are looked for.
+    # A path that does not exist: a wrong argument is reported before the data are read.
     return lambda: train_mnist(**{"path": "missing.npz", **changes})
 
 
 def infer(**changes: Any) -> Callable[[], Any]:
-    """A call of `predict_spark` that is right but for its DataFrame and the changes."""
+    """Return a valid call of `predict_spark` with these changes, except for its DataFrame."""
     result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0)
     arguments = {"model": result, "df": X, **changes}
     first = [arguments.pop(name) for name in ("model", "df")]
@@ -80,7 +80,7 @@ def trains(workers: int, batch_size: int) -> None:
     raise AssertionError("never called")
 
 
-# What is wrong, the call, what the message names.
+# For each case the call and a part of its message.
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "spark text": (train(spark="yarn"), "`spark` must be None, 'local', a SparkSession"),
     "spark number": (train(spark=3), "`spark`"),
@@ -446,7 +446,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def outcome(call: Callable[[], Any]) -> list[str]:
-    """Type and text of the error, then what the call imported and started that it should not."""
+    """Return type and text of the error, and what the call imported or started."""
     try:
         call()
     except Exception as error:
@@ -461,7 +461,7 @@ def outcome(call: Callable[[], Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, list[str]]:
-    """The outcome of every case, all in one fresh Python."""
+    """Results of all cases in one new Python process."""
     program = (
         "import json, test_api_input as cases;"
         "print(json.dumps({name: cases.outcome(case[0]) for name, case in cases.CASES.items()}))"

@@ -1,4 +1,4 @@
-"""``.keras`` archives made to fill the memory or to read other files: all are rejected."""
+"""``.keras`` archives that would fill the memory or read other files: all are rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ZEROS = bytes(40 << 20)
 
 @pytest.fixture(scope="module")
 def members() -> Members:
-    """What is in a model's archive."""
+    """Members of a model's archive."""
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5)])
     model.compile("sgd", "mse")
     with zipfile.ZipFile(io.BytesIO(model_to_bytes(model, format="keras"))) as archive:
@@ -33,7 +33,7 @@ def members() -> Members:
 
 
 def pack(members: Members, method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An archive."""
+    """Write an archive."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", method) as archive:
         for name, member in members.items():
@@ -42,7 +42,7 @@ def pack(members: Members, method: int = zipfile.ZIP_DEFLATED) -> bytes:
 
 
 def change_weights(members: Members, change: Callable[[Any], None]) -> bytes:
-    """An archive of which the weights were changed by h5py."""
+    """Write an archive whose weights h5py changed."""
     weights = io.BytesIO(members[WEIGHTS])
     with h5py.File(weights, "r+") as file:
         change(file)
@@ -50,16 +50,16 @@ def change_weights(members: Members, change: Callable[[Any], None]) -> bytes:
 
 
 def claim_size(data: bytes, size: int) -> bytes:
-    """An archive that claims in its directory another size for its first member."""
+    """Write an archive whose directory has a wrong size for its first member."""
     entry = data.index(b"PK\x01\x02")
     return data[: entry + 24] + size.to_bytes(4, "little") + data[entry + 28 :]
 
 
 def repeat_last_name(members: Members) -> bytes:
-    """An archive that names one member several times."""
+    """Write an archive that names one member several times."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `zipfile` says so, too
+        warnings.simplefilter("ignore")  # `zipfile` warns, too
         for name in [*members, WEIGHTS, WEIGHTS]:
             archive.writestr(name, members[name])
     return content.getvalue()
@@ -91,7 +91,7 @@ def store_elsewhere(file: Any) -> None:
 
 @pytest.fixture(scope="module")
 def hostile(members: Members) -> dict[str, tuple[bytes, str]]:
-    """Archives, and what is said of them."""
+    """Archives with the expected messages."""
     good = pack(members)
     # So large that the total allows for more metadata.
     large = {**members, "assets/a.txt": np.random.default_rng(0).bytes(50_000)}

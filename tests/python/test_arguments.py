@@ -1,4 +1,4 @@
-"""Single arguments: numbers of every type are accepted, and a wrong one is named."""
+"""Single arguments: numbers of every type are accepted, and an error names a wrong one."""
 
 from __future__ import annotations
 

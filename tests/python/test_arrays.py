@@ -1,4 +1,4 @@
-"""In-memory data: checked by name, flattened, dealt, and put together again."""
+"""In-memory data: checks, flattening, distribution, and reassembly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors from Arrow batches: every kind of column, and errors that name the column and a row."""
+"""Tensors from Arrow batches: every type of column, and errors that name the column and a row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def batch(**columns: Any) -> Any:
 
 
 def read(rows: Any, floatx: str = "float32", **choice: Any) -> dict[str, Any]:
-    """The tensors of one batch; its columns are read in the order that the column_groups want."""
+    """Return the tensors of one batch, whose columns are in the order of the column_groups."""
     column_groups, names = group_columns(
         ColumnSpec(**choice), describe_schema(rows.schema), floatx, "data"
     )
@@ -84,7 +84,7 @@ def test_whole_numbers_stay_whole_and_exact() -> None:
 def test_kinds_of_features(column: Any, expected: Any) -> None:
     rows = batch(a=column, label=pa.array([0, 1]))
     assert read(rows)["x"].tolist() == expected
-    # A slice's buffers begin earlier.
+    # A slice's buffers start earlier.
     assert read(rows.slice(1))["x"].tolist() == expected[1:]
 
 

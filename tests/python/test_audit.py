@@ -1,4 +1,4 @@
-"""Steps that are repeated as one process takes them: what is equal passes, what is not is named."""
+"""The audit repeats steps in one process: equal steps pass, and differences are named."""
 
 from __future__ import annotations
 
@@ -459,7 +459,7 @@ EQUAL = {
     ),
     "class weights": Case(dense(), (X, Y), settings={"class_weight": {0: 0.5, 2: 3.0}}),
 }
-# Not what one process makes of them, which is documented; the rest of the step is.
+# Only this part differs from one process, as documented; the rest of the step is equal.
 NOISY = {
     "dropout": Case(dropping(), (X, Y)),
     "dropout, accumulation": Case(
@@ -536,7 +536,7 @@ DIFFERENT |= {
     )
     for what in ("largest", "rows")
 }
-# What cannot be compared is not, and is as without an audit.
+# Steps that cannot be compared are skipped, and trained as without an audit.
 SKIPPED = {
     "numpy": (
         Case(adding(by_numpy), (X, Y), custom_objects=OBJECTS),
@@ -587,7 +587,7 @@ WARNED = {
         custom_objects={"Halves": Halves},
     )
 }
-# What `make test-full` trains, too.
+# Also trained by `make test-full`.
 SELDOM = {
     "soft labels with class weights",
     "state of a layer",
@@ -790,13 +790,13 @@ def test_rounding_is_told_from_a_difference() -> None:
     found = compare_changes(before, other, expected, lambda _: [expected, rounded], 2**-22)
     assert [one.key for one in found.differing] == [1]
     assert found.differing[0].size == pytest.approx(1e-3, rel=0.02)
-    # What moves so far by rounding alone is no difference; what is never the same says nothing.
+    # A variable that moves this far through rounding alone is not different.
     assert (
         compare_changes(before, other, expected, lambda _: [expected, other], 2**-22).differing
         == []
     )
     assert not compare_changes(before, other, expected, lambda _: [other], 2**-22).is_repeatable
-    # Some draws only may show what rounding does; as many are taken as it needs.
+    # Only some draws show the effect of rounding; draw as many as needed.
     draws = iter([expected, expected, rounded, expected, other, before])
     assert compare_changes(before, other, expected, lambda _: draws, 2**-22).differing == []
     assert list(draws) == [before]

@@ -1,4 +1,4 @@
-"""What R receives: envelopes of plain data."""
+"""Answers of the bridge to R: envelopes of plain data."""
 
 from __future__ import annotations
 

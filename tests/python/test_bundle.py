@@ -1,4 +1,4 @@
-"""What a host gets, taken in by a real process as on a host."""
+"""The bundle for a host, unpacked and run by a real process as on a host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import wait_for
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle, bootstrap_command, library
 
-# Stands for this package: says what it has found, and waits for the end.
+# Stands for this package: prints what it found, and waits for the end.
 TASK = """
 import json, os, sys
 def run(folder, pipe, channel):
@@ -51,7 +51,7 @@ def greeting(process: subprocess.Popen[bytes]) -> dict[str, object]:
 
 
 def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
-    # A file that lies where the process starts must not stand in for a real module.
+    # A file in the working directory must not replace a real module.
     (tmp_path / "tempfile.py").write_text("raise ImportError('not this one')")
     rows = tmp_path / "given"
     rows.write_text("3 4")
@@ -71,7 +71,7 @@ def test_a_bundle_arrives_runs_and_goes(tmp_path: Path) -> None:
         assert found == {"one": "1", "rows/two": "3 4"}
         assert Path(folder).parent == tmp_path
         process.stdin.close()
-        # Its end is the end of all: the folder was removed before.
+        # Its end is the end of everything: the folder was removed before.
         assert process.stdout.read() == b""
         assert not Path(folder).exists()
         assert process.wait(timeout=60) == 0

@@ -1,4 +1,4 @@
-"""Keras objects by value: a copy trains bit by bit as the original does."""
+"""Pickled Keras objects: a copy trains bit by bit like the original."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 class Net(keras.Model):
-    """Keras remembers neither its argument nor what is set on it later."""
+    """A model whose argument and later attributes Keras does not save."""
 
     def __init__(self, units: int = 4) -> None:
         super().__init__()
         self.parts = [layers.Dense(units), layers.Dense(3)]
 
     def call(self, x: Any) -> Any:
-        """Through all parts."""
+        """Apply all parts."""
         for part in self.parts:
             x = part(x)
         return x
@@ -160,7 +160,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "half precision": _half,
     "half precision, fitted": _half_fitted,
 }
-# One of each kind: `make test-full` copies the others, too.
+# One of each type: `make test-full` copies the others, too.
 DAILY = ["lookup"]
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of a training that resumes: what they get back, and what must be as it was."""
+"""Callbacks of a resumed training: their restored state, and what must not differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pybackend.errors import InputError
 
 
 def resume(then: Any, change: dict[str, Any], now: Any) -> Any:
-    """Change a callback as training does, keep it, and give what was kept to another one."""
+    """Change a callback as training does, save its state, and restore it into another one."""
     first = describe_callback(then)
     vars(then).update(change)
     state = decode_state(encode_state(read_callback(then, first)))
@@ -114,7 +114,7 @@ def test_what_is_not_kept_is_named() -> None:
 
 
 class Counts(keras.callbacks.Callback):
-    """Has an attribute from the start, one over its class's default, and one that comes later."""
+    """Has an attribute from the start, one over its class's default, and one that is set later."""
 
     seen = 0
     compare: Any = None

@@ -1,4 +1,4 @@
-"""Keras's callbacks, and a user's own, over two workers."""
+"""Keras's callbacks and custom ones, with two workers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
     np.testing.assert_allclose(result.history["val_loss"], history["val_loss"], atol=1e-5)
     assert largest_difference(model, result.model) <= 1e-5
     assert len((tmp_path / "log.csv").read_text().splitlines()) == result.epochs + 1
-    # One file each: rank 0 alone has written.
+    # One file each: only rank 0 wrote.
     assert len(list((tmp_path / "board" / "train").iterdir())) == 1
     assert len(list((tmp_path / "board" / "validation").iterdir())) == 1
     assert keras.saving.load_model(tmp_path / "best.keras").count_params() > 0
@@ -132,7 +132,7 @@ def test_a_training_resumes_where_it_broke_off(rows: Any, tmp_path: Path) -> Non
     whole = train()
     assert resumed.history == whole.history
     assert resumed.workers[0].weights_sha256 == whole.workers[0].weights_sha256
-    assert not (tmp_path / "backup").exists()  # its work is done
+    assert not (tmp_path / "backup").exists()  # its work is finished
 
 
 def test_not_a_number_stops_all_at_once(rows: Any) -> None:
@@ -213,7 +213,7 @@ def test_weights_that_drift_apart_are_found(rows: Any) -> None:
 
 
 class PretendGpus(MoveWeights):
-    """Has this process believe that there are GPUs, which round weights apart."""
+    """Makes this process believe that it has GPUs, so that rounding makes weights differ."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         from pybackend.engine import audit, sync
@@ -235,7 +235,7 @@ def test_weights_that_gpus_round_apart_are_made_equal(rows: Any, capsys: Any) ->
     assert len(result.history["loss"]) == 3
     note = r"note: weights of the workers differed by [1-9]e-\d\d of their norm after an epoch"
     assert len(re.findall(note, capsys.readouterr().out)) == 1
-    # The step is repeated with all digits, in which nothing differs.
+    # The step is repeated in full precision, without a difference.
     assert result.audit.steps >= 2
     assert result.audit.weights < 2e-5
     assert result.audit.skipped == []

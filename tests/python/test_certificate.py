@@ -1,4 +1,4 @@
-"""The certificate that is derived from a token: what OpenSSL and published figures say of it."""
+"""The certificate derived from a token, checked with OpenSSL and published values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pybackend.net.certificate import _GENERATOR, _ORDER, make_certificate, multiply
 from pybackend.net.rendezvous import new_token
 
-# Published test vectors of P-256: a factor, and the abscissa of that many times the generator.
+# Published test vectors of P-256: a factor, and the abscissa of that multiple of the generator.
 POINTS = {
     1: 0x6B17D1F2E12C4247F8BCE6E563A440F277037D812DEB33A0F4A13945D898C296,
     2: 0x7CF27B188D034F7E8A52380304B51AC3C08969E277F21B35A60B48FC47669978,

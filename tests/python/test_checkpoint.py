@@ -1,4 +1,4 @@
-"""The option `Checkpoint`, and the errors that point to what was kept."""
+"""The option `Checkpoint`, and the errors that refer to saved checkpoints."""
 
 from __future__ import annotations
 

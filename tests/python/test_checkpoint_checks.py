@@ -1,4 +1,4 @@
-"""What differs from the training of a checkpoint is named, with what to do."""
+"""Differences from the training of a checkpoint are named, with what to do."""
 
 from __future__ import annotations
 

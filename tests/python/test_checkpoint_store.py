@@ -1,4 +1,4 @@
-"""Checkpoints are intact or passed over, and no more of them stay than are wanted."""
+"""Checkpoints are intact or skipped, and old ones are deleted."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def test_a_newer_form_is_refused(tmp_path: Path) -> None:
 
 def test_what_others_have_put_there_stays(tmp_path: Path) -> None:
     names = ["checkpoint-500/weights", "model-best.keras", "checkpoint-notes.json"]
-    names += ["model-00000000.h5/weights"]  # a folder with a name like ours
+    names += ["model-00000000.h5/weights"]  # a folder with a name like tfdist's
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "model-11111111.h5.partial-22222222").touch()
     store = reopen(tmp_path)
     part = store.write_model(b"model", "h5")
-    (tmp_path / "model-33333333.h5").touch()  # another training has begun
+    (tmp_path / "model-33333333.h5").touch()  # another training started
     for epoch in (1, 2):
         store.commit(manifest(epoch, part), b"state")
         store.prune(1)
@@ -164,7 +164,7 @@ def test_what_others_have_put_there_stays(tmp_path: Path) -> None:
 
 @contextmanager
 def unreadable(path: Path) -> Iterator[None]:
-    """Have the system fail to open a file, as it does if a disk does not answer."""
+    """Make the system fail to open a file, as with a disk that does not answer."""
     aside = path.rename(path.with_suffix(".aside"))
     path.symlink_to(path)  # ELOOP, also for root
     yield
@@ -208,7 +208,7 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
     first.commit(manifest(1, model), b"first")
     with pytest.raises(InputError, match="another training writes to"):
         second.commit(manifest(1, model), b"second")
-    later = reopen(tmp_path)  # that resumes
+    later = reopen(tmp_path)  # which resumes
     assert later.find_newest() is not None
     later.commit(manifest(2, model), b"later")
     later.prune(2)
@@ -241,7 +241,7 @@ def test_of_two_that_begin_at_once_one_goes_on_with_all_its_files(
         store.commit(manifest(epoch, models[store]), b"state")
         store.prune(1)
 
-    # Neither sees a manifest of the other before it writes its own.
+    # Neither sees the other's manifest before it writes its own.
     written = CheckpointStore._write
 
     def write(store: CheckpointStore, name: str, content: bytes) -> Part:

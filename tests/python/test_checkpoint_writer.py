@@ -1,4 +1,4 @@
-"""A disk that fails is reported, and ends the training only when too much has failed."""
+"""A failing disk is reported, and ends the training only after several failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_failures_are_notes_until_there_are_too_many(tmp_path: Path) -> None:
     writer.finish(60)
     assert notes == []
     folder.rename(tmp_path / "elsewhere")
-    folder.touch()  # a file is in its place: nothing can be written there
+    folder.touch()  # a file is at its path: nothing can be written there
     writer.submit(manifest(2), b"state")
     writer.finish(60)
     (note,) = notes

@@ -1,4 +1,4 @@
-"""R's tests, linters, R CMD check, vignettes and the site, by the Makefile; how tests are named."""
+"""R's tests, linters, R CMD check, vignettes and the site as Makefile targets; names of tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from conftest import ALONE, FORGE, GROUPS
 
 ROOT = Path(__file__).parents[2]
-# What needs the same tarball is one group; the longest first.
+# Targets that need the same tarball are one group; the longest come first.
 CHECKS = {
     "tarball": ["vignettes", "r-check-no-python", "docs", "r-check-python"],
     "r-plain": ["r-test-plain"],
@@ -34,9 +34,9 @@ TARGETS = [
     for group, targets in CHECKS.items()
     for target in targets
 ]
-# Of this process, which runs the whole group: the tarball is not built twice in vain.
+# Failed targets of this process, which runs the whole group: the tarball is not built again.
 _failed: set[str] = set()
-# What `conftest` has set for this process and those that it starts.
+# Variables that `conftest` sets for this process and its children.
 _OURS = ("CUDA_VISIBLE_DEVICES", "KERAS_BACKEND", "PYTHONPATH", "TF_CPP_MIN_LOG_LEVEL")
 
 
@@ -61,7 +61,7 @@ def test_what_goes_on_for_long_or_fails_in_a_row_is_exact_and_leaves_nothing() -
 
 
 def run(name: str, command: list[str], folder: Path) -> None:
-    """Run a command in a folder; show what it prints if it fails."""
+    """Run a command in a folder; show its output if it fails."""
     log = ROOT / "build" / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -76,7 +76,7 @@ def run(name: str, command: list[str], folder: Path) -> None:
         )
         try:
             status = process.wait()
-        finally:  # at the limit of the test, or on Ctrl-C
+        finally:  # at the time limit of the test, or on Ctrl-C
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -90,7 +90,7 @@ def test_each_module_is_in_one_group() -> None:
     assert set(listed) <= {path.stem for path in Path(__file__).parent.glob("test_*.py")}
 
 
-# Suites of what no single module does; all others are named after a module or a room.
+# Suites that belong to no single module; all others are named after a module or a room.
 CROSS_CUTTING = {
     "api_input": "the checks of all public functions",
     "checks": "targets of the Makefile, and how tests are named and grouped",
@@ -131,7 +131,7 @@ def test_test_files_are_named_after_modules() -> None:
     modules = set()
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
-        # A room's name, a module's, or one after the other: tfrecord_crc.
+        # A room's name, a module's name, or both: tfrecord_crc.
         modules |= {"_".join(parts[i:j]) for i in range(len(parts)) for j in range(len(parts) + 1)}
     names = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     assert names - modules - set(CROSS_CUTTING) == set()

@@ -1,4 +1,4 @@
-"""What processes that make one call together must agree on."""
+"""Checks that processes which make one call together agree on it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROWS = {"x": np.zeros((4, 2), "float32"), "y": np.arange(4)}
 
 
 def describe(number: int = 1, files: Any = (), rows: Any = ROWS, **job: Any) -> Any:
-    """The claims of a training."""
+    """Return the claims of a training."""
     return describe_call(number, TrainingJob(2, **job), dict(files), {"train": rows})
 
 
 def differ(**other: Any) -> str | None:
-    """How a second process differs from one that makes `describe`'s own call."""
+    """Return how the call of a second process differs from `describe`'s own."""
     return find_disagreement(PEERS, [describe(), describe(**other)])
 
 
@@ -91,7 +91,7 @@ def test_models_are_compared_by_structure_and_settings(tmp_path: Path) -> None:
         return describe(files={MODEL_FILE: path.read_bytes()})
 
     first = claims(model())
-    # Keras counts layers up: the same network, built again, has other names.
+    # Keras numbers layers: the same network, built again, has other names.
     assert find_disagreement(PEERS, [first, claims(model())]) is None
     for other in (model(units=4), model(rate=0.2), build_dense()):
         assert "in its structure, or in the arguments of compile()" in str(

@@ -90,7 +90,7 @@ def test_doctor_probes_a_cluster_of_its_own() -> None:
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])
 def test_a_master_that_does_not_answer(scheme: str, capsys: Any) -> None:
-    with socket.socket() as held:  # bound, so that nothing else listens there
+    with socket.socket() as held:  # bound, so that no other process listens there
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
         assert main(["doctor", "--master", f"{scheme}://{address}"]) == 1

@@ -1,4 +1,4 @@
-"""Messages between processes: what is written is read back, and nothing else is built."""
+"""Messages between processes: what is written is read back, and no other objects are created."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Nested:
-    """All that fields may be."""
+    """All types of fields."""
 
     exchange: Steps | Sum
     pairs: tuple[tuple[int, float], ...] = ()

@@ -1,4 +1,4 @@
-"""Collectives: exact results, the same bits on every rank, for any number of ranks and elements."""
+"""Collectives: exact results with the same bits on every rank, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pybackend.collective.mesh import find_neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError
 from pybackend.net.rendezvous import address_of, listen, new_token
 
-LONG = 120.0  # seconds that no test here waits for: an error that comes earlier came at once
+LONG = 120.0  # seconds; an error that comes earlier came at once
 SIZES = [0, 1, 7, 1009, 65_536, 300_007]
 DTYPES = ["float16", "float32", "float64", "int32", "int64"]
 
 
 def together(members: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
-    """Let all ranks work at the same time; what each returned or raised, by rank."""
+    """Run all ranks at the same time; return each rank's result or error."""
 
     def attempt(member: Any) -> Any:
         try:
@@ -77,7 +77,7 @@ def mesh(
     host: str = "127.0.0.1",
     encrypt: bool | None = None,
 ) -> Iterator[list[Any]]:
-    """All ranks of a mesh; one rank needs none."""
+    """Return all ranks of a mesh; one rank needs no mesh."""
     if size == 1:
         yield [Alone()]
         return
@@ -105,7 +105,7 @@ def members(request: Any) -> Iterator[list[Collective]]:
 
 
 def numbers(size: int, dtype: Any, ranks: int) -> Any:
-    """Whole numbers so small that every type holds their sums exactly, in whatever order."""
+    """Return whole numbers whose sums every type represents exactly, in any order."""
     return np.random.default_rng(size).integers(-100, 100, (ranks, size)).astype(dtype)
 
 
@@ -168,7 +168,7 @@ def test_the_sum_does_not_depend_on_earlier_calls(members: list[Collective]) -> 
             assert result.tolist() == [sum(range(1, len(members) + 1))] * size
 
 
-# The last is forwarded in several pieces, the last of them incomplete.
+# The last segment is forwarded in several pieces, the last of them incomplete.
 @pytest.mark.parametrize(
     ("dtype", "size"),
     [
@@ -202,7 +202,7 @@ def test_broadcast_keeps_the_shape_and_every_bit(members: list[Collective]) -> N
 @pytest.mark.parametrize("rows", [0, 1, 40, 5000], ids=lambda rows: f"rows={rows}")
 def test_all_gather_of_unequal_parts(members: list[Collective], dtype: Any, rows: int) -> None:
     rng = np.random.default_rng(rows)
-    # Rank 1 has none.
+    # Rank 1 has no elements.
     counts = [rows * (rank + 2) * (rank != 1) // 2 for rank in range(len(members))]
     parts = [rng.integers(0, 2, (count, 3, 2)).astype(dtype) for count in counts]
     results = together(members, lambda member: member.all_gather(parts[member.rank]))
@@ -230,7 +230,7 @@ def test_gather_brings_every_rank_s_part_to_one_alone(
         ]
         for found, part in zip(results[root], parts, strict=True):
             np.testing.assert_array_equal(found, part)
-    for member in members:  # the others held a block at most
+    for member in members:  # the others buffered at most one block
         assert not isinstance(member, Mesh) or member.scratch.nbytes <= 65_536
 
 
@@ -266,8 +266,8 @@ def test_sockets_that_hold_little_split_every_message(algorithm: str) -> None:
     with mesh(3, algorithm=algorithm) as members:
         for member in members:
             for link in member.links.values():
-                # The system's least; as little to receive into stalls the loopback itself,
-                # whose packets are larger.
+                # The system's minimum; with a receive buffer as small, the loopback itself stalls,
+                # because its packets are larger.
                 link.stream.set_buffers(sending=1, receiving=4 << 20)
         together(members, lambda member: member.all_reduce(buffers[member.rank]))
         gathered = together(members, lambda member: member.all_gather(parts[member.rank]))

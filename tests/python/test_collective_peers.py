@@ -1,4 +1,4 @@
-"""Peers that die, are silent, are strangers or do something else are named; nobody hangs."""
+"""Peers that exit, are silent, unknown or out of step are named; no rank hangs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROGRAM = (
 
 
 def closing_after(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """As a worker does: when it fails, its connections close."""
+    """Run a rank like a worker: when it fails, its connections close."""
 
     def attempt(member: Any) -> Any:
         with closing(member):
@@ -52,7 +52,7 @@ def test_a_peer_that_closes_is_named_at_once(size: int, count: int, algorithm: s
         errors = together(others, closing_after(lambda m: m.all_reduce(np.ones(count, "float32"))))
     assert {error.reason for error in errors} == {"closed the connection"}
     assert {error.host for error in errors} == {"127.0.0.1"}
-    # A neighbour notices it first; others may notice the end of the one that noticed.
+    # A neighbour notices it first; others may notice that the neighbour has exited.
     assert 1 in {error.rank for error in errors}
 
 
@@ -131,7 +131,7 @@ def test_a_slow_peer_is_waited_for(algorithm: str) -> None:
 
         def reduce(member: Any) -> None:
             if member.rank == 2:
-                time.sleep(0.4)  # the peer's own work: what is tested is that others wait
+                time.sleep(0.4)  # the peer's own work: the test is that others wait
             member.all_reduce(buffers[member.rank])
 
         assert together(members, reduce) == [None] * 4
@@ -213,13 +213,13 @@ def test_strangers_at_the_listeners_neither_enter_nor_delay() -> None:
             stack.enter_context(connection).sendall(says)
             return connection
 
-        # They wait in each listener's queue before any of the ranks.
+        # They are in each listener's queue before all ranks.
         rejected = [stranger(server, bytes(69)) for server in servers]
         rejected += [stranger(server, b"GET / HTTP/1.1\r\n" * 10) for server in servers]
         silent = [stranger(server, b"") for server in servers]
         for server in servers:
             stranger(server, b"x").close()
-        # Less than the ten seconds for which a listener puts up with a silent stranger.
+        # Less than the ten seconds for which a listener waits for a silent stranger.
         members = [stack.enter_context(closing(m)) for m in form(servers, token, 8.0)]
         sums = together(members, lambda member: all_sum(member, [member.rank]))
         assert [array.tolist() for array in sums] == [[3.0]] * 3
@@ -243,7 +243,7 @@ def test_ranks_wait_until_a_crowd_of_strangers_has_gone() -> None:
         for _ in range(64):
             stranger = socket.create_connection(theirs.getsockname(), timeout=30)
             crowd.append(stack.enter_context(stranger))
-            assert stranger.recv(1) != b""  # its greeting has begun
+            assert stranger.recv(1) != b""  # its greeting has started
         rejected = socket.create_connection(theirs.getsockname(), timeout=30)
         assert stack.enter_context(rejected).recv(1) == b""
         first = pool.submit(join_mesh, mine, peers, 0, token, LONG)
@@ -276,7 +276,7 @@ def test_an_unexpected_client_is_rejected(right_token: bool) -> None:
 
 
 def closed_address() -> str:
-    """An address at which nothing listens any more."""
+    """Return an address at which no process listens any more."""
     with listen("127.0.0.1") as server:
         return address_of(server)
 
@@ -287,7 +287,7 @@ def test_a_peer_that_cannot_be_reached_is_named() -> None:
         with pytest.raises(PeerLostError, match=f"worker 1 .* cannot be reached at {gone}"):
             join_mesh(server, [address_of(server), gone], 0, new_token(), LONG)
         with pytest.raises(OSError):
-            server.getsockname()  # closed, whatever happens
+            server.getsockname()  # always closed
 
 
 def test_a_peer_that_never_answers_is_named_after_the_timeout() -> None:
@@ -376,7 +376,7 @@ def test_a_network_that_fails_is_noticed_on_both_sides() -> None:
             process.stdin.flush()
         for process in ranks:
             assert process.stdout is not None
-            assert process.stdout.readline() == "joined True\n"  # between hosts, unasked
+            assert process.stdout.readline() == "joined True\n"  # between hosts, without an option
         with isolated(made.hosts):
             for rank, process in enumerate(ranks):
                 shown = process.communicate(timeout=LONG)[1]

@@ -1,4 +1,4 @@
-"""Which columns make up which tensors, and what no column spec can be."""
+"""Columns of each tensor, and invalid column specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half precision on the wire: exact conversions, and no loss over many steps."""
+"""Half precision in messages: exact conversions, and no loss over many steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[Any, float]] = {
 
 
 def encode_fp16(values: Any) -> Any:
-    """Encode values by blocks; returns the bits."""
+    """Encode values by blocks; return the bits."""
     halves = np.empty(len(values), np.float16)
     for start in range(0, len(values), BLOCK):
         block = slice(start, start + BLOCK)
@@ -90,7 +90,7 @@ def test_an_unknown_format_is_refused() -> None:
 
 
 def reduce_often(members: Any, parts: Any, kind: Any) -> tuple[Any, list[Compression]]:
-    """The sum over steps of all results, which are the same on all ranks, and the codecs."""
+    """Return the sum over steps of all results, which are the same on all ranks, and the codecs."""
     steps, ranks, length = parts.shape
     codecs = [Compression(kind) for _ in range(ranks)]
     total = np.zeros(length)
@@ -110,13 +110,13 @@ def reduce_often(members: Any, parts: Any, kind: Any) -> tuple[Any, list[Compres
 @pytest.mark.parametrize("ranks", [full(2), 3, *map(full, (5, 8))])
 def test_many_steps_lose_no_more_than_one(ranks: int, algorithm: str, kind: Any) -> None:
     rng = np.random.default_rng(ranks)
-    # A constant that neither format can represent, and noise; several blocks in a segment.
+    # A constant that neither format represents exactly, and noise; several blocks in a segment.
     parts = (0.1 + rng.normal(size=(20, ranks, 150_001)) * 0.01).astype("float32")
     with mesh(ranks, algorithm=algorithm) as members:
         total, codecs = reduce_often(members, parts, kind)
     truth = parts.astype("float64").sum(axis=(0, 1))
     owed = sum(codec.residual(150_001).astype("float64") for codec in codecs)
-    # What is missing is in the residuals, up to float32's own rounding.
+    # The missing part is in the residuals, up to float32's own rounding.
     assert np.abs(total + owed - truth).max() < 20 * ranks * 2e-7
     # And it is not more than each rank's rounding of one partial sum.
     eps = float(ml_dtypes.finfo(KINDS[kind][0]).eps)

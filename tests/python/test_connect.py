@@ -1,4 +1,4 @@
-"""The Spark launcher over Spark Connect: a real server in a process of its own."""
+"""The Spark launcher over Spark Connect, with a real server in its own process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server(
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
-        # By this PySpark's functions know which kind of session they serve; it would stay set.
+        # PySpark's functions detect their session by this variable, which would stay set.
         patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
         yield running
     wait_for(lambda: not worker_processes())
@@ -129,7 +129,7 @@ def test_a_dataframe_is_every_row_once(session: Any) -> None:
     assert sum(w.rows for w in result.workers) == 40
     x = np.array([pair[:2] for pair in pairs], "float32")
     y = np.array([pair[2] for pair in pairs])
-    # One step of all rows per epoch: the order in which Spark deals them does not matter.
+    # One step with all rows per epoch, so that the order of Spark's rows does not matter.
     history = model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0).history
     np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
     assert largest_difference(model, result.model) <= 1e-6
@@ -164,7 +164,7 @@ def fail_on_rank_1(context: WorkerContext) -> None:
 
 
 def refused(*arguments: Any, **settings: Any) -> Any:
-    """A server at an address where nobody answers: the workers meet by Spark's allGather."""
+    """Use a server at an unreachable address: the workers connect through Spark's allGather."""
     server = REAL_SERVER(*arguments, **settings)
     server.address = "127.0.0.1:9"
     return server
@@ -233,7 +233,7 @@ def test_too_few_slots_are_told_at_once(session: Any) -> None:
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"`workers` is 3, .*at most 2 tasks.*master local\[2\]"):
         barrier_run(session, lambda context: 1, workers=3)
-    assert time.monotonic() - began < 30  # not the minute for which slots are waited for
+    assert time.monotonic() - began < 30  # not the minute of waiting for slots
 
 
 @pytest.mark.full

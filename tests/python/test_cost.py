@@ -1,4 +1,4 @@
-"""The cost model: its formulas, and which algorithm it prefers."""
+"""The cost model: its formulas, and the algorithm that it chooses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.05e-9)
 
 def test_ring() -> None:
     model = CostModel(10.0, 2.0, 1.0)
-    # Six rounds, in all 2 * 3/4 of the bytes, 3/4 of them added.
+    # Six rounds, in total 2 * 3/4 of the bytes, 3/4 of them added.
     assert model.predict_ring(100, 4) == 6 * 10 + 150 * 2 + 75
 
 

@@ -1,4 +1,4 @@
-"""The curves of a history, and the axes that they are drawn on."""
+"""The curves of a history, and their axes."""
 
 from __future__ import annotations
 

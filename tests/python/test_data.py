@@ -1,4 +1,4 @@
-"""Training on this machine from files and from a function: exact, and like from arrays."""
+"""Training on this machine from files and from a function: exact, as from arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEVELS = ["cat", "dog", "owl"]
 
 
 def parquet(folder: Path, rows: Any, **more: Any) -> str:
-    """500 rows in two files: the features in one column, the label as text."""
+    """Write 500 rows into two files: the features in one column, the label as text."""
     x, y = rows
     columns = {
         "features": pa.array(list(x), pa.list_(pa.float32())),
@@ -46,7 +46,7 @@ def parquet(folder: Path, rows: Any, **more: Any) -> str:
 
 
 def fitted(model: Any, batches: list[Any], epochs: int) -> Any:
-    """Train this very model in this process, a step per batch."""
+    """Train this model in this process, one step per batch."""
     for _ in range(epochs):
         for batch in batches:
             model.train_on_batch(*batch)
@@ -108,7 +108,7 @@ def test_files_are_shuffled_globally_as_arrays_are(
 
 
 def build_named() -> Any:
-    """A functional model of numbers, text and rows of any length."""
+    """Return a functional model of numbers, text and rows of any length."""
     numbers = keras.Input((9,), name="numbers")
     animal = keras.Input((1,), name="animal", dtype="string")
     words = keras.Input((None,), name="words", dtype="int32")

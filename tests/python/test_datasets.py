@@ -1,4 +1,4 @@
-"""Data sets of batches, given directly."""
+"""Data sets of batches as data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batches(size: int = 50) -> Any:
 
 
 class Slices(keras.utils.PyDataset):
-    """The same rows, in batches of different sizes."""
+    """Return the same rows in batches of different sizes."""
 
     edges = (0, 50, 53, 120, 200, 201)
 
@@ -52,7 +52,7 @@ class Slices(keras.utils.PyDataset):
 
 
 class Shuffled(Slices):
-    """In a new order after each epoch."""
+    """A data set with a new order after each epoch."""
 
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
@@ -60,7 +60,7 @@ class Shuffled(Slices):
 
 
 class Endless(Slices):
-    """Of which nobody knows the end."""
+    """A data set of unknown length."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -70,7 +70,7 @@ def read(data: Any, repeats: bool = True) -> Any:
     return read_batches(data, "float32", "data", repeats=repeats)
 
 
-# Three workers: some have no row of the batch of one row that both end with.
+# Three workers: some have no row of the last batch, which has one row.
 @pytest.mark.parametrize(
     ("make", "workers"),
     [
@@ -115,7 +115,7 @@ def test_structures_weights_and_types_are_those_of_arrays() -> None:
 
 
 class Alone(Slices):
-    """The inputs alone."""
+    """Return only the inputs."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index)[0]
@@ -138,7 +138,7 @@ def test_train_step_gets_what_keras_s_fit_gives_it(rows: Any) -> None:
 
 
 class Remembering(keras.Model):
-    """Notes what its train_step gets."""
+    """Records the arguments of its train_step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Remembering(keras.Model):
         self.built = True
 
     def train_step(self, data: Any) -> Any:
-        # Keras would keep a tuple as a list of its own.
+        # Keras would store a tuple as its own list type.
         object.__setattr__(self, "seen", tf.nest.map_structure(lambda tensor: tensor.dtype, data))
         return {"loss": tf.zeros(())}
 

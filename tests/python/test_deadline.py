@@ -1,4 +1,4 @@
-"""A limit in time for calls that have none."""
+"""A time limit for calls that have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that are pickled, and used in another process."""
+"""Results that are pickled and used in another process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scaled(keras.layers.Layer):
 
 
 class Own(keras.Model):
-    """A model that no file can hold."""
+    """A model that no file can store."""
 
     def __init__(self, scaled: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models that are deployed into databases: versions, refusals, and what failures leave: nothing."""
+"""Models deployed into databases: versions, errors, and failures that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def deploy(con: Any, model: Any, name: str = NAME, **changed: Any) -> Any:
 
 
 def select(con: Any, name: str) -> Any:
-    """The classes' numbers, by a view's name."""
+    """Return the classes' numbers by a view's name."""
     quoted = '"' + name.replace('"', '""') + '"'
     rows = sorted(con.execute(f"SELECT * FROM {quoted}").fetchall())
     return np.array([row[2:] for row in rows], float)
 
 
 def list_all(con: Any) -> set[str]:
-    """Names of all tables and views."""
+    """Return the names of all tables and views."""
     return {row[0] for row in connect(con).execute(SHOWN[connect(con).dialect])}
 
 
@@ -102,7 +102,7 @@ def test_versions_come_and_go(con: Any) -> None:
 
 
 def test_a_result_brings_its_categories(con: Any) -> None:
-    """Text and unknown values beside numbers, by the names that the training has used."""
+    """Use text and unknown values among numbers, by the column names of the training."""
     con.execute("CREATE TABLE people (id integer, town text, size real)")
     rows = "(0, 'Oslo', 0.5), (1, 'Rome', -1), (2, 'Paris', 1), (3, NULL, 1), (4, 'Rome', NULL)"
     con.execute(f"INSERT INTO people VALUES {rows}")
@@ -244,7 +244,7 @@ def test_deployments_into_postgresql_take_turns_and_keep_grants() -> None:
         raw.execute("GRANT SELECT ON scores TO reader WITH GRANT OPTION")
         for version in (None, 3):
             if version is None:
-                deploy(raw, build(3, classes=2), name="scores")  # of other columns
+                deploy(raw, build(3, classes=2), name="scores")  # with other columns
             else:
                 undeploy_model(raw, "scores", version=version)
             asked = "SELECT has_table_privilege('reader', 'scores', 'SELECT WITH GRANT OPTION')"
@@ -257,7 +257,7 @@ def test_deployments_into_postgresql_take_turns_and_keep_grants() -> None:
 
 
 def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Ctrl-C, while the database computes."""
+    """Interrupt with Ctrl-C while the database computes."""
     before = list_all(con)
     many = "(WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 2000000) "
     many = f"{many} SELECT x FROM c)" if "duckdb" not in str(type(con)) else "range(10000000000000)"
@@ -283,7 +283,7 @@ def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.full
 def test_many_weights(con: Any) -> None:
-    """In bulk: a statement for each of them would take minutes."""
+    """Insert in bulk: a statement for each row would take minutes."""
     keras.utils.set_random_seed(4)
     width = 300 if isinstance(con, sqlite3.Connection) else 1500
     model = keras.Sequential([keras.Input((4,)), L.Dense(width, activation="relu"), L.Dense(width)])

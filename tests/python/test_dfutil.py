@@ -1,4 +1,4 @@
-"""Records as TensorFlowOnSpark's users read and write them."""
+"""Records as users of TensorFlowOnSpark read and write them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_rows_are_examples_and_back(frame: Any) -> None:
     assert features["e"].float_list.value[:] == [2.25, -3.0]
     rows = dfutil.fromTFExample(records, ["f"])
     expected = [tuple(row) for row in ROWS]
-    expected[1] = (*expected[1][:4], None, *expected[1][5:])  # as the original has empty lists
+    expected[1] = (*expected[1][:4], None, *expected[1][5:])  # as the original returns empty lists
     assert [tuple(row) for row in rows] == expected
     kinds = dfutil.infer_schema(example, ["f"])
     assert kinds.simpleString() == (

@@ -1,4 +1,4 @@
-"""Runners with the faces of TorchDistributor and of spark-tensorflow-distributor."""
+"""Runners with the APIs of TorchDistributor and of spark-tensorflow-distributor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spark() -> Iterator[Any]:
 
 
 def gather(offset: int = 0) -> Any:
-    """What a function of spark-tensorflow-distributor does in its task."""
+    """A function of spark-tensorflow-distributor in its task."""
     import os
 
     from pyspark import BarrierTaskContext
@@ -129,7 +129,7 @@ def test_the_value_of_the_first_process_comes_back(tmp_path: Path, capfd: Any) -
         import os
 
         is_first = os.environ["TFDIST_RANK"] == "0"
-        return {"rate": rate, **options} if is_first else object()  # which cannot travel
+        return {"rate": rate, **options} if is_first else object()  # which cannot be pickled
 
     assert TFDistributor(2).run(work, 0.5, options={"workers": 3}) == {"rate": 0.5, "workers": 3}
     script = tmp_path / "train.py"

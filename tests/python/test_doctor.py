@@ -1,4 +1,4 @@
-"""What a machine has to train with, and what is missing; on machines made of real files."""
+"""Software for training on a machine, and what is missing; on machines made of real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def executable(path: Path, text: str) -> None:
 
 
 def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[str, Any]:
-    """What `doctor` finds in a fresh Python that sees these packages and programs only."""
+    """Return the result of `doctor` in a new Python that sees only these packages and programs."""
     site, programs_of = folder / "site", folder / "bin"
     site.mkdir()
     programs_of.mkdir()
@@ -50,7 +50,7 @@ def doctor_on(folder: Path, packages: dict[str, str], **programs: str) -> dict[s
 
 
 def ask_doctor(folder: Path) -> dict[str, Any]:
-    """What `doctor` finds in a folder that `doctor_on` has filled."""
+    """Return the result of `doctor` in a folder that `doctor_on` filled."""
     program = (
         "import json, sys; from pybackend.doctor.machine import doctor; found = doctor();"
         "loaded = {'tensorflow', 'keras', 'pyspark', 'numpy', 'h5py'} & set(sys.modules);"

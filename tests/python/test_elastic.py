@@ -1,4 +1,4 @@
-"""Workers that leave and join between epochs: who trained what, and that the result is exact."""
+"""Workers that leave and join between epochs: each epoch's workers, and the exact result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def train(*callbacks: Any, target: Any = "local", **settings: Any) -> TrainResul
 
 
 def check_exact(result: TrainResult, shuffle: Any = True) -> None:
-    """One process reaches the same on the batches of as many workers as each epoch had."""
+    """Check that one process gets the same result on the batches of each epoch's workers."""
     model, losses = build(), []
     for epoch, workers in enumerate(result.workers_by_epoch):
         options = {"seed": SEED, "epoch": epoch, "shuffle": shuffle}
@@ -62,10 +62,10 @@ def check_exact(result: TrainResult, shuffle: Any = True) -> None:
 
 
 class Script(keras.callbacks.Callback):
-    """Notes who trains what, and tells a worker to end once another has joined.
+    """Records each epoch's workers, and preempts a worker once another has joined.
 
-    That one stops the training when nothing is left of those that have gone, two epochs later at
-    the earliest.
+    The new one stops the training when nothing remains of the workers that left, at the
+    earliest two epochs later.
     """
 
     def __init__(self, folder: Path, told: int, by: int) -> None:
@@ -73,7 +73,7 @@ class Script(keras.callbacks.Callback):
         self.folder, self.told, self.by = str(folder), told, by
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        time.sleep(0.2)  # fewer epochs until the other one is there
+        time.sleep(0.2)  # fewer epochs until the other one has joined
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         number, mark = int(os.environ["TFDIST_RANK"]), Path(self.folder, "told")
@@ -89,11 +89,11 @@ class Script(keras.callbacks.Callback):
             victim = Path(self.folder, f"epoch-0-{self.told}").read_text().split()[0]
             new = mark.with_suffix(".new")
             new.write_text(str(epoch))
-            new.rename(mark)  # whole for the worker that reads it
+            new.rename(mark)  # complete when the worker reads it
             os.kill(int(victim), signal.SIGTERM)
 
     def find_left(self, number: int) -> list[str]:
-        """What there is still of a worker: its process, its folder."""
+        """Return what remains of a worker: its process, its folder."""
         notes = sorted(Path(self.folder).glob(f"epoch-*-{number}"))
         pid, folder = notes[0].read_text().split() if notes else ("none", "none")
         return [one for one in (f"/proc/{pid}", folder) if Path(one).exists()]
@@ -108,12 +108,12 @@ class KillAsItWrites(keras.callbacks.Callback):
 
 
 class KillAsOneJoins(keras.layers.Layer):
-    """Kills the process of the first worker when the model is tried, before it trains with another.
+    """Kills the first worker's process in the check of the model, before it trains with another.
 
     Parameters
     ----------
     mark
-        A file that says that an epoch was trained.
+        A file that marks that an epoch was trained.
     """
 
     def __init__(self, mark: str, **options: Any) -> None:
@@ -131,7 +131,7 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     result = train(killer, script, log, workers=2, min_workers=1, max_workers=2, epochs=500)
     said = capsys.readouterr().out
-    # Whether the one that replaces worker 1 is in time, is open.
+    # The replacement of worker 1 may or may not be in time.
     first = result.gangs[:4]
     assert [gang.workers for gang in first] == [[0, 1], [1], [1, 2], [2]]
     assert [gang.joined for gang in first] == [[], [], [2], []]
@@ -139,14 +139,14 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert left[1] == {"0": "the process was killed by SIGKILL"}
     assert left[3]["1"].startswith("the process was told to end (SIGTERM); it has left after epoch")
     check_exact(result)
-    # Of each epoch one row in the log, and one line here; of each worker one process.
+    # Each epoch has one row in the log and one line here; each worker is one process.
     epochs = len(result.history["loss"])
     rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
     assert [int(row.partition(",")[0]) for row in rows] == list(range(epochs))
     assert [said.count(f"epoch {n}/500 ") for n in range(1, epochs + 1)] == [1] * epochs
     for number in range(3):
         assert len({p.read_text() for p in tmp_path.glob(f"epoch-*-{number}")}) == 1
-    # Of the two that have gone there is nothing left while the training goes on.
+    # Nothing remains of the two workers that left, while the training continues.
     looks = sorted(tmp_path.glob("left-*"), key=lambda path: int(path.name[5:]))
     assert looks[-1].read_text() == ""
 
@@ -174,7 +174,7 @@ def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
 
 
 class StopWhenJoined(keras.callbacks.Callback):
-    """Stops a training an epoch after the one in which a worker of some number has joined."""
+    """Stops a training an epoch after a worker with some number joined."""
 
     def __init__(self, folder: Path, number: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Text, and whole numbers that stand for something, as codes or one-hot."""
+"""Text, and whole numbers that are categories, as codes or one-hot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine does around ``fit``: randomness, statistics, callbacks, refusals."""
+"""The engine around ``fit``: randomness, statistics, callbacks, errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_batch_normalization_statistics_agree_on_all_ranks(rows: Any) -> None:
         None, build, (x, y), workers=2, batch_size=250, shuffle=False, seed=1, verbose=0
     )
     assert len({w.weights_sha256 for w in result.workers}) == 1
-    # With momentum 0 and one step the moving mean is the batch mean: of all rows, by average.
+    # With momentum 0 and one step the moving mean is the batch mean: the average over all rows.
     moving_mean = result.model.layers[0].moving_mean.numpy()
     np.testing.assert_allclose(moving_mean, x.mean(axis=0), atol=1e-6)
 
@@ -333,7 +333,7 @@ def test_what_cannot_be_exact_is_refused(name: str) -> None:
 
 
 class StopInTheMiddle(keras.callbacks.Callback):
-    """Asks to stop on one rank, in the middle of the second epoch; notes each rank's last step."""
+    """Asks to stop on one rank, within the second epoch; records each rank's last step."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -385,7 +385,7 @@ def test_a_model_fitted_before_still_exchanges_gradients(rows: Any) -> None:
 
 
 class LogsOfItsOwn(keras.Sequential):
-    """Logs a number that is no metric's, under the name of one."""
+    """Logs a number that is not a metric's under a metric's name."""
 
     def train_step(self, data: Any) -> Any:
         import tensorflow as tf
@@ -440,7 +440,7 @@ def test_a_custom_metric_is_of_all_rows_and_unequal_weights_are_reported(
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=[Largest(name="largest")],
         )
-        # As if a user seeds by rank.
+        # As if a user sets a seed per rank.
         keras.utils.set_random_seed(int(os.environ["TFDIST_RANK"]))
         model.layers[0].kernel.assign(keras.random.normal((8, 16)))
         return model

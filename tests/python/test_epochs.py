@@ -1,4 +1,4 @@
-"""Which epochs are trained and which validated: as by Keras's own fit with the same arguments."""
+"""Trained and validated epochs: as in Keras's own fit with the same arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rates() -> Any:
 
 
 def patience() -> Any:
-    """Stops when nothing was gained for two validations."""
+    """Stops when two validations brought no improvement."""
     return keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, min_delta=10.0)
 
 
@@ -55,7 +55,7 @@ VALIDATED = {
 }
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "initial_epoch",
 ]

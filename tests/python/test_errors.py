@@ -1,4 +1,4 @@
-"""The errors: their tree, their texts, and that they survive a trip between processes."""
+"""The errors: their classes and texts, and transfers between processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training by several workers equals training by one process on the same global batches.
 
-The whole way, by `barrier_train`; `test_exact_cases` tries more of what Keras offers.
+With complete calls of `barrier_train`; `test_exact_cases` checks more of what Keras offers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def replay(
     seed: int,
     sample_weight: Any = None,
 ) -> dict[str, float]:
-    """Train in this process on the batches that the workers see together.
+    """Train in this process on the combined batches of the workers.
 
-    Returns the metrics over all rows of the last epoch.
+    Return the metrics over all rows of the last epoch.
     """
     sums: dict[str, float] = {}
     for epoch in range(epochs):
@@ -44,20 +44,20 @@ def replay(
             logs = model.train_on_batch(x[rows], y[rows], sample_weight=weight, return_dict=True)
             for name, value in logs.items():
                 sums[name] = sums.get(name, 0.0) + float(value) * len(rows)
-    # As at the end of `fit`: a moving average of the weights takes their place.
+    # As at the end of `fit`: a moving average of the weights replaces them.
     model.optimizer.finalize_variable_values(model.trainable_weights)
     return {name: total / len(x) for name, total in sums.items()}
 
 
 def digits(count: int) -> tuple[Any, Any]:
-    """Real digits, those that come with the package."""
+    """The package's own images of digits."""
     found = mnist(Path(pybackend.__file__).parent / "data" / "mnist_subset.npz", limit=count)
     return found.x_train[..., None].astype("float32") / 255, found.y_train
 
 
 @pytest.fixture
 def floatx(request: Any) -> Iterator[str]:
-    """Numbers of Keras's models, here and on the workers."""
+    """Set the dtype of Keras's models, here and on the workers."""
     keras.config.set_floatx(request.param)
     keras.config.set_dtype_policy(request.param)
     yield request.param
@@ -65,9 +65,9 @@ def floatx(request: Any) -> Iterator[str]:
     keras.config.set_dtype_policy("float32")
 
 
-# In float32, rounding decides now and then on which side of the relu's kink a number is, and the
-# weights part by some 1e-5, as those of one process that adds the rows of a batch in another order.
-# So many steps are for numbers in which that does not happen.
+# In float32, rounding sometimes decides on which side of the relu's kink a number is, and the
+# weights differ by about 1e-5, as in one process that adds the rows of a batch in another order.
+# This number of steps is for values in which that does not happen.
 @pytest.mark.parametrize(
     ("floatx", "epochs", "tolerance"),
     [full("float32", 1, 1e-6), ("float64", 3, 1e-12)],
@@ -96,7 +96,7 @@ def test_unshuffled_training_is_keras_fit_itself(dense_model: Any, rows: Any) ->
     result = barrier_train(
         "local", dense_model, (x, y), workers=3, epochs=2, batch_size=20, shuffle=False, verbose=0
     )
-    # 3 workers x 20 rows = 60, which divides the rows: the global batches are fit's own.
+    # 3 workers x 20 rows = 60, which divides the rows: the global batches are those of fit.
     history = dense_model.fit(x, y, batch_size=60, epochs=2, shuffle=False, verbose=0).history
     assert largest_difference(dense_model, result.model) <= 1e-6
     np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
@@ -193,7 +193,7 @@ def test_optimizer_state_travels_to_the_workers(dense_model: Any, rows: Any) -> 
         None, dense_model, (x, y), workers=2, batch_size=30, shuffle=False, verbose=0
     )
     for own, kept in zip(dense_model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(own, kept)  # the caller's model is left as it was
+        np.testing.assert_array_equal(own, kept)  # the caller's model is not changed
     dense_model.fit(x, y, batch_size=60, shuffle=False, verbose=0)
     assert largest_difference(dense_model, result.model) <= 1e-6
 

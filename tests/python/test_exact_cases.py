@@ -1,4 +1,4 @@
-"""Whatever Keras users do: two workers end where one process ends on the same global batches."""
+"""Models of many kinds: two workers get the result of one process on the same global batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replicas import Case, check_equal, named
 from pybackend.job.options import Exchange
 
 # The first test waits until the workers have trained all cases.
-# Of all cases, which are trained together, on a busy machine.
+# For all cases, which are trained together, on a busy machine.
 pytestmark = pytest.mark.timeout(1200)
 
 _RNG = np.random.default_rng(5)
@@ -21,7 +21,7 @@ X = _RNG.normal(size=(101, 8)).astype("float32")
 Y = _RNG.integers(0, 3, 101)
 SMALL_BUCKETS = {"exchange": Exchange(bucket_mb=1e-5)}
 WORDS = _RNG.integers(1, 20, (101, 6))
-WORDS[:, 4:] *= _RNG.integers(0, 2, (101, 2))  # zeros, which a mask leaves out
+WORDS[:, 4:] *= _RNG.integers(0, 2, (101, 2))  # zeros, which a mask removes
 SEQUENCES = _RNG.normal(size=(101, 6, 2)).astype("float32")
 TAGS = _RNG.integers(0, 3, (101, 6))
 # 101 rows are 51 and 50, which is 4 steps of 13, 13, 12, 13 and 12, 13, 12, 13 rows: all uneven.
@@ -30,7 +30,7 @@ layers = keras.layers
 
 
 def dense(**compiled: Any) -> Callable[[], Any]:
-    """Builds a classifier of 8 features; smooth, so that rounding stays rounding."""
+    """Return a builder of a classifier of 8 features, smooth so that rounding errors stay small."""
 
     def build() -> Any:
         model = keras.Sequential(
@@ -44,7 +44,7 @@ def dense(**compiled: Any) -> Callable[[], Any]:
 
 
 def stack(*parts: Callable[[], Any], shape: Any = (8,), **compiled: Any) -> Callable[[], Any]:
-    """Builds a Sequential of layers that are made each time it is called."""
+    """Return a builder of a Sequential model whose layers are made at each call."""
 
     def build() -> Any:
         model = keras.Sequential([keras.Input(shape), *(part() for part in parts)])
@@ -67,7 +67,7 @@ def optimizer_cases() -> dict[str, Case]:
         "rmsprop": (lambda: o.RMSprop(0.01), 1e-5),
         "adagrad": (lambda: o.Adagrad(0.01), 1e-5),
         "nadam": (lambda: o.Nadam(0.01), 1e-5),
-        # Its steps have one size, whatever the gradient's.
+        # Its steps have a fixed size, regardless of the gradient.
         "lion": (lambda: o.Lion(0.001), 1e-6),
         "clipnorm": (lambda: o.SGD(0.1, clipnorm=0.02), 1e-6),
         "global_clipnorm": (lambda: o.SGD(0.1, global_clipnorm=0.03), 1e-6),
@@ -85,7 +85,7 @@ def optimizer_cases() -> dict[str, Case]:
 
 
 def several() -> Any:
-    """Two named inputs, two named outputs, weighted losses, a layer used twice."""
+    """Build two named inputs, two named outputs, weighted losses, and a layer used twice."""
     left, right = keras.Input((8,), name="left"), keras.Input((8,), name="right")
     shared = layers.Dense(6, activation="tanh")
     both = layers.Concatenate()([shared(left), shared(right)])
@@ -123,7 +123,7 @@ class Subclassed(keras.Model):
 
 @keras.saving.register_keras_serializable("tests")
 class OwnStep(Subclassed):
-    """Trains in its own way, and does something after the update that must see the new weights."""
+    """Has its own train_step, with a computation after the update that needs the new weights."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -145,7 +145,7 @@ class OwnStep(Subclassed):
 
 @keras.saving.register_keras_serializable("tests")
 class TwoUpdates(Subclassed):
-    """Applies its gradients in two parts, which do not depend on each other."""
+    """Applies its gradients in two independent parts."""
 
     def train_step(self, data: Any) -> Any:
         import tensorflow as tf
@@ -173,7 +173,7 @@ def subclassed(kind: type, **compiled: Any) -> Callable[[], Any]:
 
 @keras.saving.register_keras_serializable("tests")
 class VAE(keras.Model):
-    """Its train_step gets inputs alone; the noise is the same for all rows."""
+    """Has a train_step with inputs alone; the noise is the same for all rows."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -233,7 +233,7 @@ class Distance(layers.Layer):
 
 
 def alike(by_name: bool = True) -> Callable[[], Any]:
-    """Builds a model of two inputs whose loss is added by a layer."""
+    """Return a builder of a model of two inputs whose layer adds the loss."""
 
     def build() -> Any:
         inputs = {name: keras.Input((8,), name=name) for name in ("left", "right")}
@@ -253,7 +253,7 @@ def frozen() -> Any:
 
 
 def thawed() -> Any:
-    """Fitted with a frozen layer before, which now trains."""
+    """Build a model that was fitted with a frozen layer, which is now trainable."""
     model = frozen()
     model.fit(X[:16], Y[:16], verbose=0, shuffle=False)
     model.layers[0].trainable = True
@@ -262,7 +262,7 @@ def thawed() -> Any:
 
 
 def tagger(**options: Any) -> Callable[[], Any]:
-    """One label per word; zeros are no words, and the loss leaves them out."""
+    """Build a model with one label per word; zeros are padding, which the loss ignores."""
     return stack(
         lambda: layers.Embedding(20, 4, mask_zero=True),
         lambda: layers.LSTM(5, return_sequences=True),
@@ -288,7 +288,7 @@ def classified_words(
 
 @keras.saving.register_keras_serializable("tests")
 class Hidden(keras.layers.Layer):
-    """Keeps layers inside: an embedding whose mask goes on."""
+    """Contains layers: an embedding whose mask is passed on."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -305,7 +305,7 @@ class Hidden(keras.layers.Layer):
 
 
 def embedding_cases() -> dict[str, Case]:
-    """Words come more than once in a batch: optimizers take each of their rows by itself."""
+    """Build a model with repeated words in a batch: optimizers handle each of their rows."""
     o = keras.optimizers
     made: dict[str, tuple[Callable[[], Any], float]] = {
         "sgd": (lambda: o.SGD(0.5), 1e-6),
@@ -498,7 +498,7 @@ def loss_cases() -> dict[str, Case]:
 
 
 def way_cases() -> dict[str, Case]:
-    """Ways in which a step is run."""
+    """Return the ways to run a step."""
     momentum = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
     uneven = [slice(0, 9), slice(9, 9)]
     own = {"OwnStep": OwnStep}
@@ -540,7 +540,7 @@ def way_cases() -> dict[str, Case]:
         "buckets, 3 steps": Case(dense(steps_per_execution=3), (X, Y), settings=SMALL_BUCKETS),
         "shuffle=global": Case(dense(), (X, Y), settings={"shuffle": "global"}),
         "shuffle=False": Case(dense(), (X, Y), settings={"shuffle": False}),
-        # Seven rows in batches of one: three or four steps, one of which has no row on a rank.
+        # Seven rows in batches of one: three or four steps, one of which has no row on one rank.
         "empty steps": Case(dense(optimizer=momentum), (X[:7], Y[:7]), batch_size=1),
         "empty steps, jit": Case(dense(jit_compile=True), (X[:7], Y[:7]), batch_size=1),
         "empty steps, eager": Case(dense(run_eagerly=True), (X[:7], Y[:7]), batch_size=1),
@@ -555,7 +555,7 @@ def way_cases() -> dict[str, Case]:
             subclassed(OwnStep),
             (X[:7], Y[:7]),
             batch_size=1,
-            # On a worker without rows its average stays as it is, which an audit finds.
+            # On a worker without rows its average does not change, which an audit finds.
             settings={"exchange": Exchange(audit=False)},
             custom_objects=own,
             trainable_only=True,
@@ -578,7 +578,7 @@ def way_cases() -> dict[str, Case]:
 
 
 def metric_cases() -> dict[str, Case]:
-    """Every kind of state that Keras's metrics keep."""
+    """Every type of state that Keras's metrics have."""
     m = keras.metrics
     truth = np.eye(3, dtype="float32")[Y]
     probabilities = stack(
@@ -630,7 +630,7 @@ CASES = {
 }
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "metrics of classes",
     "embedding, empty steps",

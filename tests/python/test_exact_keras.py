@@ -1,4 +1,4 @@
-"""Every optimizer, loss, metric and callback of Keras: equal to one process, or noted why not."""
+"""Every optimizer, loss, metric and callback of Keras: equal to one process, or why not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONE_HOT = np.eye(3, dtype="float32")[Y]
 
 
 def _answers(loss: Mapping[str, Any], activation: str, **compiled: Any) -> Callable[[], Any]:
-    """Builds a model with an output for each loss."""
+    """Return a builder of a model with an output for each loss."""
 
     def build() -> Any:
         inputs = keras.Input((8,))
@@ -66,7 +66,7 @@ def optimizer_cases() -> dict[str, Case]:
 
     def schedule_free() -> Any:
         model = dense(optimizer=lambda: o.ScheduleFreeAdamW(0.01))()
-        # In a step of `fit`, Keras builds it anew each time.
+        # In a step of `fit`, Keras builds it again each time.
         model.optimizer.build(model.trainable_variables)
         return model
 
@@ -284,7 +284,7 @@ CASES = {
 }
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "CTC",
 ]
@@ -295,7 +295,7 @@ def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, An
     check_equal(CASES[name], trained[name], CASES[name].callbacks, name)
 
 
-# Bases, containers, and what writes files or is tested where it is used.
+# Base classes, containers, and classes that write files or are tested elsewhere.
 ELSEWHERE = {
     "optimizers": {"Optimizer", "OptimizerMap", "LossScaleOptimizer"},
     "losses": {"Loss"},

@@ -1,4 +1,4 @@
-"""Models, losses and data drawn at random: two workers reach what one process reaches."""
+"""Random models, losses and data: two workers get the result of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _draw_part(generator: np.random.Generator) -> Callable[[], Any]:
         lambda: layers.Dense(units, use_bias=False, activity_regularizer=penalty),
         lambda: layers.Dense(units, kernel_constraint="non_neg"),
         lambda: layers.GroupNormalization(1),
-        # Few rows may be alike: a small epsilon would magnify rounding.
+        # Some rows may be nearly equal: a small epsilon would magnify rounding.
         lambda: layers.BatchNormalization(epsilon=0.1, synchronized=True),
     ]
     return parts[int(generator.integers(len(parts)))]

@@ -1,4 +1,4 @@
-"""However rows are spread over the workers: one process on the global batches ends alike."""
+"""Any distribution of rows over the workers gives the result of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIMIZERS = {
 
 
 def shards(rng: np.random.Generator, rows: int) -> list[slice]:
-    """Random stretches of the rows; now and then some worker has none."""
+    """Draw random ranges of the rows; sometimes a worker has no rows."""
     cuts = np.sort(rng.integers(0, rows + 1, WORKERS - 1))
     if rng.random() < 0.4:
         cuts[:] = rng.choice([0, rows, cuts[0]])
@@ -28,7 +28,7 @@ def shards(rng: np.random.Generator, rows: int) -> list[slice]:
 
 
 def regularized(optimizer: Any) -> Any:
-    """Builds a model with a regularizer, which must enter once, not once per worker."""
+    """Return a builder of a model with a regularizer, which must not count once per worker."""
 
     def build() -> Any:
         model = dense(optimizer=optimizer)()
@@ -67,7 +67,7 @@ def test_some_workers_have_no_rows() -> None:
     assert sum(0 in each for each in sizes) >= 3
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "adam 2",
 ]

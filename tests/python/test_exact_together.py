@@ -1,4 +1,4 @@
-"""What no worker computes from its own rows: losses, metrics, statistics of global batches."""
+"""Computations over all workers' rows: losses, metrics and statistics of global batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RNG = np.random.default_rng(8)
 TARGETS = _RNG.uniform(0.1, 1, (101, 3)).astype("float32")
 IMAGES = _RNG.normal(size=(101, 6, 6, 2)).astype("float32")
 TOGETHER = {"exchange": Exchange(loss_over="global batch")}
-# Of two workers the second has rows in some steps only.
+# With two workers, the second has rows only in some steps.
 FEW = {"shuffle": False}
 SHARDS = [slice(0, 60), slice(60, 63)]
 
@@ -54,7 +54,7 @@ def two_taggers() -> Any:
 
 @keras.saving.register_keras_serializable("tests")
 class Contrastive(keras.Model):
-    """Its loss compares all rows with each other, inputs included, in a train_step of its own."""
+    """Has a loss that compares all rows, inputs included, in its own train_step."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -95,7 +95,7 @@ def contrastive() -> Any:
 
 @keras.saving.register_keras_serializable("tests")
 class Forwarding(keras.Sequential):
-    """Names none of the arguments of its loss, and keeps its optimizer once more."""
+    """Forwards the arguments of its loss without names, and stores its optimizer again."""
 
     def compile(self, optimizer: Any = "sgd", **options: Any) -> None:
         super().compile(optimizer, **options)
@@ -112,7 +112,7 @@ def forwarding() -> Any:
 
 
 class Gan(keras.Model):
-    """Keras's own example of several optimizers, with noise that can be repeated."""
+    """Keras's own example with several optimizers, and repeatable noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def model_cases() -> dict[str, Case]:
 CASES = {**loss_cases(), **metric_cases(), **model_cases()}
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "triplet loss",
     "masks that reach two losses",

@@ -1,4 +1,4 @@
-"""The page about exactness lists what the tests show, all of it."""
+"""The page about exactness lists the results of all tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = {
 
 
 def _rows(title: str) -> dict[str, str]:
-    """The table under a heading of the page."""
+    """Return the table under a heading of the page."""
     section = exactness.PAGE.read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", section, re.MULTILINE)
     return dict(rows[1:])

@@ -1,4 +1,4 @@
-"""Each small example learns what it says; R blocks of the landing page and the keras3 page run."""
+"""Each example learns; the R blocks of the landing page and the keras3 page run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_examples_in_r_learn(tmp_path: Path) -> None:
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
-    """What a program prints whose workers are forked."""
+    """Return the output of a program whose workers are forked."""
     FORGE.start()
     paths = [os.environ["PYTHONPATH"], str(ROOT)]
     done = subprocess.run(
@@ -63,7 +63,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 
 def assert_learned(shown: str) -> None:
-    """Each example prints its figure, and after a colon that of a guess without a model."""
+    """Check the result that each example prints against its baseline, after the colon."""
     pattern = r"^((?:accuracy|mean error|half of) .*?)([\d.]+)[^;]*; .*: ([\d.]+)"
     found = re.findall(pattern, shown, re.M)
     assert len(found) == len(NAMES), shown

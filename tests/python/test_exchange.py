@@ -1,4 +1,4 @@
-"""The exchange of gradients: what travels, what is skipped, what is drawn at random."""
+"""The exchange of gradients: messages, skipped exchanges, and random numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pybackend.engine.steps import Position
 from pybackend.job.options import Exchange
 
 FLOOD = X.copy()
-FLOOD[1] = 1e30  # of rank 1; its loss is beyond what half precision can hold
+FLOOD[1] = 1e30  # of rank 1; half precision cannot represent its loss
 
 
 class RecordingCollective(Alone):
-    """A collective of one that records what passes."""
+    """A collective of one rank that records its calls."""
 
     def __init__(self) -> None:
         self.summed: list[int] = []
@@ -41,7 +41,7 @@ class RecordingCollective(Alone):
 def record_exchange(
     model: Any, x: Any, y: Any, bucket_mb: float = 25.0, batch_size: int = 8
 ) -> Any:
-    """Fit a model for one epoch with an exchange that is recorded."""
+    """Fit a model for one epoch and record its exchange."""
     feed = Feed({"x": x, "y": y}, [len(x)], 0, batch_size)
     recorded = RecordingCollective()
     model.optimizer.build(model.trainable_variables)
@@ -81,7 +81,7 @@ def test_an_embedding_travels_as_the_rows_that_were_used() -> None:
 
 def test_accumulated_gradients_travel_once() -> None:
     model = dense(optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))()
-    # Seven steps: after three, after six, and what is left at the end of the epoch.
+    # Seven steps: after three, after six, and the rest at the end of the epoch.
     assert len(record_exchange(model, X[:56], Y[:56]).summed) == 3
 
 

@@ -1,4 +1,4 @@
-"""The headline of Spark's own failures."""
+"""The first line of Spark's own failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has failed in a job is collected in one place, and the first by time is the cause."""
+"""Failures of a job are collected in one place, and the earliest is the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local batches of a worker's rows, however many of them are read at once."""
+"""Local batches of a worker's rows, for any number of rows read at once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_byt
 
 
 def test_texts_count_by_their_letters(tmp_path: Path) -> None:
-    """Else a block of them would be many times as large as one of numbers."""
+    """Otherwise a block of texts would be many times as large as one of numbers."""
     texts = [b"a" * 1000] * 50
     values = np.frombuffer(b"".join(texts), np.uint8)
     with SpoolWriter(tmp_path / "rows") as writer:

@@ -1,4 +1,4 @@
-"""Files by path and by URI, those of fsspec's own memory file system standing for remote ones."""
+"""Files by path and by URI; fsspec's memory file system stands for remote ones."""
 
 from __future__ import annotations
 

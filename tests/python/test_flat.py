@@ -20,7 +20,7 @@ shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8
 
 
 class Pair:
-    """A collective of two ranks of which the other one has ``factor`` times the same."""
+    """A collective of two ranks, of which the other has ``factor`` times the same values."""
 
     rank, world_size = 0, 2
 
@@ -37,7 +37,7 @@ class Pair:
 
 
 class Broken(Pair):
-    """A collective whose peer is gone."""
+    """A collective whose peer has exited."""
 
     def all_reduce(self, buffer: Any, codec: Any = None) -> None:
         raise PeerLostError(1, "far", "closed the connection")
@@ -82,7 +82,7 @@ def test_memory_is_used_again_only_when_nobody_refers_to_it() -> None:
     ones, zeros = ([np.full(n, value, "float32") for n in (3, 5)] for value in (1, 0))
     kept, _ = flat.exchange(1.0, 0.0, ones)
     others, _ = flat.exchange(1.0, 0.0, zeros)
-    assert kept[0].tolist() == [1, 1, 1]  # TensorFlow may have kept it
+    assert kept[0].tolist() == [1, 1, 1]  # TensorFlow may still refer to it
     assert all(array.ctypes.data % 64 == 0 for array in (*kept, *others))
     part = kept[1][:1]
     place = kept[0].ctypes.data

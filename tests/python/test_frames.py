@@ -35,7 +35,7 @@ RNG = np.random.default_rng(3)
 
 
 def table(rows: int = ROWS) -> pd.DataFrame:
-    """A column of each kind that a model can be fed with."""
+    """Return a column of each type that a model can use."""
     return pd.DataFrame(
         {
             "height": RNG.normal(size=rows),
@@ -148,7 +148,7 @@ def test_nan_is_left_to_the_model() -> None:
 
 
 def test_incomplete_rows_can_be_left_out() -> None:
-    """Those with a null, also within an array, or with a value that is no category."""
+    """Use rows with a null, also within an array, or with a value outside the categories."""
     frame = pd.DataFrame(
         {
             "a": pd.array([1, None, 3, 4, 5], "Int64"),
@@ -174,7 +174,7 @@ def test_incomplete_rows_can_be_left_out() -> None:
         UserWarning, match=r"'c' has no value among its categories \(x, y\), but e\.g\. 'X': no row"
     ):
         assert read(frame.assign(c="X")).columns == {}
-    # Rows are named by their numbers in the frame.
+    # Rows are identified by their numbers in the frame.
     long = frame.assign(v=[[1.0, 2.0]] * 3 + [[1.0]] * 2)
     with pytest.raises(InputError, match="'v' holds 1 numbers in row 3 "):
         read(long)
@@ -252,7 +252,7 @@ def test_categories_keep_their_order() -> None:
 
 
 def test_categories_of_a_file_are_those_of_the_frame(tmp_path: Path) -> None:
-    # Of numbers Parquet keeps no categories, and of intervals nothing.
+    # Parquet does not store categories of numbers, and nothing of intervals.
     frame = CATEGORIES.drop(columns=["age", "shop"])
     frame.to_parquet(tmp_path / "rows.parquet", row_group_size=1)
     rows = FrameRows.of(frame, ColumnSpec(), "float32", "data")
@@ -277,7 +277,7 @@ def test_what_is_said_of_categories_holds() -> None:
     )
     rows = FrameRows.of(CATEGORIES, spec, "float32", "data")
     np.testing.assert_array_equal(rows.columns["x"][:, :2], [[0, 1], [1, 0], [0, 2], [1, 1]])
-    # Validation data are encoded as the training's were, whatever their own order is.
+    # Validation data are encoded like the training data, regardless of their own order.
     other = CATEGORIES.assign(level=LEVELS.reorder_categories(["top", "hi", "mid", "lo"]))
     later = FrameRows.of(other, narrow_columns(ColumnSpec(), rows), "float32", "data")
     np.testing.assert_array_equal(later.columns["x"], rows.columns["x"])
@@ -304,7 +304,7 @@ def test_values_that_cannot_be_fed_name_their_column(values: Any, message: str) 
 
 
 def _to_views(table: Any) -> Any:
-    """A table of Arrow whose text, bytes and lists are views."""
+    """Return an Arrow table whose text, bytes and lists are views."""
     kinds = {
         "pixels": pa.list_view(pa.float32()),
         "words": pa.large_list_view(pa.int64()),

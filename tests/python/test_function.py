@@ -1,4 +1,4 @@
-"""Functions in workers: what they do together, how servers end, scripts, and Spark's stand-in."""
+"""Functions in workers: collectives, the end of servers, scripts, and Spark's stand-in."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_who_does_not_read_for_a_while_gets_all_that_was_sent() -> None:
     big = b"x" * 30_000_000 + b"\n"
     outbox.put(big)
     outbox.put(b"last\n")
-    outbox.finish(0.5)  # several times the patience with a machine that does not answer
+    outbox.finish(0.5)  # several times the limit for a machine that does not answer
     assert [far.read_line(1 << 30), far.read_line(10)] == [big, b"last\n"]
     outbox.finish(5)
     assert lost == []
@@ -125,7 +125,7 @@ def test_who_does_not_read_for_a_while_gets_all_that_was_sent() -> None:
     far.close()
     outbox.finish(5)
     assert len(lost) == 1
-    assert near.socket.fileno() < 0  # nobody goes on behind half a line
+    assert near.socket.fileno() < 0  # no output follows half a line
     server.close()
 
 
@@ -185,7 +185,7 @@ def test_servers_end_when_those_they_serve_have_returned(capfd: Any) -> None:
 
     roles = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
     expected = [("chief", 0), ("worker", 0), None, None, None, ("evaluator", 0)]
-    assert run(work, 0.3, roles=roles) == expected  # behind the chief, but within the grace
+    assert run(work, 0.3, roles=roles) == expected  # after the chief, but within the grace period
     assert run(work, 0, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
     assert "was ended" not in capfd.readouterr().out
     found = barrier_run("local", work, 600, roles={"worker": 1, "evaluator": 1}, verbose=1)

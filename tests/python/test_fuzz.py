@@ -1,4 +1,4 @@
-"""Input that is damaged or hostile: no crash, no hang, little memory, and no errors but ours.
+"""Damaged or hostile input: no crash, no hang, little memory, and only tfdist's errors.
 
 TFDIST_FUZZ_INPUTS says how many inputs each test draws; `make fuzz` draws 100,000.
 """
@@ -96,7 +96,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
-    """No input takes a gigabyte."""
+    """Limit the memory: no input needs a gigabyte."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KILOBYTES
@@ -119,7 +119,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def connected(server: socket.socket, sent: bytes) -> Iterator[Stream]:
-    """A connection on which this has come, and nothing will come any more."""
+    """Return a connection that has received these bytes, and will receive no more."""
     with socket.create_connection(server.getsockname()) as theirs:
         # Closed without a wait, or the system runs out of ports.
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -176,7 +176,7 @@ def make_mesh(stream: Stream, rank: int, algorithm: Any) -> Mesh:
 
 @pytest.fixture(scope="module")
 def frames(server: socket.socket, threads: Any) -> dict[tuple[str, Any], bytes]:
-    """What rank 1 sends in each call."""
+    """Messages of rank 1 in each call."""
     found: dict[tuple[str, Any], bytes] = {}
     for name, call in CALLS.items():
         for algorithm in ALGORITHMS:
@@ -361,7 +361,7 @@ def records(tmp_path_factory: Any) -> Path:
 
 
 def sign(text: str) -> str:
-    """A manifest with the digest that its values would have."""
+    """Return a manifest with the digest of its values."""
     try:
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -442,7 +442,7 @@ def test_manifests_of_checkpoints_whose_digest_is_right(kept: Path, data: Any) -
 
 @pytest.fixture(scope="module")
 def spool(tmp_path_factory: Any) -> dict[str, bytes]:
-    """The files of some rows, by name."""
+    """Write the files of some rows; return them by name."""
     path: Path = tmp_path_factory.mktemp("spool") / "train"
     columns = {
         "x": np.arange(12.0).reshape(6, 2),
@@ -470,7 +470,7 @@ def test_files_of_rows(folder: Path, spool: dict[str, bytes], data: Any, in_memo
 
 
 def stream_of(columns: dict[str, Any]) -> bytes:
-    """An Arrow stream as a line holds it."""
+    """Return an Arrow stream as a line."""
     lines = [batch.column(0).to_pylist() for batch in encode_lines([pa.record_batch(columns)])]
     return base64.b64decode(lines[1][0][8:])
 

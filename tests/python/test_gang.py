@@ -1,4 +1,4 @@
-"""The driver's loop over a gang, whose members are real connections of this process."""
+"""The driver's loop over a worker group, whose members are real connections of this process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_report_that_makes_no_sense_is_its_workers_failure(gang: Gang, content
 def test_what_the_platform_knows_ends_the_gang(gang: Gang) -> None:
     gang.report(0)
     with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: preempted"):
-        # Of the worker that has reported, nothing else counts.
+        # After the report of a worker, nothing else counts.
         gang.run(lambda: [fail(0, "node lost"), fail(1, "preempted")])
 
 

@@ -1,4 +1,4 @@
-"""Rows of the global batch on every worker: what is fetched, refused and left alone."""
+"""Rows of the global batch on every worker: what is fetched, rejected and left unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TARGETS = _RNG.uniform(size=(40, 3)).astype("float32")
 
 
 class Recorded(Alone):
-    """The middle one of three workers, of which the others have sent what is given."""
+    """The middle one of three workers; the others have sent the given rows."""
 
     rank = 1
     world_size = 3
@@ -41,7 +41,7 @@ class Recorded(Alone):
 
 
 def _sent(rows: int, *arrays: Any) -> Any:
-    """What a worker sends."""
+    """Return a worker's message."""
     sent: list[Any] = []
 
     class Keeps(Alone):
@@ -158,7 +158,7 @@ def test_an_evaluation_of_several_masked_outputs_is_that_of_global_batches() -> 
 
 
 class EvaluatesItself(keras.callbacks.Callback):
-    """Evaluates the model on rank 0 alone, which nobody else may wait for."""
+    """Evaluates the model on rank 0 alone; no other rank may wait for it."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         import os
@@ -186,7 +186,7 @@ def test_what_a_callback_evaluates_is_its_own() -> None:
 
 @pytest.mark.full
 def test_a_function_of_data_may_be_over_the_global_batch() -> None:
-    """The workers do not know the rows of each other's steps."""
+    """Use workers that do not know the rows of each other's steps."""
 
     def data(context: Any) -> Any:
         rows = np.arange(40)[context.rank :: context.world_size][: 20 - 9 * context.rank]
@@ -203,7 +203,7 @@ def test_a_function_of_data_may_be_over_the_global_batch() -> None:
 
 
 class KeepsItsOptimizer(Forwarding):
-    """Keras wraps the optimizer of a model in half precision."""
+    """Stores its optimizer, which Keras wraps in half precision."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
@@ -234,7 +234,7 @@ def test_eager_steps_without_rows_are_refused() -> None:
 
 @keras.saving.register_keras_serializable("tests")
 class Penalized(keras.Sequential):
-    """Keeps the gradient of its outputs small, as WGAN-GP does."""
+    """Penalizes the gradient of its outputs, as WGAN-GP does."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data

@@ -1,4 +1,4 @@
-"""Free GPUs, as a program of the name `nvidia-smi` tells."""
+"""Free GPUs, from the output of a program named `nvidia-smi`."""
 
 from __future__ import annotations
 

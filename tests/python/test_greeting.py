@@ -19,8 +19,8 @@ from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0
-NONCE = 32 + 1  # and wish
-GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
+NONCE = 32 + 1  # and request
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, request, proof
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def test_a_server_that_echoes_the_clients_own_proof_is_refused() -> None:
 
 
 def record(rank: int) -> tuple[bytes, bytes, bytes]:
-    """A real greeting as an eavesdropper sees it: challenge, client's answer, server's answer."""
+    """A real greeting in an eavesdropper's view: challenge, client's answer, server's answer."""
     with connected() as (client, near), connected() as (far, accepted):
         server = beside(greet_as_server, accepted, TOKEN, "test")
         greeter = beside(greet_as_client, client, TOKEN, rank, "test")

@@ -1,4 +1,4 @@
-"""HDF5 files made to read other files, to fill the memory, or never to end: all are rejected."""
+"""HDF5 files that would read other files, fill the memory, or never end: all are rejected."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pybackend.model import hdf5_checks
 from pybackend.model.serialization import model_from_bytes, model_to_bytes, sha256_of
 
 STATE = "tfdist_optimizer_state"
-# A momentum of the optimizer below: the kernel's.
+# The momentum of the kernel, from the optimizer below.
 MOMENTUM = f"{STATE}/2"
 SECRET = np.arange(40, dtype="float32") + 1000
 
 
 @pytest.fixture(scope="module")
 def data() -> bytes:
-    """A model file with its optimizer's state."""
+    """Return a model file with its optimizer's state."""
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(5)])
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -33,14 +33,14 @@ def data() -> bytes:
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
-    """A file that a model file has no business to read."""
+    """A file that a model file must not read."""
     path = tmp_path / "secret"
     path.write_bytes(SECRET.tobytes())
     return path
 
 
 def alter(data: bytes, change: Callable[[Any], object], folder: Path) -> bytes:
-    """A model file that was changed by h5py."""
+    """Return a model file that h5py changed."""
     path = folder / "altered.h5"
     path.write_bytes(data)
     with h5py.File(path, "r+") as file:
@@ -49,18 +49,18 @@ def alter(data: bytes, change: Callable[[Any], object], folder: Path) -> bytes:
 
 
 def kernel_of(file: Any) -> str:
-    """The name of the model's own kernel in a file."""
+    """Return the name of the model's own kernel in a file."""
     names: list[str] = []
     file["model_weights"].visit(names.append)
     return next(f"model_weights/{name}" for name in names if name.endswith("kernel"))
 
 
 def replace_with_external(file: Any, name: str, secret: Path) -> None:
-    """Have HDF5 take the values of a data set from another file."""
+    """Make HDF5 read the values of a data set from another file."""
     shape = file[name].shape
     del file[name]
     file.create_dataset(name, shape, "float32", external=[(str(secret), 0, SECRET.nbytes)])
-    assert np.array_equal(file[name][()].reshape(-1), SECRET)  # that is how one would read it
+    assert np.array_equal(file[name][()].reshape(-1), SECRET)  # this is how it would be read
 
 
 @pytest.mark.parametrize("place", ["state", "weights"])
@@ -120,7 +120,7 @@ def test_virtual_data_sets_are_not_read(data: bytes, tmp_path: Path) -> None:
 
 
 def claim(file: Any, name: str, **options: Any) -> None:
-    """Claim 2**30 values, of which the file has none."""
+    """Claim 2**30 values, which the file does not contain."""
     del file[name]
     file.create_dataset(name, (2**30,), "float32", chunks=(2**20,), **options)
 
@@ -221,9 +221,9 @@ def test_files_may_be_compressed(data: bytes, tmp_path: Path) -> None:
 
 
 def put_in_one_place(content: bytes, size: int, count: int) -> bytes:
-    """A file in which all of an attribute's texts are the first one, of this size."""
+    """Write a file in which all texts of an attribute are the first one, with this size."""
     altered = bytearray(content)
-    # Where HDF5 keeps a text's length and place, 16 bytes: those of the first for all.
+    # HDF5's 16 bytes of a text's length and address: those of the first for all.
     begin = altered.index(size.to_bytes(4, "little"))
     altered[begin : begin + 16 * count] = altered[begin : begin + 16] * count
     return bytes(altered)
@@ -259,7 +259,7 @@ def nest(file: Any, depth: int) -> None:
 
 
 def name_it_twice(file: Any, depth: int) -> None:
-    """A group within itself, by hard links: HDF5 would go round for ever."""
+    """Write a group that contains itself through hard links, on which HDF5 would loop forever."""
     group = file.create_group("round")
     for name in range(depth):
         group[str(name)] = group

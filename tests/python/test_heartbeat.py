@@ -1,4 +1,4 @@
-"""A member or driver that shows no sign of life counts as lost, and no other one does."""
+"""A member or driver without heartbeats counts as lost, and no other one does."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_who_shows_no_sign_of_life_counts_as_lost() -> None:
         quiet.require()
         stopped.require()
         wait_for(lambda: server.silent() == [1])
-        wait_for(lambda: stopped.has_ended)  # it learns of it when it goes on
+        wait_for(lambda: stopped.has_ended)  # it learns of it when it continues
         assert not stopped.is_silent
         assert not lost.wait(SILENCE)
         assert quiet(PrintedLine("here"))
         assert server.queue.get(timeout=30) == PrintedLine("here")
         assert server.silent() == [1]
-        server._closed.set()  # its signs of life end, and its connections stay
+        server._closed.set()  # its heartbeats stop, and its connections stay open
         assert lost.wait(30)
         assert quiet.is_silent
 

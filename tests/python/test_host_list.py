@@ -1,4 +1,4 @@
-"""Lists of hosts as users write them."""
+"""Lists of hosts in the forms that users write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on hosts that ssh reaches: real servers, each in a network namespace of its own."""
+"""Workers on hosts over ssh: real servers, each in its own network namespace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import pybackend
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.launchers.hosts import launcher
 
-# The hosts have no tests.
+# The tests are not installed on the hosts.
 register_pickle_by_value(leaks)
 register_pickle_by_value(test_elastic)
 pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH"
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    """Hosts a and b."""
+    """Start the hosts a and b."""
     with ssh_hosts(["a", "b"], tmp_path_factory.mktemp("hosts")) as made:
         yield made
 
@@ -48,7 +48,7 @@ def _nothing_is_left(there: SshHosts) -> Iterator[None]:
 
 
 def left_on(there: SshHosts) -> list[Any]:
-    """Processes and files on the hosts."""
+    """Return the processes and files on the hosts."""
     processes = [line for host in range(2) for line in there.processes(host).values()]
     return [*processes, *there.files()]
 
@@ -110,7 +110,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
 def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     there: SshHosts, tmp_path: Path
 ) -> None:
-    (tmp_path / "killed.victim").write_text("parent")  # with it, its host is lost
+    (tmp_path / "killed.victim").write_text("parent")  # its host is lost with it
     killer = KillAt(0, 1, 2, tmp_path / "killed")
     script = test_elastic.Script(tmp_path, told=1, by=2)
     hosts = pybackend.hosts("a,b:2", ssh_options=there.options)
@@ -270,7 +270,7 @@ pybackend.barrier_run(hosts, wait, verbose=2)
 
 @contextmanager
 def driver(there: SshHosts) -> Iterator[subprocess.Popen[str]]:
-    """A driver whose workers wait for ever."""
+    """Start a driver whose workers never end."""
     command = [sys.executable, "-u", "-c", PROGRAM, *there.options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""The layers of the package, what importing it costs, and what it leaves alone."""
+"""The layers of the package, the cost of importing it, and the modules that it does not import."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
 def listed_layers() -> list[list[str]]:
-    """The one list of layers, from the document: a line each, most basic first."""
+    """Return the layers from the document, a line each, lowest first."""
     lines = ARCHITECTURE.read_text().partition("## Layers")[2].splitlines()
     numbered = [line for line in lines if re.match(r"\d+\. ", line)]
     return [re.findall(r"`(\w+)/?`", line) for line in numbered]
 
 
-# A module imports only from its own layer and those before it, and never in a circle.
+# A module imports only from its own layer and lower ones, and never in a circle.
 LAYERS = listed_layers()
-# Heavy, or not there for every user.
+# Heavy, or not installed for every user.
 HEAVY = {"tensorflow", "keras", "pyspark", "numpy", "pandas", "pyarrow", "h5py", "matplotlib"}
 
 
 def sources() -> dict[str, ast.Module]:
-    """Every module by its name inside the package, e.g. ``data.arrays``."""
+    """Return every module by its name inside the package, e.g. ``data.arrays``."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -49,7 +49,7 @@ SOURCES = sources()
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that only a type checker sees."""
+    """Yield all nodes except those that only a type checker reads."""
     yield tree
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -58,7 +58,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """Full names of the modules, or names in modules, that nodes import."""
+    """Return full names of the modules, or names in modules, that nodes import."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def imported(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def inner(name: str, nodes: Callable[[ast.AST], Iterator[ast.AST]] = running) -> set[str]:
-    """The modules of this package that a module imports, by default when it runs."""
+    """Return the package's modules that a module imports, by default when it runs."""
     found = set()
     for full in imported(nodes(SOURCES[name])):
         parts = full.split(".")
@@ -98,7 +98,7 @@ def test_a_module_imports_only_from_layers_before_it(name: str) -> None:
     assert later == set()
 
 
-# The last layer may use what users use.
+# The last layer may use everything that users may use.
 @pytest.mark.parametrize("name", [name for name in SOURCES if layer(name) < len(LAYERS) - 1])
 def test_only_version_and_place_are_taken_from_the_package_itself(name: str) -> None:
     for node in running(SOURCES[name]):
@@ -108,7 +108,7 @@ def test_only_version_and_place_are_taken_from_the_package_itself(name: str) -> 
             assert node.attr in ("__version__", "__file__")
 
 
-# The package itself names all that it exports for type checkers, and imports them when asked.
+# The package itself names all its exports for type checkers, and imports them when they are used.
 @pytest.mark.parametrize("nodes", [running, ast.walk])
 def test_no_module_imports_itself_through_others(nodes: Any) -> None:
     graph = {name: inner(name, nodes) for name in SOURCES if name != "__init__"}
@@ -135,12 +135,12 @@ def test_pyspark_is_imported_in_a_few_rooms_only() -> None:
     }
     rooms = ("launchers.spark.", "doctor.", "ml.", "tfos.")
     elsewhere = {name for name in importing if not name.startswith(rooms)}
-    # Rows and vectors of Spark are what feeds and workers bring.
+    # Rows and vectors of Spark, which feeds and workers need.
     assert elsewhere <= {"data.dataframe", "feed.items", "job.value_kinds"}
 
 
 def reach(name: str) -> set[str]:
-    """All modules of this package that importing one imports, functions included."""
+    """Return all modules of this package that one imports, including imports in functions."""
     reached: set[str] = set()
     waiting = {name}
     while waiting:
@@ -183,12 +183,12 @@ def test_only_public_names_of_other_packages_are_used(name: str) -> None:
             and node.attr.startswith("_")
             and not node.attr.startswith("__")
         ):
-            # `os._exit` is documented; its name only warns of what it does.
+            # `os._exit` is documented; its underscore is only a warning.
             assert ast.unparse(node) in (f"self.{node.attr}", f"cls.{node.attr}", "os._exit")
 
 
 def fresh(program: str) -> object:
-    """What a program, run in a fresh Python, prints as JSON."""
+    """Return the JSON output of a program in a new Python process."""
     shown = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -196,7 +196,7 @@ def fresh(program: str) -> object:
 
 
 def loaded(statement: str) -> set[str]:
-    """Heavy packages that a statement imports."""
+    """Return the heavy packages that a statement imports."""
     found = fresh(f"import json, sys\n{statement}\nprint(json.dumps(list(sys.modules)))")
     assert isinstance(found, list)
     return HEAVY & set(found)

@@ -1,4 +1,4 @@
-"""A result's model used in this process: the rows are read as in the training."""
+"""A result's model used in this process, with rows that are read as in the training."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LEVELS = ["cat", "dog", "owl"]
 
 
 def of(model: Any, **known: Any) -> TrainResult:
-    """A result with this model."""
+    """Return a result with this model."""
     made = {"history": {}, "workers": [], "seconds": 0.0, "seed": 0, "epochs": 0}
     return TrainResult("", "h5", "", decode=lambda _: model, **made, **known)
 
 
 def frame_of(rows: Any) -> Any:
-    """Eight columns, of which one is text, in another order than the model's, and a label."""
+    """Return eight columns, one of them text, in another order than the model's, and a label."""
     frame = pd.DataFrame({f"c{n}": rows[0][:, n] for n in reversed(range(8))})
     frame["c0"] = np.array(["lo", "hi"])[(rows[0][:, 0] > 0).astype(int)]
     frame["animal"] = np.array(LEVELS)[rows[1]]
@@ -52,7 +52,7 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     result, frame = of(model, **KNOWN), frame_of(rows)[:6]
     frame.loc[frame.index[1], "c0"] = None
     frame.loc[frame.index[3], "c0"] = "unknown"
-    frame.loc[frame.index[4], "c5"] = np.nan  # computed, as in arrays
+    frame.loc[frame.index[4], "c5"] = np.nan  # computed, as for arrays
     wanted = model.predict(arrays_of(rows)[:6], verbose=0)
     for outputs in (
         result.predict(frame, type="raw"),
@@ -93,7 +93,7 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
 
 
 def test_models_one_after_another_give_no_warning(rows: Any, caplog: Any) -> None:
-    """TensorFlow would take them for one function that is traced again and again."""
+    """Use many models, which TensorFlow would trace again and again as one function."""
     logger = tf.get_logger()
     logger.addHandler(caplog.handler)
     try:
@@ -124,7 +124,7 @@ def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any)
     assert list(predicted) == [".pred_class", ".pred_cat", ".pred_dog", ".pred_owl"]
     assert list(predicted.index) == list(frame.index)
     assert list(predicted[".pred_class"]) == [LEVELS[k] for k in outputs.argmax(axis=1)]
-    probabilities = keras.ops.softmax(outputs)  # the model gives logits, as its loss says
+    probabilities = keras.ops.softmax(outputs)  # the model returns logits, as its loss shows
     found = predicted.drop(columns=".pred_class").to_numpy()
     np.testing.assert_allclose(found, probabilities, atol=1e-6)
     settings = result.settings

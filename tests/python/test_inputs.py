@@ -1,4 +1,4 @@
-"""What arrays a model's inputs are fed with."""
+"""The arrays of a model's inputs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):
         check_output_names(model, ["x", "y"])
     check_output_names(model, ["x"])
-    model.compile("sgd", {"p": "mse"})  # labels of p alone
+    model.compile("sgd", {"p": "mse"})  # only labels of p
     check_output_names(model, ["x", "y"])
     model.compile("sgd", {"p": "mse", "q": "mae"})
     with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):

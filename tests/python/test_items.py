@@ -1,4 +1,4 @@
-"""Items travel as Arrow data and come back as they were."""
+"""Items are sent as Arrow data and arrive unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def there_and_back(items: list[Any]) -> list[Any]:
 
 @given(st.lists(_ITEMS, max_size=6))
 def test_any_items_come_back(items: list[Any]) -> None:
-    # Their text tells types, too, which equality does not: 1, 1.0 and True are equal.
+    # Their text also distinguishes types, which equality does not: 1, 1.0 and True are equal.
     assert repr(there_and_back(items)) == repr(items)
 
 
@@ -82,7 +82,7 @@ def test_arrays_come_back_whatever_their_shapes() -> None:
         for found, sent in zip(there_and_back(items), items, strict=True):
             np.testing.assert_array_equal(found, sent, strict=True)
     found = there_and_back(alike)
-    found[0][:] = 9  # one's own, as it was
+    found[0][:] = 9  # the same object
 
 
 def test_not_a_number_comes_back() -> None:
@@ -106,7 +106,7 @@ def test_rows_and_vectors_of_spark_come_back() -> None:
 
 
 def table(**columns: Any) -> Any:
-    """A batch of a DataFrame, as it arrives; its columns are to be arrays."""
+    """Return a batch of a DataFrame as it arrives; its columns become arrays."""
     return read_batch(write_batch(frame_items(pa.record_batch(columns), gives_arrays=True)))
 
 
@@ -126,7 +126,7 @@ def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
     np.testing.assert_array_equal(x, wanted, strict=True)
     np.testing.assert_array_equal(n, np.array([2, 3, 1], "int16"), strict=True)
     assert t.tolist() == ["b", "c", "a"]
-    x[0] = n[0] = 0  # not the memory of Arrow, which cannot be written
+    x[0] = n[0] = 0  # not Arrow's memory, which is read-only
 
     lists = frame_items(pa.record_batch(columns))
     assert stack_columns([batch, lists], 3) is stack_columns([encode_items(rows)], 3) is None

@@ -1,4 +1,4 @@
-"""Temporary folders of a process that is killed."""
+"""Temporary folders of a killed process."""
 
 from __future__ import annotations
 

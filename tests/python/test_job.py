@@ -1,4 +1,4 @@
-"""The job: its numbers are checked once, by name, and it travels as JSON."""
+"""The job: its numbers are checked once, with the name in the error, and it is sent as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watch over a Spark job, with jobs that only claim to run."""
+"""The monitoring of a Spark job, with jobs that only pretend to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybackend.launchers.spark.jobs import IdleWatch, run_watched
 
 
 class FakeJob:
-    """A job that is busy, and whose thread does as it is asked."""
+    """A job that is busy, and whose thread ends when it is cancelled."""
 
     session = None
 
@@ -90,7 +90,7 @@ def test_a_question_that_executors_do_not_answer_is_cancelled(
 
 
 class Clock:
-    """A clock that only a test moves; sleeping takes no time."""
+    """A clock that only the test moves; sleeping takes no time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -103,7 +103,7 @@ class Clock:
 
 
 class Answers(FakeJob):
-    """A job that answers as it is set, or not at all."""
+    """A job that answers with a set value, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Answers(FakeJob):
 
 
 class Watched:
-    """An `IdleWatch` under a test's clock."""
+    """An `IdleWatch` with the test's clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
@@ -146,7 +146,7 @@ class Watched:
         self.look_after(0.1)
 
     def look_after(self, seconds: float) -> None:
-        """Look, and wait for the answer to the question, if there will be one."""
+        """Look, and wait for the answer to the question, if there is one."""
         self.clock.now += seconds
         self.watch.look()
         while self.asking and self.job.may_answer.is_set():

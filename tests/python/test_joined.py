@@ -1,4 +1,4 @@
-"""Processes that were started beside each other, by hand, and make the same call."""
+"""Processes that are started by hand and make the same call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT = 150
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses on the loopback whose ports are free, and that no connection takes meanwhile."""
+    """Return loopback addresses with free ports that no connection takes meanwhile."""
     ports = set[int]()
     while len(ports) < count:
         ports.add(low_port())
@@ -58,19 +58,19 @@ class Process:
         )
 
     def text(self) -> str:
-        """All that it prints, up to its end."""
+        """Return its whole output, up to its end."""
         text = self.process.communicate(timeout=LIMIT)[0]
         assert SECRET not in text
         return text
 
     def result(self) -> Any:
-        """What it got from the call."""
+        """Return the result that it got from the call."""
         text = self.text()
         assert self.process.returncode == 0, text
         return json.loads(text.splitlines()[-1])
 
     def failure(self) -> str:
-        """The last line of its traceback, and what follows."""
+        """Return the last line of its traceback, and the following lines."""
         text = self.text()
         assert self.process.returncode == 1, text
         return text.rpartition("\npybackend.errors.")[2]
@@ -78,7 +78,7 @@ class Process:
 
 @contextmanager
 def gang(*processes: Process) -> Iterator[None]:
-    """End what is left of them."""
+    """End the remaining processes."""
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def gang(*processes: Process) -> Iterator[None]:
 
 
 def train_here(workers: int, rows: int = 60, **options: Any) -> Any:
-    """The same training by workers that this process starts."""
+    """Train the same with workers that this process starts."""
     data = make_rows(rows)
     return barrier_train("local", build, data, workers=workers, batch_size=8, verbose=0, **options)
 
@@ -268,7 +268,7 @@ def test_a_worker_that_fails_before_all_are_linked_ends_the_call_at_once() -> No
         assert text.startswith(
             "WorkerFailedError: worker 0 on 127.0.0.1 failed: ValueError: no such file"
         )
-    # The default limit of a silent peer is 300 s.
+    # The default timeout of a silent peer is 300 s.
     assert time.monotonic() - began < LIMIT
 
 
@@ -333,7 +333,7 @@ def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
 def test_what_mpirun_has_started_by_a_wrapper_joins() -> None:
     FORGE.start()
     spec = json.dumps({"index": None, "seed": 5})
-    wrapper = ("sh", "-c", '"$@"; exit $?', "sh")  # which does not become the program
+    wrapper = ("sh", "-c", '"$@"; exit $?', "sh")  # which does not execute the program
     done = subprocess.run(
         ["mpiexec", "-n", "2", *wrapper, sys.executable, str(PROGRAM), spec],
         capture_output=True,
@@ -361,7 +361,7 @@ def test_functions_on_workers_can_make_a_call_together() -> None:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Network]:
-    """Four hosts with addresses and names of their own."""
+    """Create four hosts with their own addresses and names."""
     problem = no_namespaces()
     if problem:
         pytest.skip(f"no network namespaces: {problem}")

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as its environment says."""
+"""Detection of this process's rank from its environment."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_mpirun_in_an_allocation_is_not_the_srun_of_its_daemons(
 
 
 def test_only_a_call_without_a_launcher_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", "")  # which is put back
+    monkeypatch.setenv("TF_CONFIG", "")  # which is restored
     assert isinstance(launcher_for(None), LocalLauncher)
     join(PAIR, 1)
     monkeypatch.setenv("TFDIST_SECRET", "a secret of this test")
@@ -140,6 +140,6 @@ def test_only_a_call_without_a_launcher_joins(monkeypatch: pytest.MonkeyPatch) -
 def test_wrong_addresses_are_named(
     arguments: Any, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TF_CONFIG", "")  # which is put back
+    monkeypatch.setenv("TF_CONFIG", "")  # which is restored
     with pytest.raises(ClusterError, match=found):
         join(*arguments)

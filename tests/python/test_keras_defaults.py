@@ -1,4 +1,4 @@
-"""Keras's global settings of the session: workers have them, or are not started."""
+"""Keras's global settings of the session: workers get them, or an error is raised."""
 
 from __future__ import annotations
 

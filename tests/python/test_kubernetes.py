@@ -1,4 +1,4 @@
-"""Training as Jobs of a stand-in for Kubernetes, and what ends them."""
+"""Training as Jobs of a stand-in for Kubernetes, and the ways to end them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, 
 from pybackend.launchers.kubernetes import launcher
 from pybackend.launchers.kubernetes.states import KubernetesJob, PodState
 
-# The pods have no tests.
+# The tests are not in the pods.
 register_pickle_by_value(test_elastic)
 pytestmark = pytest.mark.launcher
 
 # The same release, without packages.
 BARE_PYTHON = os.path.realpath(sys.executable)
-# Those whose manifests have all that these do; older ones ignore a part of it.
+# Releases whose manifests have all fields of these; older ones ignore some of them.
 VERSIONS = ["1.26", "1.29", "1.32", "1.35", "1.37"]
 FULL = {
     "image": "registry/tf:1",
@@ -68,7 +68,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
 
 @pytest.fixture
 def cluster(running: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
-    """The cluster, which is the current one here; no test leaves anything in it."""
+    """Make the cluster the current one; check that no test leaves anything in it."""
     monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
     yield running
     wait_for(running.is_empty, PATIENCE)
@@ -78,7 +78,7 @@ def cluster(running: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
 
 
 def target(image: str = "registry/tf:1", **arguments: Any) -> Any:
-    """The launcher; the pods have this very Python."""
+    """Return the launcher; the pods have this Python."""
     return pybackend.kubernetes(image, python=sys.executable, patience=60, **arguments)
 
 
@@ -90,13 +90,13 @@ def wait_forever(context: Any) -> None:
 
 
 def have_begun(cluster: Kube) -> bool:
-    """Whether two workers run, by what they have printed."""
+    """Return whether two workers run, from their output."""
     logs = [process.read_log() for process in cluster.processes.values()]
     return sum("worker is here\n" in log for log in logs) == 2
 
 
 def endless_call(cluster: Kube) -> EndlessCall:
-    """A run of two workers."""
+    """Start a run of two workers."""
     return EndlessCall(
         lambda: barrier_run(target(), wait_forever, workers=2), lambda: have_begun(cluster)
     )
@@ -222,7 +222,7 @@ def test_a_worker_that_uses_too_much_memory(cluster: Kube) -> None:
 def test_a_job_that_fails_between_two_questions(
     cluster: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is known of its pods from before says nothing of their end."""
+    """Earlier information about its pods does not show how they ended."""
     run = endless_call(cluster)
     monkeypatch.setattr(cluster, "is_slow", True)
     cluster.processes[cluster.pods()[1]["metadata"]["name"]].signal(signal.SIGKILL)
@@ -236,7 +236,7 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
     run = endless_call(cluster)
     cluster.delete_pod(cluster.pods()[1], reason="EvictionByEvictionAPI")
     error = run.failure()
-    # By the pod, if the driver still sees it, or by what the Job says of it.
+    # From the pod, if the driver still sees it, or from the Job's status.
     assert error.exception_type in ("Evicted", "Disrupted")
     assert (error.rank, error.host) == (1, "node-b")
 
@@ -245,7 +245,7 @@ def test_a_pod_that_is_evicted(cluster: Kube) -> None:
 def test_a_training_whose_pod_is_evicted_goes_on(
     cluster: Kube, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pods have a /tmp of their own: the checkpoints lie elsewhere."""
+    """Pods have their own /tmp, so the checkpoints are outside of it."""
 
     def evict() -> None:
         cluster.delete_pod(cluster.pods()[0], reason="EvictionByEvictionAPI")
@@ -372,7 +372,7 @@ def test_a_driver_that_ends_takes_its_job_along(cluster: Kube, number: signal.Si
 
 @pytest.mark.full
 def test_a_driver_whose_machine_is_gone(cluster: Kube) -> None:
-    """Nobody is left who could delete the Job: the pods end by themselves, and it expires."""
+    """No driver can delete the Job: the pods end by themselves, and the Job expires."""
     with driver_of_two(cluster) as driver:
         children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
         driver.send_signal(signal.SIGSTOP)  # so that it notices nothing

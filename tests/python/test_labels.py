@@ -1,4 +1,4 @@
-"""Labels that a loss cannot take are named before anything starts."""
+"""Labels that a loss cannot use are named before anything starts."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_labels_that_a_loss_takes_for_something_else_are_named(name: str) -> Non
     loss, labels, message = WRONG[name]
     with pytest.raises(InputError, match=message):
         check_labels(model_with(loss), {"x": X, "y": labels}, "data")
-    # Rows that do not count may have any label.
+    # Rows with weight 0 may have any label.
     weights = np.zeros(6, "float32")
     columns = {"x": X, "y": labels, "sample_weight": weights}
     if loss != "categorical_crossentropy":

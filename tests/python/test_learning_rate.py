@@ -1,4 +1,4 @@
-"""Learning rates scaled to the number of workers: those of the definition, at each step."""
+"""Learning rates scaled with the number of workers: at each step, those of the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPOCHS = 3
 
 
 class Rates(keras.callbacks.Callback):
-    """What one process does to train at the rates of a definition: it sets each before its step."""
+    """Train in one process at the rates of a definition, set before each step."""
 
     def __init__(self, scale: ScaleLearningRate) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "sqrt, warm-up, decay",
     "a train_step of its own",
@@ -91,7 +91,7 @@ def test_steps_have_the_rates_of_the_definition(name: str, trained: dict[str, An
     scale = check_scale_lr(case.settings["scale_lr"])
     assert scale is not None
     check_equal(case, found, [Rates(scale)])
-    # The model can be trained on: its rate is that of the user.
+    # The model can be trained further: its rate is the user's.
     assert float(found.model.optimizer.learning_rate.numpy()) == np.float32(
         case.build().optimizer.learning_rate.numpy()
     )

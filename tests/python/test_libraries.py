@@ -1,4 +1,4 @@
-"""A process that R has started with the folder of another Python's library first."""
+"""A process that R starts with another Python's library folder first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local launcher: what is returned, what a failure looks like, and what is left behind."""
+"""The local launcher: results, failures, and leftovers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_process_of_a_cluster_trains_alone_if_it_says_so(monkeypatch: Any) -> 
 
 @pytest.mark.full
 def test_tensorflow_can_use_the_reserved_addresses_and_serves_whoever_connects() -> None:
-    """The second half is a warning in docs, and of no use when TensorFlow has changed."""
+    """Check in the second half the docs' warning, which another TensorFlow may make obsolete."""
 
     def work(context: WorkerContext) -> Any:
         import socket
@@ -140,7 +140,7 @@ def test_failure_names_rank_host_reason_and_last_lines() -> None:
         print("about to work")
         if context.rank == 1:
             raise KeyError("no such digit")
-        signal.pause()  # the others would wait for ever
+        signal.pause()  # the others would wait forever
 
     with pytest.raises(WorkerFailedError) as caught:
         barrier_run(None, work, workers=3, verbose=0)
@@ -149,7 +149,7 @@ def test_failure_names_rank_host_reason_and_last_lines() -> None:
     assert "no such digit" in str(error)
     assert "raise KeyError" in error.worker_traceback
     first, *_ = (x for x in error.worker_traceback.splitlines() if x.startswith("  File"))
-    assert first.endswith("in work")  # no line of ours before the user's
+    assert first.endswith("in work")  # no line of tfdist's before the user's
     assert "about to work" in error.log
     assert {f.exception_type for f in error.others} == {"Stopped"}
 
@@ -300,7 +300,7 @@ def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
 def test_a_label_out_of_range_is_the_first_line_and_said_once(rows: Any) -> None:
     x, y = rows[0][:40], np.full(40, 3)
 
-    def build() -> Any:  # whose labels nobody checks beforehand
+    def build() -> Any:  # whose labels are not checked beforehand
         class Own(keras.losses.SparseCategoricalCrossentropy):
             pass
 
@@ -374,7 +374,7 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
     if how == "slow":
         result = train()
         assert result.epochs == 1
-        # On a busy machine the other one may be late, too, but not by all of the pause.
+        # On a busy machine the other one may be late, too, but not by the whole pause.
         assert result.workers[1].waited > 1
     else:
         with pytest.raises(WorkerFailedError) as caught:
@@ -412,7 +412,7 @@ def test_a_stopped_worker_ends_with_a_driver_that_is_killed() -> None:
 
 
 def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
-    """As a restart does: the same launcher, the same job, the same files."""
+    """Start again as a restart does: the same launcher, the same job, the same files."""
 
     def work(context: WorkerContext, marker: str) -> int:
         from pathlib import Path
@@ -435,7 +435,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
 @pytest.mark.launcher(False)
 def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
     FORGE.start()
-    fail("kill")  # what is made once for all runs
+    fail("kill")  # made once for all runs
     mark = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
     with nothing_left(mark, tmp_path):
         for kind in [*KINDS, "kill", "exit with status 0", "raise in a function"]:
@@ -444,7 +444,7 @@ def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> Non
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a megabyte."""
+    """Mount a file system of a megabyte."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
     )
@@ -562,7 +562,7 @@ def test_a_daemon_that_a_function_has_started_ends_with_it(ends: str, tmp_path: 
 
 
 def read_state(pid: int) -> str | None:
-    """The state of a process as `ps` shows it; None if it is gone."""
+    """Return the state of a process as `ps` shows it, or None if it has exited."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

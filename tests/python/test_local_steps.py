@@ -1,4 +1,4 @@
-"""Local steps: averages of weights, and DiLoCo, against their definition run in one process."""
+"""Local steps: averages of weights, and DiLoCo, compared with their definition in one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CASES = {
 
 
 def simulate(case: Case) -> Any:
-    """Two replicas in this process, each on its shard, and the outer step by its definition."""
+    """Train two replicas in this process, each on its shard, with the defined outer step."""
     x, y = case.data
     exchange = case.settings["exchange"]
     every, rate, momentum = exchange.steps, exchange.learning_rate, exchange.momentum
@@ -77,7 +77,7 @@ def simulate(case: Case) -> Any:
     return replicas[0]
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "local sgd",
 ]

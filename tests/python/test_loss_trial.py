@@ -1,4 +1,4 @@
-"""Losses of evaluations that are no mean over rows are found by a trial."""
+"""A check finds losses of evaluations that are not a mean over rows."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def _summed(y: Any, predicted: Any) -> Any:
 
 
 class AddsSum(layers.Layer):
-    """Adds a loss that is a sum over the rows of a batch, in training if it is told so."""
+    """Adds a loss that is a sum over the rows of a batch, optionally only in training."""
 
     def __init__(self, in_training: bool) -> None:
         super().__init__()
         self.in_training = in_training
 
     def call(self, x: Any, training: bool = False) -> Any:
-        """As it is."""
+        """Return the input."""
         if training or not self.in_training:
             self.add_loss(ops.sum(x**2))
         return x
@@ -94,7 +94,7 @@ class SumsItsLoss(keras.Sequential):
     """Adds up the losses of rows, without a parameter `training`."""
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-        """A sum."""
+        """Return a sum."""
         return ops.sum((y - y_pred) ** 2)
 
 
@@ -113,7 +113,7 @@ class Sampling(layers.Layer):
         self.seeds = keras.random.SeedGenerator(5)
 
     def call(self, x: Any) -> Any:
-        """A draw."""
+        """Draw from the distribution."""
         mean, spread = x[:, :4], x[:, 4:]
         divergence = -0.5 * ops.sum(1 + spread - mean**2 - ops.exp(spread), axis=-1)
         self.add_loss(self.reduce(divergence))
@@ -124,11 +124,11 @@ class Counts(layers.Layer):
     """Adds more to the loss with each call."""
 
     def build(self, shape: Any) -> None:
-        """The number of calls."""
+        """Create the counter of calls."""
         self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
 
     def call(self, x: Any) -> Any:
-        """As it is."""
+        """Return the input."""
         self.calls.assign_add(1.0)
         self.add_loss(0.01 * self.calls * ops.mean(x**2))
         return x
@@ -263,7 +263,7 @@ def test_a_long_sequence_is_tried_as_a_graph(
     recurrent.cell.call = count
     before = [v.numpy() for v in model.variables]
     assert is_mean_in_evaluation(model, (X, TARGETS)) == (reduction != "sum")
-    assert len(called) < places  # as often as it is traced, not for each place
+    assert len(called) < places  # once per trace, not per place
     assert "retracing" not in caplog.text
     assert "call" not in vars(recurrent)
     for variable, value in zip(model.variables, before, strict=True):

@@ -1,4 +1,4 @@
-"""Keras models as graphs: the numbers are those of the model, and the rest is refused by name."""
+"""Keras models as graphs: the numbers equal the model's, and unsupported parts are named."""
 
 from __future__ import annotations
 

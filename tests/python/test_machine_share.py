@@ -1,4 +1,4 @@
-"""How processes of one machine divide its cores and GPUs."""
+"""Shares of a machine's cores and GPUs for its processes."""
 
 from __future__ import annotations
 

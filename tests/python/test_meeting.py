@@ -28,7 +28,7 @@ TOKEN = new_token()
 
 
 class Worker:
-    """A client, and whether it has noticed that the driver is gone."""
+    """A client, and an event that is set when it loses the driver."""
 
     def __init__(self, address: str, rank: int, token: str = TOKEN, patience: float = 60.0) -> None:
         self.rank = rank
@@ -39,7 +39,7 @@ class Worker:
 
 @pytest.fixture
 def join() -> Iterator[Callable[..., Worker]]:
-    """Makes workers, and closes them after the test."""
+    """Create workers, and close them after the test."""
     workers: list[Worker] = []
 
     def joined(server: MeetingServer, rank: int, token: str = TOKEN) -> Worker:
@@ -55,7 +55,7 @@ Join = Callable[[MeetingServer, int], Worker]
 
 
 def rush(threads: ThreadPoolExecutor, workers: list[Worker]) -> list[Any]:
-    """What each worker's `gather` gives: messages, None, or its error."""
+    """Return the result of each worker's `gather`: messages, None, or its error."""
 
     def gather(worker: Worker) -> Any:
         try:
@@ -73,7 +73,7 @@ def test_all_meet_elsewhere_if_one_does_not_come_in_time(join: Join) -> None:
     ):
         waiting = rush(threads, [join(server, 0), join(server, 1)])
         assert [answer.result(timeout=30) for answer in waiting] == [None, None]
-        # The decision stands for one who comes late.
+        # The decision also holds for a late worker.
         assert join(server, 2).client.gather("2") is None
 
 
@@ -100,7 +100,7 @@ def test_a_member_without_a_driver_meets_elsewhere_at_once() -> None:
 
 
 def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
-    """It cannot know what the others were told: it must neither wait nor go elsewhere."""
+    """It cannot know the others' decision, so it must neither wait nor meet elsewhere."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
         host, port = listener.getsockname()
         client = MeetingClient(f"{host}:{port}", TOKEN, 1, 10.0)
@@ -115,7 +115,7 @@ def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
 
 
 def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> None:
-    """One of three is cut off at a random moment: all go elsewhere, or all meet, or it fails."""
+    """Cut off one of three at a random moment: all meet here, or all elsewhere, or it fails."""
     draw = random.Random(1)
     with ThreadPoolExecutor(4) as threads:
         for _ in range(60):
@@ -159,7 +159,7 @@ def test_events_and_large_results_arrive_whole(join: Join) -> None:
         assert server.result(1, "report") == content
         assert server.result(1, "empty") == b""
         assert server.result(0, "report") is None
-        # The rank is that of the authenticated connection, whatever the event says.
+        # The rank is that of the authenticated connection, not that of the event.
         assert server.queue.get(timeout=30) == PrintedLine("hello", rank=1)
 
 
@@ -179,7 +179,7 @@ def test_a_rank_comes_once_and_is_one_of_the_job(join: Join, rank: int) -> None:
     with MeetingServer("127.0.0.1", TOKEN, 2) as server:
         first = join(server, 0)
         first.client(PrintedLine("in"))
-        server.queue.get(timeout=30)  # else the second one may be faster
+        server.queue.get(timeout=30)  # otherwise the second one may be faster
         again = join(server, rank)
         assert again.lost.wait(30)
         assert not first.lost.is_set()
@@ -273,7 +273,7 @@ def test_lines_without_a_greeting_are_not_read() -> None:
 
 
 def test_a_driver_behind_a_firewall_delays_no_worker() -> None:
-    # A listener whose queue is full drops what knocks, as a firewall does.
+    # A listener with a full queue drops new connections, as a firewall does.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as stack:
         address = server.getsockname()
         for _ in range(2):

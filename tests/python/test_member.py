@@ -1,4 +1,4 @@
-"""A member of a gang, whatever the gang is: here threads of one process that meet in memory."""
+"""A member of a worker group of any kind: here threads of one process that meet in memory."""
 
 from __future__ import annotations
 

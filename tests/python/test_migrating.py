@@ -1,4 +1,4 @@
-"""The pages for those who come from other tools run as they stand, from top to bottom."""
+"""The pages for users of other tools run unchanged, from top to bottom."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_the_pages_run_from_top_to_bottom(tmp_path: Path) -> None:
     parts = {
         page.stem: re.findall(r"```python\n(.*?)```", page.read_text(), re.S) for page in PAGES
     }
-    # These are for users of R, and have tests of their own.
+    # These are for users of R, and have their own tests.
     assert [name for name, blocks in parts.items() if not blocks] == ["keras3", "spark-apply"]
-    # One process, and so one session of Spark, for all of them.
+    # One process, and so one Spark session, for all of them.
     for name, blocks in parts.items():
         (tmp_path / f"{name}.py").write_text("\n".join(blocks))
     programs = [f"runpy.run_path('{name}.py', run_name='__main__')" for name in parts]

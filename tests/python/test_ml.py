@@ -1,4 +1,4 @@
-"""Keras models as stages of Spark ML pipelines, against Keras itself."""
+"""Keras models as stages of Spark ML pipelines, compared with Keras itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def table(spark: Any, rows: Any) -> Any:
-    """120 rows: an id, the 8 features, a class by name, a weight, and which rows validate."""
+    """Return 120 rows: an id, the 8 features, a class as text, a weight, and validation flags."""
     columns = ", ".join(f"f{i} float" for i in range(8))
     values = [
         (i, *x.tolist(), LEVELS[y], 1.0 + i % 2, i % 6 == 0)
@@ -49,7 +49,7 @@ def assembler() -> Any:
 
 @pytest.fixture(scope="module")
 def pipeline(spark: Any) -> Any:
-    """Text to codes, columns to a vector, a training on two workers, and codes to text."""
+    """Build a pipeline: text to codes, columns to a vector, two workers, codes to text."""
     keras.utils.set_random_seed(11)
     training = KerasEstimator(
         build_dense(),
@@ -182,7 +182,7 @@ def test_a_damaged_model_is_refused(spark: Any, dense_model: Any, tmp_path: Path
         KerasModel.load(str(tmp_path / "stage"))
 
 
-# pyspark leaves its pool of threads to the garbage collection.
+# pyspark leaves its thread pool to the garbage collector.
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_tuning_trains_side_by_side(table: Any) -> None:
@@ -194,7 +194,7 @@ def test_tuning_trains_side_by_side(table: Any) -> None:
         model.compile(keras.optimizers.SGD(rate), "mse")
         return model
 
-    # Two at once, each of as many workers as there are slots: one waits for the other.
+    # Two at once, each with as many workers as there are slots: one waits for the other.
     training = KerasEstimator(build, labelCol="importance", workers=2, seed=1)
     grid = ParamGridBuilder().addGrid(
         training.modelArgs, [{"units": 2, "rate": 0.01}, {"units": 3, "rate": 1e-9}]

@@ -1,4 +1,4 @@
-"""Where MNIST is found, in which order, and what is said about a wrong file."""
+"""The search for MNIST, its order, and the errors for a wrong file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, rows: int = 30, **changes: Any) -> Path:
 
 @pytest.fixture
 def nothing_set(monkeypatch: Any, tmp_path: Path) -> Any:
-    """No TFDIST_MNIST, and an empty cache."""
+    """Unset TFDIST_MNIST, and use an empty cache."""
     monkeypatch.delenv("TFDIST_MNIST", raising=False)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     return monkeypatch
@@ -177,7 +177,7 @@ def test_the_built_in_subset_has_the_same_form() -> None:
 
 @pytest.mark.full
 def test_without_file_and_network_the_subset_is_taken(tmp_path: Path) -> None:
-    # A proxy that nobody serves keeps the process off the network, wherever the tests run.
+    # A proxy without a server blocks the network, wherever the tests run.
     with socket.socket() as unserved:
         unserved.bind(("127.0.0.1", 0))
         proxy = f"http://127.0.0.1:{unserved.getsockname()[1]}"
@@ -208,7 +208,7 @@ def test_without_file_and_network_the_subset_is_taken(tmp_path: Path) -> None:
 
 def test_the_real_data_where_they_are_named() -> None:
     named = os.environ.get("TFDIST_MNIST")
-    if named is None:  # then the subset stands for them
+    if named is None:  # then the subset replaces them
         named = str(SUBSET)
     found = mnist(named)
     check_types(found)

@@ -1,4 +1,4 @@
-"""Random numbers that become constants, and those that go on being drawn."""
+"""Random numbers that become constants, and those that are drawn again."""
 
 from __future__ import annotations
 

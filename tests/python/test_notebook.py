@@ -63,19 +63,19 @@ def test_the_notebook_runs_and_an_interrupt_ends_its_workers(
     assert ".pred_lily" in table["text/html"]
     assert (tmp_path / "flowers.keras").is_file()
     assert (tmp_path / "flowers" / "saved_model.pb").is_file()
-    # The interrupt has ended the workers, and not the kernel.
+    # The interrupt ended the workers, and not the kernel.
     assert [out.ename for out in endless.outputs] == ["KeyboardInterrupt"]
     assert own_output(last)["text/plain"] == "100"
     wait_for(lambda: worker_processes() == [])
 
 
 def own_output(cell: Any) -> Any:
-    """What a cell's last value is shown as."""
+    """Return the output of a cell's last value."""
     found = [out.data for out in cell.outputs if out.output_type == "execute_result"]
     return found[0] if found else {}
 
 
 def interrupt(folder: Path) -> None:
-    """As Jupyter does, once the endless training has had an epoch."""
+    """Interrupt as Jupyter does, once the endless training has finished an epoch."""
     wait_for((folder / "started").exists, 250)
     os.killpg(os.getpgid(int((folder / "kernel").read_text())), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""A SIGTERM that is a notice, where somebody waits for it, and ends the process anywhere else."""
+"""SIGTERM: a preemption notice if a training handles it, otherwise the end of the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from pybackend.errors import Failure
 from pybackend.job.notice import TOLD, Notice, at_own_end
 
-# Sends itself signals, and says how far it comes.
+# Sends itself signals, and prints how far it gets.
 PROGRAM = """
 import os, signal
 from pybackend.job import notice as module

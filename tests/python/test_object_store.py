@@ -98,7 +98,7 @@ def test_a_store_that_does_not_answer_is_waited_for(s3: Any, server: ObjectStore
     (note,) = notes
     assert isinstance(note, Note)
     assert f"the checkpoint of epoch 4 could not be written to '{URI}'" in note.text
-    writer.check()  # the run goes on
+    writer.check()  # the run continues
     server.open()
     writer.submit(manifest(5, model), b"state 5")
     writer.finish(60)
@@ -116,7 +116,7 @@ def build() -> Any:
 
 
 class FirstIsKept(keras.callbacks.Callback):
-    """Waits for the first epoch's checkpoint, so that the writer takes on the second one's."""
+    """Waits for the first epoch's checkpoint, so that the writer starts the second one's."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         filesystem = fsspec.filesystem("s3")

@@ -1,4 +1,4 @@
-"""Observers in the session that started a training: what they see, and how they stop it."""
+"""Observers in the session that started a training: their values, and how they stop it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_only_true_stops_and_only_rank_0_is_observed() -> None:
     assert observers(other) is None
     assert [observers(EPOCH) for _ in range(4)] == [GoOn(2)] * 3 + [StopTraining()]
     assert seen == [(2, 0.5)] * 4
-    # A step that was on its way does not make them go on.
+    # A step that was already on its way does not continue the training.
     assert observers(STEP) == StopTraining()
     assert Observers()(EPOCH) is None
     assert EPOCH.logs == {"loss": 0.5}
@@ -81,7 +81,7 @@ def test_the_wait_for_an_answer_ends_with_that_of_the_epoch_or_a_stop() -> None:
 
 
 class Count(keras.callbacks.Callback):
-    """A callback of Keras's, which runs on the workers."""
+    """A Keras callback, which runs on the workers."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs["counted"] = float(epoch)
@@ -149,7 +149,7 @@ def test_an_elastic_training_of_one_worker_stops_too(rows: Any) -> None:
 
 
 def test_processes_that_join_observe_on_the_thread_that_calls(rows: Any, monkeypatch: Any) -> None:
-    # One process alone, as TF_CONFIG describes it: the first of one.
+    # Only one process, as TF_CONFIG describes it.
     address = f"127.0.0.1:{low_port()}"
     config = {"cluster": {"worker": [address]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))

@@ -1,4 +1,4 @@
-"""Options of a training: what cannot be, cannot be written."""
+"""Options of a training: invalid values and combinations raise an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of ranks, from what comes in pieces."""
+"""Lines of ranks, assembled from pieces of output."""
 
 from __future__ import annotations
 

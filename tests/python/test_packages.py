@@ -1,4 +1,4 @@
-"""Whether the workers' hosts have the same TensorFlow and Keras, from what each says of itself."""
+"""Comparison of TensorFlow and Keras on the workers' hosts, from each host's report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays as rows of bytes: every worker gets exactly its shard, in whatever order rows arrive."""
+"""Arrays as rows of bytes: every worker gets exactly its shard, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ARROW = pa.schema(
 
 
 def batches_of(rows: list[Any]) -> list[Any]:
-    """Arrow batches of two rows each, as Spark hands them to a task."""
+    """Return Arrow batches of two rows each, as Spark passes them to a task."""
     return pa.Table.from_pylist(
         [dict(zip(ARROW.names, row, strict=True)) for row in rows], schema=ARROW
     ).to_batches(max_chunksize=2)
 
 
 def received(rows: list[Any], datasets: Any, workers: int, rank: int) -> Any:
-    """The columns that a worker has on its disk afterwards, by data set."""
+    """Return the columns that a worker then has on its disk, by data set."""
     with tempfile.TemporaryDirectory() as folder:
         counts = counts_of(datasets, workers)
         spool_blobs(batches_of(rows), describe_layout(datasets), counts, rank, Path(folder))

@@ -113,7 +113,7 @@ def test_what_is_no_parquet_is_told(tmp_path: Path) -> None:
 
 
 def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
-    """By the first difference: there may be thousands of columns."""
+    """Only the first difference is shown, as there may be thousands of columns."""
     many = {f"c{n}": [n] for n in range(1000)}
     pq.write_table(pa.table({**many, "a": [1]}), tmp_path / "1.parquet")
     for other, said in (

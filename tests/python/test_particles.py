@@ -1,4 +1,4 @@
-"""The example of particles: its events, features, files, and what two workers make of them."""
+"""The example of particles: its events, features, files, and the results of two workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import scores
 import spark_session
 import training
 
-# An example, beside the product.
+# An example, not part of the package.
 pytestmark = pytest.mark.full
 EVENTS, SEED, FILES = 600, 3, 3
 
@@ -41,7 +41,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def prepared(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Files of a few events, the rows that are in them, and the features that they are from."""
+    """Return files of a few events, their rows, and the features of these."""
     folder = tmp_path_factory.mktemp("particles")
     events = generate.generate(spark, EVENTS, SEED)
     found = features.make_features(events).cache()
@@ -71,7 +71,7 @@ def test_an_event_depends_on_its_number_and_the_seed_alone(spark: Any, prepared:
 
 
 def passes(event: dict[str, Any]) -> bool:
-    """The trigger, particle by particle: a hard lepton with little beside it."""
+    """Apply the trigger, particle by particle: a hard, isolated lepton."""
     particles = list(
         zip(*(event[name].tolist() for name in ("pt", "eta", "phi", "kind")), strict=True)
     )
@@ -136,7 +136,7 @@ def test_rows_that_were_not_filled_up_are_refused(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Together as many numbers as two rows of two particles.
+    # In total as many numbers as two rows of two particles.
     ragged = pa.array([np.zeros(19), np.zeros(57)], pa.list_(pa.float32()))
     labels = pa.array([np.eye(3)[0], np.eye(3)[1]], pa.list_(pa.float32()))
     table = pa.table({layout.GRU: ragged, layout.LABEL: labels})
@@ -168,7 +168,7 @@ def test_records_and_parquet_give_the_same_rows(spark: Any, prepared: Any, tmp_p
     labels = np.concatenate([y for part in parts for _, y in part])
     np.testing.assert_array_equal(labels, train[layout.LABEL])
 
-    # As the larger of the published files have them: vectors, and lists of lists.
+    # As in the larger of the published files: vectors, and lists of lists.
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as f
 
@@ -208,7 +208,7 @@ def test_two_workers_reach_the_area_of_one_process(prepared: Any, tmp_path: Path
     assert areas[0] == pytest.approx(areas[1], abs=1e-3)
     assert 0.4 < areas[0] < 1
 
-    # Places without particles change nothing, however many there are.
+    # Any number of slots without particles changes nothing.
     wider = {**inputs, "gru_input": np.pad(inputs["gru_input"], ((0, 0), (0, 40), (0, 0)))}
     again = training.predict("inclusive", alone, wider)
     np.testing.assert_allclose(again, found[1], atol=1e-6)

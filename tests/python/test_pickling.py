@@ -80,7 +80,7 @@ def test_the_source_of_a_notebooks_cell_travels(tmp_path: Path) -> None:
     exec(compile(CELL, file, "exec"), names)  # noqa: S102 - as IPython does
     source, found = ast.literal_eval(run_elsewhere(pickle_value(names["build"], "`fn`"), tmp_path))
     assert source == CELL[CELL.index("def build") :]
-    # What AutoGraph needs to compile the annotations, of packages that may not be there.
+    # Packages that AutoGraph needs to compile the annotations, and that may be missing.
     assert {"Any", "pd", "inspect"} <= set(found)
 
 

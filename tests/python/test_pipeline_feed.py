@@ -1,4 +1,4 @@
-"""Batches whose arrays have different numbers of rows: graphs, a label for each."""
+"""Batches whose arrays have different numbers of rows: graphs with a label each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEC = (
 
 
 class Molecules(keras.utils.PyDataset):
-    """Atoms, and to which molecule each belongs; 8, 8 and 1 molecules, or a worker's part."""
+    """Return atoms with the molecule of each; 8, 8 and 1 molecules, or a worker's part."""
 
     def __init__(self, rank: int = 0, workers: int = 1) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Molecules(keras.utils.PyDataset):
 
 
 class Sums(keras.Model):
-    """Adds up what it makes of the atoms of a molecule."""
+    """Sums its outputs for the atoms of a molecule."""
 
     def __init__(self) -> None:
         super().__init__()

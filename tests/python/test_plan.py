@@ -1,4 +1,4 @@
-"""What a training would start, shown without starting it."""
+"""The plan of a training, shown without starting it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
     slurm = pybackend.slurm("gpu<&>", nodes=2, gpus=1, time=30, options={"ntasks-per-node": 2})
     made = plan(slurm, build_dense, rows, resources=Resources(cpus=4))
     script = made.documents["job.sh"]
-    assert len(made.workers) == 4  # as many as the job has tasks
+    assert len(made.workers) == 4  # as many as the job's tasks
     for option in ("--ntasks=4", "--gpus-per-task=1", "--cpus-per-task=4", "--nodes=2"):
         assert option in script
     assert script.strip() in str(made).replace("\n  ", "\n")

@@ -1,4 +1,4 @@
-"""The figure of a training."""
+"""The plot of a training."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_many_metrics_fill_rows_of_three() -> None:
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
-    # A fresh Python without site-packages: a real absence.
+    # A new Python without site-packages: the package is really absent.
     program = (
         "from pybackend.api.result import TrainResult\n"
         "from pybackend.errors import InputError\n"

@@ -1,4 +1,4 @@
-"""Predictions beside the rows of a Spark DataFrame, against those of Keras in this process."""
+"""Predictions for the rows of a Spark DataFrame, compared with those of Keras in this process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def table(spark: Any, rows: Any) -> Any:
-    """60 rows: an id, the 8 features as columns of their own, and a label."""
+    """Return 60 rows: an id, the 8 features as separate columns, and a label."""
     columns = ", ".join(f"f{i} float" for i in range(8))
     values = [(i, *x.tolist(), int(y)) for i, (x, y) in enumerate(zip(*rows, strict=True))][:60]
     return spark.createDataFrame(values, f"id int, {columns}, label int")
@@ -63,18 +63,18 @@ FEATURES = [f"f{i}" for i in range(8)]
 
 
 def numbers(frame: Any, *names: str) -> Any:
-    """Columns of a DataFrame as one array, in the order of its column ``id``."""
+    """Return columns of a DataFrame as one array, in the order of its column ``id``."""
     found = sorted(frame.collect(), key=lambda row: row["id"])
     return np.array([[row[name] for name in names] for row in found])
 
 
 def softmax(logits: Any) -> Any:
-    """What the loss of `dense_model` makes of its numbers."""
+    """Convert logits to the probabilities of `dense_model`'s loss."""
     return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
 
 
 def trained(model: Any, levels: list[Any] | None) -> TrainResult:
-    """The result of a training that has left the model as it is."""
+    """Return the result of a training that did not change the model."""
     return TrainResult(
         model_to_base64(model), "h5", "", {}, [], 0.0, 0, 0, levels=levels, decode=model_from_bytes
     )
@@ -248,14 +248,14 @@ def test_text_and_rows_of_any_length(spark: Any) -> None:
 
 
 class Doubling(keras.Model):
-    """A model of a class of its own, for regression."""
+    """A model of a custom class, for regression."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.inner = keras.layers.Dense(2)
 
     def call(self, x: Any) -> Any:
-        """Twice what a dense layer gives."""
+        """Return twice the output of a dense layer."""
         return 2 * self.inner(x)
 
 
@@ -267,7 +267,7 @@ def test_a_model_of_a_class_of_its_own(table: Any, rows: Any) -> None:
     expected = model.predict(rows[0][:60], verbose=0)
     found = predict_spark(model, table, features=FEATURES)
     np.testing.assert_allclose(numbers(found, ".pred")[:, 0], expected, atol=1e-6)
-    # Scores tell classes apart, if these are named, but are no probabilities.
+    # Scores distinguish classes, if the classes are named, but are not probabilities.
     named = predict_spark(model, table, features=FEATURES, levels=["a", "b"])
     assert named.columns[-2:] == ["label", ".pred_class"]
     with pytest.raises(InputError, match=r"type='prob' needs probabilities, .*gives scores"):
@@ -290,7 +290,7 @@ def test_no_rows_and_empty_partitions(table: Any, dense_model: Any) -> None:
 
 
 class Counted(keras.layers.Layer):
-    """Writes down the process in which it is made."""
+    """Writes the id of the process in which it is created to a file."""
 
     def __init__(self, log: str, **options: Any) -> None:
         super().__init__(**options)
@@ -431,7 +431,7 @@ def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
     found = predict_spark(logit, table, features=FEATURES, type="prob")
     got = numbers(found, ".pred_0", ".pred_1")
     np.testing.assert_allclose(got, np.concatenate([1 - expected, expected], axis=1), atol=1e-6)
-    # Several labels that may all hold are no classes.
+    # Several labels that may all apply are not classes.
     several = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, activation="sigmoid")])
     several.compile(loss="binary_crossentropy")
     assert predict_spark(several, table, features=FEATURES).columns[-1] == ".pred"
@@ -439,7 +439,7 @@ def test_one_probability_tells_two_classes(table: Any, rows: Any) -> None:
 
 def test_classes_need_several_numbers(table: Any) -> None:
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
-    # The levels of a training with a factor of two levels do not name one number.
+    # Two levels from a training with a factor do not name one number.
     found = predict_spark(trained(model, ["no", "yes"]), table, features=FEATURES)
     assert found.columns[-1] == ".pred"
     for kind in ("class", "prob"):

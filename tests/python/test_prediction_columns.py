@@ -1,4 +1,4 @@
-"""Which columns a model's predictions become."""
+"""The columns of a model's predictions."""
 
 from __future__ import annotations
 

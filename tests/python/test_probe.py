@@ -1,4 +1,4 @@
-"""What a probe finds: real workers here and on Spark, broken peers, and what it says of them."""
+"""Results of a probe: real workers here and on Spark, broken peers, and its messages about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spark() -> Iterator[Any]:
 
 
 def reserved() -> socket.socket:
-    """A port held as launchers do it: bound, and not listening."""
+    """Reserve a port like launchers: bound, and not listening."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -116,7 +116,7 @@ def test_all_reach_each_other_though_one_begins_late() -> None:
     try:
         with ThreadPoolExecutor(3) as pool:
             early = [pool.submit(try_peers, addresses, rank) for rank in (0, 1)]
-            # Neither can have ended: they have one more to reach.
+            # Neither can have ended: each has one more to reach.
             assert not any(future.done() for future in early)
             late = try_peers(addresses, 2)
             found = [future.result(PATIENCE_SECONDS + 5) for future in early] + [late]
@@ -148,7 +148,7 @@ def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> 
 def test_a_host_that_swallows_packets_times_out() -> None:
     with socket.socket() as full, reserved() as own:
         full.bind(("127.0.0.1", 0))
-        full.listen(0)  # Linux drops what comes when the queue is full
+        full.listen(0)  # Linux drops connections when the queue is full
         waiting = [socket.socket() for _ in range(4)]
         for one in waiting:
             one.setblocking(False)
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def worker(rank: int, host: str, **others: Any) -> dict[str, Any]:
-    """A worker of a real cluster, without the cluster."""
+    """Return the report of a worker of a real cluster, without the cluster."""
     return {
         **DRIVER,
         "rank": rank,

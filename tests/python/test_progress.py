@@ -1,4 +1,4 @@
-"""The lines that a user sees while a training runs."""
+"""The lines that users see while a training runs."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     assert [kind for kind, _ in told] == ["is_live", "begin", "step", "line", "epoch", "end"]
     assert told[2:5] == [("step", 5), ("line", "note: careful"), ("epoch", epoch_line(EPOCH))]
     assert capsys.readouterr() == ("", "")
-    # Of a session that cannot show them, steps are for observers alone.
+    # In a session that cannot show them, steps are only for observers.
     told.clear()
     with (
         told_to(lambda kind, fields: told.append(kind)),
@@ -217,13 +217,13 @@ def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
             try:
                 if not (part := os.read(parent, 65536)):
                     break
-            except OSError:  # Linux's way to say that the other end is closed
+            except OSError:  # Linux's error if the other end is closed
                 break
             shown += part
     os.close(parent)
     assert process.returncode == 0
     text = shown.decode()
-    # What erases the bar comes last: nothing of it stays.
+    # The code that erases the bar comes last: nothing of it remains.
     assert "step 5/20" in text
     assert text.rstrip().endswith("\x1b[2K") or text.rindex("\x1b[2K") > text.rindex("━")
     assert text.index("printed by a script") < text.rindex("━")

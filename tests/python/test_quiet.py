@@ -1,4 +1,4 @@
-"""What reaches the terminal while TensorFlow is imported."""
+"""Output on the terminal while TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from pybackend.model.quiet import is_noise
 
-# What a fresh start prints is the subject.
+# The output of a new process is the subject.
 pytestmark = pytest.mark.launcher
 
 NOISE = """\
@@ -32,7 +32,7 @@ IMPORT = "from pybackend.model.quiet import import_tensorflow\nimport_tensorflow
 
 
 def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh process whose environment asks TensorFlow for nothing."""
+    """Run code in a new process without settings for TensorFlow in its environment."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TF_CPP")}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -48,7 +48,7 @@ Import = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def import_stand_in(tmp_path: Path) -> Import:
-    """Imports, in a fresh process, a package in Keras's place that runs some code."""
+    """Import, in a new process, a package in Keras's place that runs some code."""
 
     def run(code: str, verbose: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "keras").mkdir()

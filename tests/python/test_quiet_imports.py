@@ -1,4 +1,4 @@
-"""The first import of Keras or TensorFlow, by anyone, is quiet; the modules are the usual ones."""
+"""The first import of Keras or TensorFlow, by any code, is quiet and has the usual modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     [
         "import keras",
         full("import tensorflow"),
-        # As a call that needs Keras does, in a session in which nobody has imported it.
+        # As a call that needs Keras, in a session in which it was not imported.
         full("from pybackend.model.quiet import import_tensorflow; import_tensorflow()"),
     ],
 )

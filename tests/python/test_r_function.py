@@ -232,7 +232,7 @@ def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None
     rows = np.ones((8, 2), "float32"), np.zeros(8, "float32")
     uri = str(tmp_path / "model.h5")
     result = barrier_train(None, r(BUILD % ""), rows, workers=1, model_uri=uri)
-    # Not taken for the metric of Keras that has this name.
+    # Not confused with Keras's metric of this name.
     assert result.history["mean_absolute_error"] == [42.0]
     assert not result.model.compiled
     assert result.model.predict(rows[0], verbose=0).shape == (8, 1)
@@ -245,7 +245,7 @@ def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None
 @needs_r
 @pytest.mark.launcher(False)
 def test_of_layers_and_metrics_in_r_the_weights_come_back() -> None:
-    # R runs in the process that asks for the model, too: not in this one.
+    # R also runs in the process that builds the model for the caller: not in this one.
     code = f"""
 import numpy as np
 from pybackend import RFunction, barrier_train

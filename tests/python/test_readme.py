@@ -1,4 +1,4 @@
-"""The blocks of the README and of the guides run as they stand, and print what is shown."""
+"""The blocks of the README and of the guides run unchanged, with the output that they show."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pybackend
 
 ROOT = Path(pybackend.__file__).parents[1]
 README = ROOT / "README.md"
-# A block with its output, unless a comment says what keeps it from running here.
+# A block with its output, unless a comment exempts it.
 _BLOCK = re.compile(
     r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.DOTALL
 )
 _SECONDS = re.compile(r"\(\d+\.\d s\)")
 _NUMBER = re.compile(r"\d+\.\d+")
-# Guides whose Python blocks run in order, by what they need.
+# Guides whose Python blocks run in order, with their requirements.
 GUIDES = {
     "spark": ["data"],
     "local": [
@@ -37,13 +37,13 @@ GUIDES = {
 
 
 def read_blocks(page: Path, language: str) -> tuple[str, str]:
-    """The program that all blocks of a language are, and what the page says that it prints."""
+    """Return the program of all blocks of a language, and the output that the page shows."""
     found = [b for b in _BLOCK.findall(page.read_text()) if b[1] == language and not b[0]]
     return "\n".join(code for _, _, code, _ in found), "".join(shown for *_, shown in found)
 
 
 def run(command: list[str], folder: Path, **variables: str) -> str:
-    """What a program prints whose workers are forked."""
+    """Return the output of a program whose workers are forked."""
     FORGE.start()
     paths = [os.environ["PYTHONPATH"], str(ROOT)]
     done = subprocess.run(
@@ -59,7 +59,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
 
 
 def is_alike(shown: str, printed: str) -> bool:
-    """Whether two lines differ in nothing but seconds, and the last digits of numbers."""
+    """Return whether two lines differ only in seconds and in the last digits of numbers."""
     texts = [_SECONDS.sub("(s)", line).strip() for line in (shown, printed)]
     numbers = [[float(number) for number in _NUMBER.findall(text)] for text in texts]
     return _NUMBER.sub("0", texts[0]) == _NUMBER.sub("0", texts[1]) and numbers[0] == pytest.approx(
@@ -68,7 +68,7 @@ def is_alike(shown: str, printed: str) -> bool:
 
 
 def assert_prints(shown: str, printed: str) -> None:
-    """Check that the lines that a page shows are among those that were printed, in their order."""
+    """Check that the lines of a page are among the printed lines, in their order."""
     lines = iter(printed.splitlines())
     for line in shown.splitlines():
         assert any(is_alike(line, other) for other in lines), f"{line!r} is not in {printed}"
@@ -101,7 +101,7 @@ def test_the_packages_that_r_needs_are_named(page: str) -> None:
     imports = re.search(r"^Imports:\n((?: .*\n)+)", (ROOT / "rpkg/DESCRIPTION").read_text(), re.M)
     assert imports is not None
     names = {line.split()[0] for line in imports[1].replace(",", "").splitlines()}
-    names -= {"graphics", "grDevices", "parallel", "stats", "tools", "utils"}  # R brings these
+    names -= {"graphics", "grDevices", "parallel", "stats", "tools", "utils"}  # part of R
     listed = re.search(r"install\.packages\(c\((.*?)\)\)", (ROOT / page).read_text())
     assert listed is not None
     assert set(re.findall(r'"(\w+)"', listed[1])) == names | {"keras3"}

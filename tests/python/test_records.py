@@ -1,4 +1,4 @@
-"""Records from Spark and back: by real tasks, some of which fail and are run again."""
+"""Records from Spark and back, by real tasks, some of which fail and are retried."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spark() -> Iterator[Any]:
 
 
 def row(number: int) -> tuple[Any, ...]:
-    """A row of all types; every third value is null."""
+    """Return a row of all types; every third value is null."""
     moment = datetime.datetime(2024, 2, 29, 12, 0, 1, number)
     values: list[Any] = [
         number % 100,
@@ -74,7 +74,7 @@ def left_behind(path: Path) -> list[str]:
 
 
 def rows_as_text(frame: Any) -> list[str]:
-    """Rows as text, for a comparison in any order."""
+    """Return rows as text, for a comparison in any order."""
     return sorted(str(one) for one in frame.collect())
 
 

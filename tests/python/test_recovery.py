@@ -1,4 +1,4 @@
-"""A training that is killed and goes on ends as one that was not, bit for bit."""
+"""A killed and resumed training ends like an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Growing(keras.layers.Layer):
 
 
 def build() -> Any:
-    """What has a state of every kind: dropout, moving averages, momenta."""
+    """Build a model with every type of state: dropout, moving averages, momenta."""
     return build_with()
 
 
 def build_with(policy: str = "float32", accumulated: int | None = None, **settings: Any) -> Any:
-    """The same with a dtype policy, accumulated gradients, and settings of `compile`."""
+    """Build it with a dtype policy, accumulated gradients, and settings of `compile`."""
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -119,7 +119,7 @@ def test_killed_at_a_random_step_it_ends_the_same(
     callbacks = [KillAt(*moment, tmp_path / "mark"), log_to(tmp_path)]
     exchange = Exchange(transport=transport)
     found = train(*callbacks, checkpoint=kept, restarts=1, exchange=exchange, verbose=1)
-    if transport == "tf":  # which rounds otherwise
+    if transport == "tf":  # which rounds differently
         undisturbed = train(KillAt(-1, 0, 0, Path("never")), exchange=exchange)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
@@ -136,7 +136,7 @@ def test_told_to_end_all_keep_that_step_and_go_on_from_it(
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     said = capsys.readouterr().out
-    # The wish to leave travels with the step after.
+    # The request to leave is sent with the next step.
     assert "worker 1 on 127.0.0.1 failed: Preempted: the process was told to end (SIGTERM)" in said
     assert "all workers have left after epoch 2, step 5; a checkpoint of it was written" in said
     assert "the training resumes from the checkpoint of epoch 2, step 5" in said
@@ -152,7 +152,7 @@ def check_log(folder: Path, result: TrainResult) -> None:
 
 
 def train_and_be_killed(folder: str) -> None:
-    """Have a worker kill this process, the driver."""
+    """Make a worker kill this process, the driver."""
     Path(folder, "mark.victim").write_text(str(os.getpid()))
     killer = KillAt(1, 1, 4, Path(folder) / "mark")
     train(killer, log_to(Path(folder)), checkpoint=Checkpoint(f"{folder}/kept", every=3))
@@ -209,7 +209,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
 
 @pytest.fixture(scope="module")
 def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of half the training: two manifests and states, and the model's file."""
+    """Save checkpoints of half the training: two manifests and states, and the model's file."""
     folder = tmp_path_factory.mktemp("half")
     train(KillAt(-1, 0, 0, Path("never")), epochs=2, checkpoint=Checkpoint(str(folder), keep=2))
     return folder
@@ -243,7 +243,7 @@ def test_with_any_file_damaged_a_training_resumes_to_the_same_end(
         damage(folder / name, how)
         resumed = train(KillAt(-1, 0, 0, Path("never")), checkpoint=folder, resume=True)
         check_same(resumed, undisturbed)
-        if kind == "model-*":  # written anew, for those who load it
+        if kind == "model-*":  # written again, for those who load it
             continue
         intact = load_checkpoint(str(folder), model=build)
         assert hash_weights(intact) == resumed.workers[0].weights_sha256
@@ -265,7 +265,7 @@ def test_with_no_intact_checkpoint_nothing_is_lost(
 
 
 class DamageAndDie(KillAt):
-    """Damages the newest file of a kind when two checkpoints are there, and kills rank 0."""
+    """Damages the newest file of some type when there are two checkpoints, and kills rank 0."""
 
     def __init__(self, folder: Path, kind: str, how: str, mark: Path) -> None:
         super().__init__(0, 2, 3, mark)
@@ -316,7 +316,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 def variants(
     request: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of this run trained as a whole, and resumed from what one that was killed has left."""
+    """Return this run's cases, trained without interruption, and resumed after a kill."""
     folder = tmp_path_factory.mktemp("variants")
     wanted = chosen(VARIANTS, request)
 

@@ -1,4 +1,4 @@
-"""By which address the other hosts reach one, on hosts of their own."""
+"""Addresses by which other hosts reach one, on separate hosts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def there() -> Iterator[Network]:
 
 def test_a_host_has_an_address_for_the_others(there: Network) -> None:
     a, b = there.hosts
-    # As Debian's installer has it.
+    # As Debian's installer writes it.
     names = Path("/etc/netns", str(a.namespace), "hosts")
     names.write_text(names.read_text() + "127.0.1.1 debian\n")
     cases = {
-        # The name, where it means an address that others may use.
+        # The name, if it resolves to an address that others may use.
         json.dumps([["a", "b"], 0, None]): a.address,
         json.dumps([["a-6", "b"], 0, a.address]): a.address6,
         json.dumps([[a.address6, b.address6], 0, None]): a.address6,
-        # Else where ssh has reached it.
+        # Otherwise the address by which ssh connected.
         json.dumps([["debian", "b"], 0, a.address]): a.address,
         json.dumps([["only-the-driver-knows", "b"], 0, a.address6]): a.address6,
-        # Else the route to the others.
+        # Otherwise the route to the others.
         json.dumps([["debian", "b"], 0, None]): a.address,
         json.dumps([["localhost", "b-6"], 0, "127.0.0.1"]): a.address6,
     }

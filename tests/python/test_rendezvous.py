@@ -1,4 +1,4 @@
-"""Listening sockets, and the acceptor that lets in only clients that know the token."""
+"""Listening sockets, and the acceptor that accepts only clients with the token."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pybackend.net.stream import Stream
 
 TOKEN = new_token()
 LONG = 30.0
-NONCE = 32 + 1  # and wish
-GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
+NONCE = 32 + 1  # and request
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, request, proof
 
 
 def wait_until_closed(stream: Stream) -> None:
@@ -35,7 +35,7 @@ Welcomed = queue.Queue[tuple[int, Stream]]
 
 @contextmanager
 def accepting(most_greetings: int = 64) -> Iterator[tuple[tuple[str, int], Acceptor, Welcomed]]:
-    """An acceptor with the token: its address, itself, and whom it lets in."""
+    """Start an acceptor with the token; yield its address, itself, and the accepted clients."""
     welcomed: Welcomed = queue.Queue()
     server = listen("127.0.0.1")
     address = server.getsockname()
@@ -57,7 +57,7 @@ def test_tokens_are_long_and_new_each_time() -> None:
 
 
 def loopbacks() -> list[str]:
-    """Names of this machine for itself; it need not have IPv6."""
+    """Return the names of this machine for itself; it may lack IPv6."""
     with suppress(OSError), socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::1", 0))
         return ["127.0.0.1", "localhost", "::1"]
@@ -76,7 +76,7 @@ def test_each_listener_binds_another_port_on_that_address(host: str) -> None:
 
 def test_listening_on_a_foreign_address_is_a_cluster_error() -> None:
     with pytest.raises(ClusterError, match=r"on '192\.0\.2\.1'.* an address of this machine"):
-        listen("192.0.2.1")  # an address that belongs to nobody (RFC 5737)
+        listen("192.0.2.1")  # an unused address (RFC 5737)
 
 
 def test_the_acceptor_lets_in_clients_that_know_the_token() -> None:
@@ -103,7 +103,7 @@ def test_strangers_are_rejected_and_delay_nobody() -> None:
             return stack.enter_context(closing(Stream.connect(address, 30)))
 
         for _ in range(10):
-            connect()  # and says nothing
+            connect()  # and sends nothing
         rude = connect()
         rude.send_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(GREETING))
         with pytest.raises(OSError):

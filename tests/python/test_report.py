@@ -1,4 +1,4 @@
-"""A worker's report that cannot be read is a failure of that worker, by rank and host."""
+"""A worker's unreadable report is a failure of that worker, with its rank and host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.launchers.remote.greeting import read_greeting
 from pybackend.launchers.spark.barrier import read_reports
 
 GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))
-# What a report may have become on its way, and what is said of it.
+# Damaged reports, and the messages about them.
 UNREADABLE = {
     "nothing": (None, "it is empty"),
     "cut off": (GOOD[:-20], "Unterminated string|Expecting"),

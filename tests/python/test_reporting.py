@@ -1,4 +1,4 @@
-"""The report of a training: what its page says in a browser is what the result says."""
+"""The report of a training: in a browser, its page shows the values of the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = '</script><b>\u2028 & "bold" \''
 
 @pytest.fixture(scope="module")
 def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
-    """Of a training that lost a worker in its second epoch, and went on."""
+    """Record of a training that lost a worker in its second epoch, and continued."""
     folder = tmp_path_factory.mktemp("run")
     kill = KillAt(1, 1, 2, folder / "mark")
     return barrier_train(
@@ -91,7 +91,7 @@ def test_a_browser_reads_all_numbers_back(result: TrainResult, page: Path, tmp_p
     assert rates == [worker["rows_per_second"] for worker in record["workers"]]
     medians = [float(row[7]) for row in shown.tables["steps"][1:]]
     assert medians == [w.step_times.quantiles[10] for w in result.workers if w.step_times]
-    # Every chart has a title that is read out: figures, and five of the workers.
+    # Every chart has a title for screen readers: metrics, and five for the workers.
     titles = [text for name, text in shown.texts.items() if name.startswith(("curve-", "chart-"))]
     assert len(titles) == shown.tags.count("svg") == 2 + 5
     assert all(titles)
@@ -175,7 +175,7 @@ def test_wrong_arguments(what: Any, path: Any, said: str, tmp_path: Path) -> Non
 
 
 RANGES = [(0.0, 1.0), (0.21, 1.19), (5.0, 5.0), (0.0, 0.0), (-3e-7, 2e-7), (1e9, 3e9)]
-# Losses that are equal but for the order of a sum, and such as are nearly zero.
+# Losses that differ only by the order of a sum, and some that are nearly zero.
 RANGES += [(1e9, 1e9 + 0.003), (0.693147180559945, 0.6931471805599453), (1e-13, 3e-13)]
 
 

@@ -1,4 +1,4 @@
-"""What each worker may use: how it is written, divided, refused and enforced."""
+"""Resources of each worker: their syntax, division, errors and limits."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any
     ) as caught:
         barrier_train("local", lambda: None, (np.ones((20, 1)), np.ones(20)), workers=20)
     assert "start at most about one worker per core" in str(caught.value)
-    # What was wrong is not explained by frames of this package.
+    # The traceback has no frames of this package.
     assert len(traceback.extract_tb(caught.tb)) == 2
 
 
@@ -109,7 +109,7 @@ def test_gpus_are_divided(gpus: int | None, expected: list[str], tmp_path: Path)
     for name in ("nvidia10", "nvidia2", "nvidia1", "nvidia0", "nvidia3", "nvidiactl"):
         (tmp_path / name).touch()
     devices = list_gpus({}, tmp_path)
-    # A container may have some of the machine's; CUDA counts those that it sees.
+    # A container may have only some of the machine's; CUDA counts those that it sees.
     assert devices == ["0", "1", "2", "3", "4"]
     shares = share_of_machine(2, resources=Resources(gpus=gpus), gpus=devices)
     assert [share["CUDA_VISIBLE_DEVICES"] for share in shares] == expected
@@ -193,7 +193,7 @@ def grow(context: WorkerContext, megabytes: int) -> None:
     import subprocess
     import sys
 
-    if context.rank == 1:  # what it starts counts, too
+    if context.rank == 1:  # its child processes count, too
         text = f"kept = bytearray({megabytes} << 20); import time; time.sleep(600)"
         subprocess.run([sys.executable, "-c", text], check=False)
 
@@ -212,7 +212,7 @@ def test_a_worker_that_takes_more_memory_is_ended() -> None:
 
 @pytest.fixture
 def family() -> Iterator[subprocess.Popen[str]]:
-    """A process, a child of it in a session of its own, and what a child that ended has left."""
+    """Start a process, a child in its own session, and an orphan of a child that ended."""
     program = """
 import subprocess, sys
 run = [sys.executable, "-c", "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"]
@@ -249,7 +249,7 @@ def test_all_that_a_worker_has_started_counts(family: subprocess.Popen[str]) -> 
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A control group with 100 MB of memory, for a worker that puts itself there."""
+    """Create a control group with 100 MB of memory, for a worker that joins it."""
     group = CGROUP / f"tfdist-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -262,7 +262,7 @@ def small_group() -> Iterator[Path]:
         group.rmdir()
 
 
-# The counters are the machine's: a worker that another test kills at that moment would count, too.
+# The counters are the machine's: a worker that another test kills at that moment would count.
 @pytest.mark.full
 def test_the_end_by_the_system_is_told_from_others(small_group: Path) -> None:
     def fill(context: WorkerContext, group: str) -> None:

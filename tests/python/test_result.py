@@ -1,4 +1,4 @@
-"""Reports and results: what travels, what is saved, what is shown."""
+"""Reports and results: transfer, saving and printing."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_summary_names_the_worker_for_which_the_others_waited() -> None:
         "  worker 2 on h (pid 1): 0 rows, 0 steps, 9.0 s, 5.5 s of them waiting",
         "the others waited 5.5 s for worker 1",
     ]
-    # Of a little, of one worker alone, and where it is not known, there is nothing to say.
+    # A short wait, a single worker, or unknown times give no line.
     assert [of(*waits).straggler for waits in [(0.5, 0.25), (7.0,), (7.0, None)]] == [None] * 3
 
 

@@ -1,4 +1,4 @@
-"""Results as files of their own: all of them comes back, and damage is named."""
+"""Results as files: everything comes back, and damage is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a training as notebooks show it."""
+"""The HTML of a training's result in notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVIL = "<img src=x onerror=alert(1)>&\"'"
 
 
 def show(**changes: Any) -> ElementTree.Element:
-    """The HTML of a result, which must be well-formed."""
+    """Return the HTML of a result, which must be well-formed."""
     workers = [
         WorkerReport(rank, f"host{rank}", 100 + rank, rows=50, steps=4, seconds=9.0, waited=waited)
         for rank, waited in enumerate([6.0, 0.25])
@@ -46,7 +46,7 @@ def test_figures_curves_workers_and_settings_are_shown() -> None:
 def test_a_falling_loss_falls_on_the_screen() -> None:
     points = str(next(show().iter("polyline")).get("points")).split()
     heights = [float(point.partition(",")[2]) for point in points]
-    assert heights == sorted(heights)  # y grows downwards
+    assert heights == sorted(heights)  # y increases downwards
 
 
 def test_what_comes_from_users_and_hosts_is_escaped() -> None:

@@ -1,4 +1,4 @@
-"""One small job by every route that Python has: the weights of one process each time."""
+"""One small job on every route of Python. Each gives the weights of one process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pybackend.launchers.spark.sparklyr import _is_without_protobuf
 
 PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
 if PYSPARK < (4, 2):
-    # It leaves the sockets by which it collects to the garbage collector.
+    # It leaves its sockets for collecting to the garbage collector.
     pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
-# Shared with the R package's tests, which lie where R looks for them.
+# Shared with the R package's tests, which are where R expects them.
 SCENARIO = Path(__file__).parents[2] / "rpkg/tests/testthat/scenario/scenario.py"
 
 

@@ -1,4 +1,4 @@
-"""Rows that are to be in memory, and do not fit."""
+"""Rows that should be in memory, and do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.engine.row_memory import find_free_memory, fit_in_memory
 
 
 class Beside(Alone):
-    """Rank 0 of two, the other of which has as much memory, and so many times the rows."""
+    """Rank 0 of two; the other has as much memory, and this multiple of the rows."""
 
     def __init__(self, times: float, same_machine: bool) -> None:
         self._times, self._machine = times, same_machine

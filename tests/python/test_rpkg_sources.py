@@ -1,4 +1,4 @@
-"""The R package's links to the Python sources: what R CMD build makes of them can be installed."""
+"""The R package's links to the Python sources: R CMD build makes an installable copy of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_links_hold_a_package_that_builds(tmp_path: Path) -> None:
-    # R CMD build and R CMD INSTALL copy what links lead to, too.
+    # R CMD build and R CMD INSTALL copy the targets of links, too.
     shutil.copytree(
         ROOT / "rpkg/inst/python", tmp_path / "python", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "pybackend", "run")
 
 @pytest.fixture(autouse=True)
 def _hangs_up() -> Iterator[None]:
-    """What nohup has ignored would be ignored by what is started."""
+    """Reset the signals that nohup ignored, which started processes would ignore, too."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -35,10 +35,10 @@ def _hangs_up() -> Iterator[None]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Writes a script that has `os`, `sys`, `time`, `RANK`; the test runs in its folder."""
+    """Write a script that has `os`, `sys`, `time`, `RANK`; the test runs in its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no secret of the user's
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # without the user's secret
     head = "import os, signal, subprocess, sys, time\nRANK = int(os.environ['RANK'])\n"
 
     def write_script(text: str, name: str = "script.py") -> str:
@@ -60,13 +60,13 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def lines(text: str, rank: int) -> list[str]:
-    """What a rank has printed."""
+    """Return the output of a rank."""
     return [line[4:] for line in text.splitlines() if line.startswith(f"[{rank}] ")]
 
 
 @contextmanager
 def started(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A run in the background, which is ended with the test."""
+    """Start a run in the background, and end it with the test."""
     with subprocess.Popen(
         [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -77,7 +77,7 @@ def started(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def await_lines(process: subprocess.Popen[str], *expected: str) -> None:
-    """Read the run's output until each of these lines was there."""
+    """Read the run's output until each of these lines was found."""
     assert process.stdout is not None
     missing = set(expected)
     while missing:
@@ -87,14 +87,14 @@ def await_lines(process: subprocess.Popen[str], *expected: str) -> None:
 
 
 def has_pending_signals(pid: int) -> bool:
-    """Whether a process has still to take a signal that it was sent."""
+    """Return whether a process has not yet handled a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     return any(int(found, 16) for found in re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status, re.M))
 
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A text that the environment of all processes of this test has."""
+    """Set a text in the environment of all processes of this test."""
     monkeypatch.setenv("TFDIST_TEST_MARK", str(tmp_path))
     return f"TFDIST_TEST_MARK={tmp_path}"
 
@@ -310,9 +310,9 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(write: Any, mark: str) -
         await_lines(process, "[0] ready")
         process.send_signal(signal.SIGINT)
         wait_for(lambda: not has_pending_signals(process.pid))
-        process.send_signal(signal.SIGINT)  # the same one: `timeout` sends it twice
+        process.send_signal(signal.SIGINT)  # the same signal: `timeout` sends it twice
         await_lines(process, "[0] no")
-        threading.Event().wait(1.5)  # one that comes more than a second later is another one
+        threading.Event().wait(1.5)  # a signal more than a second later is another one
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
@@ -322,7 +322,7 @@ def test_a_second_interrupt_does_not_wait_for_the_grace(write: Any, mark: str) -
 
 def test_an_interrupt_before_the_ranks_are_started(write: Any, mark: str) -> None:
     write("")
-    with socket.create_server(("127.0.0.1", 0)) as server:  # it never says that it is ssh
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it does not print that it is ssh
         options = f"-o HostName=127.0.0.1 -p {server.getsockname()[1]}"
         with started("--hosts", "silent", "--ssh-options", options, "script.py") as process:
             server.accept()[0].detach()
@@ -373,7 +373,7 @@ IGNORING = """
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 """
-# A rank starts a daemon: a process in a session of its own, whose parent has ended.
+# A rank starts a daemon: a process in its own session, whose parent has ended.
 DAEMON = """
 daemon = "import os, time\\nif os.fork(): os._exit(0)\\nos.setsid()\\nos.write(1, b'there\\\\n')"
 subprocess.run([sys.executable, "-c", daemon + "\\ntime.sleep(600)"])

@@ -31,7 +31,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 @pytest.fixture
 def start(there: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Starts a script on the hosts; the hosts have it, too, but not the test's variables."""
+    """Start a script on the hosts; the hosts have the file, but not the test's variables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
@@ -175,7 +175,7 @@ def test_what_cannot_start_is_named(
     wait_for(lambda: nothing_is_left(there))
 
 
-# Greets as `bootstrap` does, and reads no more of what it gets.
+# Greets as `bootstrap` does, and then reads nothing more.
 DEAF_SSH = f"""#!{sys.executable}
 import os, pathlib, select, signal
 machine = '{{"cores": 1, "memory": 1, "gpus": []}}'

@@ -31,7 +31,7 @@ def test_a_model_is_written_in_either_format(
     own = result.save(tmp_path / f"own.{kind}")
     assert own.read_bytes() == result.model_bytes()
     other = result.save(tmp_path / "new" / f"other.{'keras' if kind == 'h5' else 'h5'}")
-    # The optimizer's state has come, too: the next epoch is the same.
+    # The optimizer's state came back, too: the next epoch is the same.
     kept, again = load_model(own), load_model(other)
     for model in (kept, again):
         model.fit(*rows, epochs=1, shuffle=False, verbose=0)

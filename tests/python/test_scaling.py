@@ -1,4 +1,4 @@
-"""How a training scales: measured, projected by a model, and simulated event by event."""
+"""Scaling of a training: measured, predicted by a model, and simulated event by event."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from events import Cluster, double, ring
 from page import write_sections
 
 TRUE = CostModel(50e-6, 2e-9, 1e-10)
-# When the workers met they measured less, as they do: nothing else was going on.
+# The first measurements of the workers were lower, as usual: nothing else was running.
 MEASURED = [25e-6, 1.1e-9, 1e-10]
 BYTES = 1_390_000
 PAUSE = 0.1
 
 
 def predict(workers: int, batch_size: float) -> tuple[float, float]:
-    """Seconds of computing, and of communication, of a training whose figures are known."""
+    """Return seconds of computing and of communication of a training with known costs."""
     costs = [TRUE.predict_ring(BYTES, workers), TRUE.predict_doubling(BYTES, workers)]
     return 2e-3 + 1e-4 * batch_size, min(costs) if workers > 1 else 0.0
 
@@ -212,10 +212,10 @@ def test_an_undisturbed_simulation_is_the_closed_formula(
 def test_a_late_rank_delays_those_that_its_part_reaches() -> None:
     costs = CostModel(1.0, 0.0, 0.0)
     late = np.array([0.0, 10.0, 0.0, 0.0])
-    # Round the ring it takes a message more for each rank on the way.
+    # A message around the ring takes more time for each additional rank.
     assert ring(late, 0, costs, lambda count: 1.0).tolist() == [16, 16, 16, 16]
     assert double(late, 0, costs, lambda count: 1.0).tolist() == [12, 12, 12, 12]
-    # The third of three ranks is not folded: rank 1 has it last.
+    # The third of three ranks is not folded: rank 1 gets it last.
     assert double(np.array([0.0, 10.0, 0.0]), 0, costs, lambda count: 1.0).tolist() == [13, 13, 12]
 
 
@@ -263,7 +263,7 @@ def test_a_clock_divides_all_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.on_epoch_end(0)
     times = clock.agree(Alone(), None)
     assert times is not None
-    assert times.steps == 5  # but for the first three
+    assert times.steps == 5  # except the first three
     # The last step ends with its own end.
     assert times.data == 0.25
     assert times.compute == pytest.approx(1.0 + 0.125 * 4 / 5)
@@ -290,7 +290,7 @@ def test_a_clock_divides_several_steps_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 def late_data(context: Any) -> Any:
-    """Batches that come late on worker 1."""
+    """Delay batches on worker 1."""
     import tensorflow as tf
 
     rank = context.rank
@@ -308,7 +308,7 @@ def late_data(context: Any) -> Any:
 
 
 class Two(keras.utils.PyDataset):
-    """Two batches."""
+    """Return two batches."""
 
     def __len__(self) -> int:
         return 2
@@ -333,8 +333,8 @@ def test_time_is_told_apart_by_what_takes_it(tmp_path: Path, capsys: Any) -> Non
     early, late = (worker.step_times for worker in found[1].workers)
     assert early is not None
     assert late is not None
-    # A batch is read while the step before it computes: no step is shorter than a pause, and what
-    # is left of the pause then is time for data, however slow the machine is.
+    # A batch is read while the step before it computes: no step is shorter than a pause, and the
+    # rest of the pause is time for data, regardless of the machine's speed.
     assert sum(getattr(late, part) for part in PARTS) >= 0.8 * PAUSE
     assert late.data > 2 * early.data
     assert early.waiting > late.waiting
@@ -389,7 +389,7 @@ def test_a_script_trains_with_the_workers_that_are_wanted(tmp_path: Path, capfd:
     assert shown.out.startswith("1 worker, 16 rows each: ")
     found = json.loads(figures.read_text())
     rows = [(row["mode"], row["workers"], row["batch_size"], row["steps"]) for row in found["rows"]]
-    # One worker has trained once, for both.
+    # One worker trained once, for both.
     assert shown.out.count(" ms a step") == 3
     assert rows == [
         ("strong", 1, 16, 7),
@@ -422,7 +422,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     found = settle(4, True, None)
     assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
-    # What real trainings have kept is left alone.
+    # Checkpoints and model files of real trainings are not used.
     assert (found.resume, found.checkpoint, found.model_uri) == (False, None, None)
     assert settle(4, False, None).batch_size == 64
     assert settle(4, True, 128).batch_size == 32

@@ -1,4 +1,4 @@
-"""Evaluating and predicting over several workers: the figures and the order of one process."""
+"""Evaluation and prediction with several workers: the values and the order of one process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_several_inputs_and_outputs_of_an_uncompiled_model(rows: Any) -> None:
 
 
 def test_fewer_rows_than_workers(rows: Any) -> None:
-    model = build_dense()  # its metrics have seen no row
+    model = build_dense()  # its metrics saw no row
     found = barrier_evaluate(None, model, (rows[0][:1], rows[1][:1]), workers=2, verbose=0)
     expected = model.evaluate(rows[0][:1], rows[1][:1], verbose=0, return_dict=True)
     assert found == pytest.approx(expected, abs=1e-6)
@@ -112,7 +112,7 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
         assert made.settings["versions"]["pyspark"] == session.version
         with pytest.raises(ClusterError, match=r"3, but this Spark session runs at most 2"):
             plan(session, dense_model, frame, label="y", workers=3)
-        # A result's own methods are for rows that this process holds.
+        # A result's own methods are for rows in this process.
         result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
         with pytest.raises(InputError, match=r"Spark DataFrame.*use barrier_evaluate"):
             result.evaluate(frame, label="y")

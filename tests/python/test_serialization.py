@@ -1,4 +1,4 @@
-"""Models to and from bytes, text and files: nothing lost, nothing run, damage reported."""
+"""Models to and from bytes, text and files: nothing is lost or executed, and damage is reported."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def has_same_predictions(one: Any, other: Any, x: Any = X) -> bool:
 
 
 def strip_digest(data: bytes) -> bytes:
-    """A model file as it was written before files carried a digest."""
+    """Return a model file as it was written before files had a digest."""
     content = data[: data.rindex(b"\ntfdist sha256 ")]
     return content[:-2] + b"\0\0" if content.startswith(b"PK") else content
 
@@ -106,7 +106,7 @@ def count_steps(model: Any) -> int:
 
 @pytest.fixture(scope="module", autouse=True)
 def without_graphs() -> Iterator[None]:
-    """Tracing a graph takes longer than all that these small models do."""
+    """Run eagerly: tracing a graph takes longer than the work of these small models."""
     tf.config.run_functions_eagerly(True)
     yield
     tf.config.run_functions_eagerly(False)
@@ -250,7 +250,7 @@ def test_what_compile_was_given_comes_back_as_it_was(
         model, x, y = sequential(), X, X[:, :3]
     model.compile("sgd", **COMPILED[name]())
     config = model.get_compile_config()
-    if format == "h5":  # Keras, writing one, removes the optimizer from the model's own settings
+    if format == "h5":  # writing h5, Keras removes the optimizer from the model's settings
         with serialization.silence_keras():
             model.save(tmp_path / "model.h5")
     again = model_from_bytes(model_to_bytes(model, format=format))
@@ -383,7 +383,7 @@ def test_files_there_and_back(model: Any, format: Any, tmp_path: Path) -> None:
     assert has_same_predictions(keras.saving.load_model(path), model)
 
 
-# Keras itself says that HDF5 is old.
+# Keras itself warns that HDF5 is old.
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 @pytest.mark.filterwarnings("ignore::pybackend.UnverifiedFileWarning")
 @pytest.mark.parametrize("format", FORMATS)
@@ -559,7 +559,7 @@ def test_garbage_behind_the_right_first_bytes_is_damage(magic: bytes) -> None:
 def test_truncation_anywhere_is_reported(data: bytes) -> None:
     mark = data.rindex(b"\ntfdist sha256 ")
     for number, end in enumerate([*range(0, mark, mark // 60), mark - 1]):
-        # Without a digest another process tries the file first, which takes its time.
+        # Without a digest another process checks the file first, which takes time.
         digest = None if number % 10 == 0 else sha256_of(data[:end])
         with pytest.raises(SerializationError, match=r"truncated|neither|damaged"):
             model_from_bytes(data[:end], sha256=digest)
@@ -575,7 +575,7 @@ def test_damage_anywhere_in_a_keras_file_is_reported(model: Any) -> None:
             again = model_from_bytes(altered)
         except SerializationError:
             rejected += 1
-        else:  # a date, or another part of the archive that says nothing about the model
+        else:  # a date, or another part of the archive without information about the model
             for one, other in zip(again.get_weights(), untouched, strict=True):
                 np.testing.assert_array_equal(one, other)
     assert rejected > 150
@@ -647,7 +647,7 @@ def test_functions_that_run_code_are_not_taken_for_parts_of_a_model(
     format: Any, wrong: Any, place: str, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"
-    # Whatever is called with a layer's input, or its settings, leaves the mark.
+    # Any object that is called with a layer's input, or its settings, leaves the mark.
     text = json.dumps(wrong).replace("{mark!r}", repr(str(mark))).replace("{mark}", str(mark))
 
     def change(description: Any) -> None:
@@ -665,7 +665,7 @@ def test_functions_that_run_code_are_not_taken_for_parts_of_a_model(
 
 
 def change_description(data: bytes, change: Callable[[Any], None]) -> bytes:
-    """A model file, without a digest, of which the description of the model was altered."""
+    """Return a model file, without a digest, whose description of the model was altered."""
     if not data.startswith(b"PK"):
         file = io.BytesIO(data)
         with h5py.File(file, "r+") as opened:
@@ -686,7 +686,7 @@ def change_description(data: bytes, change: Callable[[Any], None]) -> bytes:
 
 
 def as_keras_2_wrote_it(data: bytes) -> bytes:
-    """A model file that says that it was written by Keras 2."""
+    """Return a model file that claims to be written by Keras 2."""
     if not zipfile.is_zipfile(io.BytesIO(data)):
         file = io.BytesIO(data)
         with h5py.File(file, "r+") as opened:

@@ -1,4 +1,4 @@
-"""Feeds, between a task's side and a worker's: rows, results, waits and ends."""
+"""Feeds between a task and a worker: rows, results, waits and ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def batches(items: Any) -> Iterator[Any]:
 
 
 class Running:
-    """A call on a thread."""
+    """Run a call on a thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._found: list[Any] = []
@@ -144,7 +144,7 @@ def test_a_task_that_is_tried_again_goes_on_behind_the_rows_that_were_taken(
 
 
 def test_a_task_lost_while_the_queue_is_full_gives_no_row_twice(server: FeedServer) -> None:
-    server.queue._most_bytes = 1  # so that the worker waits for room, and does not read
+    server.queue._most_bytes = 1  # so that the worker waits for space, and does not read
     rows = list(range(600))
     given: list[int] = []
 
@@ -176,7 +176,7 @@ def test_a_task_tried_again_whose_rows_are_others_is_refused(server: FeedServer)
         ):
             feeder(server).feed(batches(others), "a", 0, 1)
     assert feeder(server).feed(batches(range(60)), "a", 0, 2) == 60
-    wait_for(lambda: server.queue.feeds == 0)  # the feeder hears of the end first
+    wait_for(lambda: server.queue.feeds == 0)  # the feeder learns of the end first
 
 
 def test_a_task_tried_again_cannot_do_without_a_worker_that_has_returned(
@@ -189,7 +189,7 @@ def test_a_task_tried_again_cannot_do_without_a_worker_that_has_returned(
     other.finish()
     with pytest.raises(ClusterError, match="retries a task, and worker 1"):
         with_both.feed(batches(range(5)), "a", 0, 1)
-    fed = Running(lambda: with_both.feed(batches(range(5)), "a", 1, 3))  # it has begun nothing
+    fed = Running(lambda: with_both.feed(batches(range(5)), "a", 1, 3))  # it has started nothing
     assert len(server.queue.take(5)[0]) == fed.result() == 5
 
 
@@ -237,7 +237,7 @@ def test_columns_are_arrays_of_tables_and_lists_of_all_else(server: FeedServer) 
 def test_the_worker_that_the_fewest_tasks_feed_is_chosen(server: FeedServer) -> None:
     other = FeedServer(HOST, TOKEN)
     with_both = feeder(server, other)
-    # Two feeds: of one, the second task would be a new attempt at the partition.
+    # Two feeds: with one, the second task would be a new attempt at the partition.
     feeds = [Running(lambda n=n: with_both.feed(batches(range(5)), n, 0, 0)) for n in "ab"]
     wait_for(lambda: (server.queue.feeds, other.queue.feeds) == (1, 1))
     found = [server.queue.take(5)[0], other.queue.take(5)[0]]
@@ -252,7 +252,7 @@ def test_feeders_hear_of_a_failure_and_of_the_end(server: FeedServer) -> None:
     server.fail("ValueError: no such luck")
     with pytest.raises(ClusterError, match="no such luck"):
         fed.result()
-    with pytest.raises(ClusterError, match="no such luck"):  # who comes later, too
+    with pytest.raises(ClusterError, match="no such luck"):  # a later one, too
         list(feeder(server).infer(batches(range(3)), "a", 1, 0))
     server.finish()
     with pytest.raises(ClusterError, match="no worker takes rows any more"):
@@ -273,7 +273,7 @@ def test_inference_without_a_result_for_each_row_is_an_error(server: FeedServer)
 def test_a_stranger_feeds_nothing(server: FeedServer) -> None:
     with pytest.raises(ClusterError, match=r"does not know|closed the connection"):
         Feeder({0: server.address}, new_token(), 1.0).feed(batches([1]), "a", 0, 0)
-    wait_for(lambda: server.queue.feeds == 0)  # the feeder hears of the end first
+    wait_for(lambda: server.queue.feeds == 0)  # the feeder learns of the end first
 
 
 def test_more_nodes_register_than_greet_at_once() -> None:

@@ -30,7 +30,7 @@ from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.session import is_connect
 
 Server = tuple[str, subprocess.Popen[bytes]]
-# Seconds for an answer in these tests, and for the end of a job that is cancelled.
+# Seconds for an answer in these tests, and for the end of a cancelled job.
 LIMIT = 4
 LONGEST = 90
 
@@ -39,9 +39,9 @@ LONGEST = 90
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("connect")
     with connect_server(folder) as running, pytest.MonkeyPatch.context() as patch:
-        # By this PySpark's functions know which kind of session they serve; it would stay set.
+        # PySpark's functions detect their session by this variable, which would stay set.
         patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-        # The first answers of a new server take their time.
+        # The first answers of a new server are slow.
         session = new_session(running[0])
         barrier_run(session, lambda context: 1, workers=1)
         session.stop()
@@ -60,7 +60,7 @@ def session(server: Server) -> Iterator[Any]:
 
 
 class Stop:
-    """Stops the server right before the question of a number, counted from 1."""
+    """Stops the server right before the question with a number, counted from 1."""
 
     def __init__(self, server: Server, number: int) -> None:
         self._process = server[1]
@@ -155,7 +155,7 @@ def wait_for_ever(session: Any, folder: Path) -> None:
 def test_a_server_that_is_gone_in_mid_job_ends_the_call(
     server: Server, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """The last test of this server, which it ends."""
+    """Use this server for the last time: the test ends it."""
     session = new_session(server[0])
     gone: list[float] = []
 
@@ -171,12 +171,12 @@ def test_a_server_that_is_gone_in_mid_job_ends_the_call(
             wait_for_ever(session, tmp_path)
         assert time.monotonic() - gone[0] < LONGEST
         server[1].send_signal(signal.SIGCONT)
-        # The server hears now that the job was cancelled; a client that is closed tells it no more.
+        # Only now does the server get the cancellation; a closed client would not send it.
         wait_for(lambda: not worker_processes())
     finally:
         server[1].send_signal(signal.SIGCONT)
         thread.join()
-        # Else PySpark would ask the server for minutes when this process ends.
+        # Otherwise PySpark would ask the server for minutes when this process ends.
         session.client.close()
 
 

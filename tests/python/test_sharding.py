@@ -1,4 +1,4 @@
-"""Which worker uses which row when: every row exactly once, all in the same number of steps."""
+"""Assignment of rows to workers and steps: every row exactly once, and the same number of steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ seeds = st.integers(0, 2**31 - 1)
 
 
 def list_visits(count: int, seed: int, epoch: int, rank: int, shuffle: bool) -> Any:
-    """Order in which a worker visits its rows in one epoch."""
+    """Return the order in which a worker visits its rows in one epoch."""
     return Visits(count, seed, rank, shuffle).between(0, count, epoch)
 
 
@@ -44,7 +44,7 @@ def test_every_row_is_used_exactly_once_in_the_same_number_of_steps(
         batches = [visited[edges[s] : edges[s + 1]] for s in range(steps)]
         assert sorted(np.concatenate(batches).tolist()) == list(range(count))
         assert max(map(len, batches)) <= batch_size
-        # Unequal shards are used up at the same time: no worker idles at the end of an epoch.
+        # Unequal shards end at the same time: no worker idles at the end of an epoch.
         assert max(map(len, batches)) - min(map(len, batches)) <= 1
 
 
@@ -148,7 +148,7 @@ def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
             edges = cut_rows(5, 2)
             visited = shard[list_visits(5, 4, 1, rank, shuffle)]
             used += visited[edges[step] : edges[step + 1]].tolist()
-        # Dealt rows that nobody has shuffled are in the order of the data.
+        # Distributed rows that were not shuffled are in the order of the data.
         expected.append(used if shuffle else sorted(used))
     assert [batch.tolist() for batch in batches] == expected
 

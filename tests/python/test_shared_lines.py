@@ -1,4 +1,4 @@
-"""Several members' connections over one pair of pipes."""
+"""Connections of several members over one pair of pipes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_members_meet_and_report_without_a_listening_socket(ends: Ends) -> None:
         clients[1](PrintedLine("done"))
         assert meeting.queue.get(timeout=60) == PrintedLine("done", rank=1)
         assert meeting.result(1, "report") == content
-        ends.pipes[1].close()  # the driver lets go
+        ends.pipes[1].close()  # the driver closes it
         for _ in range(2):
             assert lost.acquire(timeout=60)
         ends.pipes[3].close()

@@ -26,7 +26,7 @@ CALLS = ("barrier_train", "barrier_evaluate", "barrier_predict")
 
 
 def documented_parameters(value: Any) -> list[str]:
-    """Names in the section Parameters of a numpy docstring, in order."""
+    """Return the names in the section Parameters of a numpy docstring, in order."""
     section = re.split(r"\n(\w+)\n-+\n", inspect.getdoc(value) or "")
     text = dict(zip(section[1::2], section[2::2], strict=True))["Parameters"]
     entries = re.findall(r"^(\S.*)$", text, flags=re.M)
@@ -34,7 +34,7 @@ def documented_parameters(value: Any) -> list[str]:
 
 
 def parameters(value: Any) -> dict[str, Any]:
-    """Defaults by the names of parameters."""
+    """Return defaults by the names of parameters."""
     return {name: p.default for name, p in inspect.signature(value).parameters.items()}
 
 
@@ -74,7 +74,7 @@ def test_calls_share_order_and_defaults(name: str) -> None:
 
 
 def test_a_job_has_the_defaults_of_the_call() -> None:
-    # What a job has settled when the call leaves it open.
+    # Values that a job sets if the call does not.
     settled = {"workers": MISSING, "seed": 0, "exchange": Exchange(), "resources": Resources()}
     settled["roles"] = ()
     options = parameters(DataOptions)

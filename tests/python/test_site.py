@@ -1,4 +1,4 @@
-"""The site's sources and its checks: links that move, R's pages, and faults that are found."""
+"""The site's sources and checks: relocated links, R's pages, and detected faults."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_links_lead_to_the_sites_pages() -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors of a page's headings, as forges and the site make them."""
+    """Return the anchors of a page's headings, as forges and the site generate them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}

@@ -1,4 +1,4 @@
-"""Training as jobs of a real Slurm, and what ends them."""
+"""Training as jobs of a real Slurm, and the ways to end them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def running() -> Iterator[Slurm]:
 
 @pytest.fixture
 def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """The cluster, whose commands work here; no test leaves a job or a file."""
+    """Use the cluster's commands; check that no test leaves a job or a file."""
     for name, value in running.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TMPDIR", str(temporary(running)))
@@ -53,21 +53,21 @@ def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
 
 
 def temporary(cluster: Slurm) -> Path:
-    """Where the workers' own folders are."""
+    """Return the folders of the workers."""
     folder = cluster.folder / "tmp"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def jobs(cluster: Slurm) -> Path:
-    """Where the jobs' folders are."""
+    """Return the folders of the jobs."""
     folder = cluster.folder / "jobs"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def endless(started: Path) -> Callable[[Any], None]:
-    """A function for workers that tells by files that it runs, and on which host."""
+    """Return a function for workers that writes a file with its host when it runs."""
 
     def wait(context: Any) -> None:
         import socket
@@ -80,12 +80,12 @@ def endless(started: Path) -> Callable[[Any], None]:
 
 
 def have_begun(started: Path) -> bool:
-    """Whether two workers run, by their files."""
+    """Return whether two workers run, from their files."""
     return len(list(started.iterdir())) == 2
 
 
 def endless_call(cluster: Slurm, started: Path) -> EndlessCall:
-    """A run of two workers on two nodes."""
+    """Start a run of two workers on two nodes."""
     target, work = pybackend.slurm(folder=jobs(cluster), nodes=2), endless(started)
     return EndlessCall(
         lambda: barrier_run(target, work, workers=2, verbose=0),
@@ -137,7 +137,7 @@ def test_mnist_from_r(cluster: Slurm, tmp_path: Path) -> None:
 def test_slurm_gives_workers_their_resources(
     cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Slurm keeps what sbatch has in its environment.
+    # Slurm stores sbatch's variables in the environment.
     secret = "a secret of processes that join"
     monkeypatch.setenv("TFDIST_SECRET", secret)
 
@@ -227,7 +227,7 @@ def test_a_node_that_fails(cluster: Slurm, tmp_path: Path) -> None:
 
 
 def show_first_job(cluster: Slurm, what: str) -> str:
-    """What Slurm shows of the job of worker 0, which may not be the first that was submitted."""
+    """Return Slurm's description of worker 0's job, which may not be the first submitted one."""
     shown = cluster.run("squeue", "--noheader", f"--format={what} %j").splitlines()
     return next(line.split()[0] for line in shown if line.endswith("-0"))
 
@@ -267,7 +267,7 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
 def test_a_worker_whose_job_is_ended_is_replaced(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(watch, "_START_SECONDS", 5.0)  # those that train have come
+    monkeypatch.setattr(watch, "_START_SECONDS", 5.0)  # the training workers have joined
     stop = test_elastic.StopWhenJoined(tmp_path, number=2)
 
     def displace() -> None:

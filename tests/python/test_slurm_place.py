@@ -1,4 +1,4 @@
-"""The place of a process among the tasks of a real srun."""
+"""The rank of a process among the tasks of a real srun."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Slurm]:
 
 
 def places(cluster: Slurm, *options: str, before: tuple[str, ...] = ()) -> list[Any]:
-    """Start tasks; by rank, the host, the meeting, and the hosts of all that the task knows."""
+    """Start tasks; return, by rank, the host, the meeting, and the hosts that the task knows."""
     out = cluster.run(*before, "srun", *options, sys.executable, "-c", SHOW)
     shown = [json.loads(line) for line in out.splitlines()]
     found = sorted(

@@ -60,7 +60,7 @@ if os.environ["TFDIST_RESTART"] == "0":
 print("again", flush=True)
 """
 
-# Hands a job back too late: when Slurm, at the end of the job's grace, has done so itself.
+# Requeues a job too late: Slurm did so itself at the end of the job's grace period.
 LATE = """#!/bin/sh
 trap '' TERM
 if [ "$1" = requeue ]; then
@@ -83,7 +83,7 @@ def cluster(running: Slurm) -> Iterator[Slurm]:
 
 
 def lines(text: str) -> dict[int, list[str]]:
-    """What each rank has printed."""
+    """Return the output of each rank."""
     found: dict[int, list[str]] = {}
     for line in text.splitlines():
         rank, _, content = line.partition("] ")
@@ -158,7 +158,7 @@ def test_the_first_failure_ends_the_others(cluster: Slurm, tmp_path: Path) -> No
 @pytest.mark.full
 def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
     job, output = submit(cluster, tmp_path)
-    cluster.run("scancel", "--batch", "--signal=USR1", job)  # to `tfdist run` alone
+    cluster.run("scancel", "--batch", "--signal=USR1", job)  # only to `tfdist run`
     wait_for(lambda: not cluster.run("squeue", "-h", "-j", job))
     assert lines(output.read_text()) == {rank: [f"notice {signal.SIGUSR1:d}"] for rank in range(4)}
 
@@ -168,7 +168,7 @@ def test_signals_reach_the_script(cluster: Slurm, tmp_path: Path) -> None:
 def test_a_job_that_gives_way_has_notice_and_goes_on(
     cluster: Slurm, tmp_path: Path, leaves: bool, is_late: bool
 ) -> None:
-    """Slurm requeues a job that stays to the end of its grace, `tfdist run` one that leaves."""
+    """Slurm requeues a job that runs to the end of its grace, `tfdist run` one that exits."""
     if is_late:
         (tmp_path / "scontrol").write_text(LATE.format(scontrol=shutil.which("scontrol")))
         (tmp_path / "scontrol").chmod(0o755)
@@ -176,13 +176,13 @@ def test_a_job_that_gives_way_has_notice_and_goes_on(
     cluster.run("srun", "-Q", "-p", "urgent", "-N3", "--exclusive", "true")
     wait_for(lambda: "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T"))
 
-    # By itself, it would start again two minutes later; at once, what ends the first run's step
-    # could end the next one, which has its number.
+    # By itself, Slurm would restart it two minutes later; at once, the end of the first run's step
+    # could end the next one, which has the same number.
     cluster.run("scontrol", "update", f"job={job}", "StartTime=now+8")
     wait_for(lambda: output.read_text().count("] again") == 4)
     assert ("Slurm will start this job again" in output.read_text()) is leaves
     for rank, printed in lines(output.read_text()).items():
-        if leaves:  # Slurm may lose what a rank prints just before it leaves
+        if leaves:  # Slurm may lose output that a rank prints just before it exits
             assert (tmp_path / f"told{rank}").read_text() == f"{signal.SIGTERM:d}", rank
         else:
             assert f"notice {signal.SIGTERM:d}" in printed[:2], rank
@@ -230,9 +230,9 @@ def test_a_driver_that_is_killed_takes_its_step_along(cluster: Slurm, tmp_path: 
 
 
 def submit(cluster: Slurm, path: Path, last: str = "pass") -> tuple[str, Path]:
-    """Run the script that stays as a batch job; the job's number and its output.
+    """Run the script, which does not exit, as a batch job; return the job's number and its output.
 
-    ``last`` is what its ranks do when they are told to end.
+    ``last`` is what its ranks do when they receive the termination signal.
     """
     (path / "script.py").write_text(STAY.replace("    if number", f"    {last}\n    if number"))
     words = shlex.join([*RUN, str(path / "script.py"), str(path)])

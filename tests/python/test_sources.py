@@ -1,4 +1,4 @@
-"""Files that workers read for themselves: each row once, classes mixed, errors with a place."""
+"""Files that workers read themselves: each row once, mixed classes, and errors with a location."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
     named = r"'label' holds 1 null.*row 80 \(counting.*b.parquet"
     with pytest.raises(InputError, match=named):
         FileRows.at(tmp_path, ColumnSpec(), "float32", "data")
-    # Its writer need not have noted it.
+    # Its writer need not have stored it.
     table = pq.read_table(tmp_path / "b.parquet")
     pq.write_table(table, tmp_path / "b.parquet", write_statistics=False)
     source = FileRows.at(tmp_path, ColumnSpec(), "float32", "data")
@@ -131,7 +131,7 @@ def test_what_does_not_fit_the_files_is_told_before_they_are_read(
 
 
 def test_columns_in_the_names_of_folders_are_read(tmp_path: Path) -> None:
-    """As Hive and Spark write them: whole numbers, other numbers or text, escaped."""
+    """Use the folder names of Hive and Spark: whole numbers, other numbers or text, escaped."""
     folders = ["label=1/size=0.5/town=a%20b", "label=0/size=2/town=__HIVE_DEFAULT_PARTITION__"]
     for folder in folders:
         (tmp_path / folder).mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
 
 
 def test_text_without_rows_is_told_as_such(tmp_path: Path) -> None:
-    """Not as text that is no number."""
+    """The error is not about text that is not a number."""
     schema = pa.schema({"a": pa.float32(), "town": pa.string(), "label": pa.string()})
     pq.write_table(schema.empty_table(), tmp_path / "rows.parquet")
     for spec, what in (

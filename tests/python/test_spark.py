@@ -1,4 +1,4 @@
-"""The Spark launcher on a real local cluster: two executors in processes of their own."""
+"""The Spark launcher on a real local cluster: two executors in their own processes."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_model_goes_to_executors_by_value(spark: Any, rows: Any) -> None:
 def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) -> None:
     x, y = rows[0][:240], rows[1][:240]
     data = frame(spark, x, y)
-    # One step of all rows per epoch: then the order in which Spark deals them does not matter.
+    # One step with all rows per epoch, so that the order of Spark's rows does not matter.
     result = barrier_train(
         spark,
         dense_model,
@@ -233,7 +233,7 @@ def test_arrays_and_vectors_in_columns(spark: Any, rows: Any) -> None:
         for column in ("features", "listed")
     ]
     for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)  # the rows come in another order
+        np.testing.assert_allclose(one, other, atol=1e-6)  # the rows arrive in another order
 
 
 @pytest.mark.full
@@ -329,7 +329,7 @@ def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     uri, path = tmp_path / "model.h5", str(tmp_path / "rows")
     frame(spark, *rows).repartition(3).write.parquet(path)
     result = barrier_train(spark, build_dense, path, workers=2, model_uri=uri, verbose=0)
-    assert sum(worker.rows for worker in result.workers) == 500  # which the workers have read
+    assert sum(worker.rows for worker in result.workers) == 500  # which the workers read
     assert largest_difference(result.model, pybackend.load_model(uri)) == 0
 
 
@@ -415,7 +415,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
 
-        # The marker by which the tests find processes that are left behind.
+        # The marker by which the tests find remaining processes.
         return os.environ["TF_CONFIG"] == context.tf_config, os.environ["TFDIST_TEST_RUN"]
 
     marker = os.environ["TFDIST_TEST_RUN"]
@@ -434,7 +434,7 @@ def test_barrier_run_and_its_failures(spark: Any) -> None:
     assert caught.value.rank == 1
     assert "on the way" in caught.value.log
     first, *_ = (x for x in caught.value.worker_traceback.splitlines() if x.startswith("  File"))
-    assert first.endswith("in fail")  # no line of ours before the user's
+    assert first.endswith("in fail")  # no line of tfdist's before the user's
     wait_for(lambda: not worker_processes())
     assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
@@ -496,7 +496,7 @@ def test_a_task_whose_python_is_killed_is_named(spark: Any) -> None:
 
 
 class Watched(MeetingServer):
-    """Notes how the workers met."""
+    """Records how the workers met."""
 
     answers: ClassVar[list[bytes | None]] = []
 
@@ -506,9 +506,9 @@ class Watched(MeetingServer):
 
 
 def greet_all_but(rejected: Sequence[int]) -> Callable[..., int]:
-    """A `greet_as_server` that some ranks never get through: their proof is not answered.
+    """Return a `greet_as_server` that does not answer the proof of some ranks.
 
-    To close the connection behind the greeting would be too late: the member may have joined.
+    Closing the connection after the greeting would be too late: the member may have joined.
     """
 
     def greet(stream: Any, *arguments: Any) -> int:
@@ -547,7 +547,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
 @pytest.mark.full
 @pytest.mark.launcher
 def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
-    """As a restart does: the same launcher, the same job, the same files."""
+    """Start again as a restart does: the same launcher, the same job, the same files."""
 
     def work(context: WorkerContext, marker: str) -> int:
         from pathlib import Path
@@ -570,7 +570,7 @@ def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path
 
 
 def executors() -> list[int]:
-    """Process ids of the executors of this test run; of use in workers, which have no conftest."""
+    """Return the process ids of this run's executors; for workers, which have no conftest."""
     marker, found = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}".encode(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has just ended
@@ -596,7 +596,7 @@ class KillExecutor(keras.callbacks.Callback):
         if os.environ["TFDIST_RANK"] == "1" and (self.epoch, batch) == (1, 3) and not mark.exists():
             mark.touch()
             os.kill(executors()[0], signal.SIGKILL)
-            threading.Event().wait(600)  # for its end: the next steps would be ahead of it
+            threading.Event().wait(600)  # for its end: the next steps would be faster
 
 
 @pytest.mark.full
@@ -681,7 +681,7 @@ def test_a_python_that_no_executor_has_is_named(spark: Any) -> None:
 def test_an_executor_with_another_minor_version_of_python_is_named(
     spark: Any, tmp_path: Path
 ) -> None:
-    # Claims to be another version; all else goes on to work.
+    # Claims to have another version; everything else continues to work.
     (tmp_path / "sitecustomize.py").write_text(
         "import collections, sys\n"
         "names = 'major minor micro releaselevel serial'\n"
@@ -717,7 +717,7 @@ def test_a_second_application_beside_this_one_is_refused(spark: Any) -> None:
     assert "stop it with `session.stop()`, or pass that session" in str(caught.value)
 
 
-# A process has one Spark, and the other tests use this one's.
+# A process has one Spark, which the other tests use.
 OTHER_SESSIONS = """
 import os, tempfile
 from pathlib import Path
@@ -756,7 +756,7 @@ except pybackend.ClusterError as error:
 
 
 def run_program(text: str) -> str:
-    """What a program of its own prints."""
+    """Return the output of a separate program."""
     import subprocess
 
     return subprocess.run(
@@ -766,7 +766,7 @@ def run_program(text: str) -> str:
         check=True,
         timeout=200,
         cwd=os.path.dirname(__file__),
-        # Without an archive of classes, by which Java lists methods in another order.
+        # Without an archive of classes, which makes Java list methods in another order.
         env={
             **os.environ,
             "PYTHONPATH": str(Path(pybackend.__file__).parents[1]),
@@ -777,7 +777,7 @@ def run_program(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def shown() -> str:
-    """What a program prints that uses them."""
+    """Return the output of a program that uses them."""
     return run_program(OTHER_SESSIONS)
 
 
@@ -824,7 +824,7 @@ def test_dynamic_allocation_is_refused() -> None:
 @pytest.mark.full
 def test_levels_of_sparks_loggers_are_kept(shown: str) -> None:
     assert "levels DEBUG WARN\n" in shown
-    assert "levels ERROR\n" in shown  # the other is OFF still
+    assert "levels ERROR\n" in shown  # the other one is still OFF
 
 
 @pytest.mark.parametrize(
@@ -834,7 +834,7 @@ def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: st
     manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
     loggers = [manager.getLogger(name) for name in log._LOGGERS]
     (told,) = log._evaluate(spark, [f"'{log._LOG4J}.LogManager', 'getLogger', 'a.b'"])
-    if not told.startswith("a.b:"):  # SQL asks for the logger of all texts: that of the root counts
+    if not told.startswith("a.b:"):  # SQL asks for the logger of all texts: the root's counts
         after = manager.getRootLogger().getLevel().toString()
     log._set_levels(spark, dict.fromkeys(log._LOGGERS, before))
     try:
@@ -848,7 +848,7 @@ def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: st
 
 @pytest.fixture
 def stop_driver(spark: Any, monkeypatch: Any) -> Iterator[Any]:
-    """Stops Spark's JVM until the test ends; two seconds are the limit for an answer."""
+    """Stop Spark's JVM until the test ends; the limit for an answer is two seconds."""
     java = spark.sparkContext._gateway.proc.pid
     monkeypatch.setattr(session_module, "ANSWER_SECONDS", 2)
     yield lambda: os.kill(java, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What a user is told where sparklyr's own workers do not start."""
+"""Messages for users if sparklyr's own workers do not start."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SilentJob:
 
 
 class Meeting:
-    """A meeting at which nobody has arrived."""
+    """A meeting at which no worker has arrived."""
 
     address = "10.0.0.1:4000"
 

@@ -1,4 +1,4 @@
-"""A worker's rows on disk: there and back, in any pieces, under any name, by row number."""
+"""A worker's rows on disk: written and read, in any pieces, under any name, by row number."""
 
 from __future__ import annotations
 

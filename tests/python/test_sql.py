@@ -1,4 +1,4 @@
-"""Models as SQL: databases compute what Keras computes, of rows that may be odd."""
+"""Models as SQL: databases compute the same as Keras, also for unusual rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIALECTS = ["duckdb", "sqlite", "postgresql", "pgvector"]
 
 @pytest.fixture(scope="module", params=DIALECTS)
 def database(request: pytest.FixtureRequest) -> Iterator[Connection]:
-    """A connection of each kind; what tests create is of names of their own."""
+    """A connection of each kind; objects that tests create have unique names."""
     if request.param == "sqlite":
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as raw:
             yield connect(raw)
@@ -43,7 +43,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[Connection]:
 
 
 def fill(database: Connection, columns: dict[str, str], rows: list[list[str]]) -> str:
-    """Create a table of a fresh name, of values as SQL has them; its name."""
+    """Create a table with a new name from SQL values; return its name."""
     fill.count = getattr(fill, "count", 0) + 1
     name = f"rows{fill.count}"
     listed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
@@ -54,7 +54,7 @@ def fill(database: Connection, columns: dict[str, str], rows: list[list[str]]) -
 
 
 def compute(database: Connection, model: Any, table: str, **arguments: Any) -> list[Any]:
-    """What the query gives, in the order of the key ``id``."""
+    """Return the query's result, in the order of the key ``id``."""
     weights = f"{table}_weights"
     given = {"table": table, "key": "id", "features": "f", **arguments}
     with database.transaction():
@@ -66,7 +66,7 @@ def compute(database: Connection, model: Any, table: str, **arguments: Any) -> l
 
 
 def fill_arrays(database: Connection, inputs: list[Any]) -> str:
-    """A table with an array of each input: columns f, f1, f2, ..."""
+    """Create a table with an array for each input: columns f, f1, f2, ..."""
     kind = ARRAYS[database.dialect]
     names = ["f", *(f"f{n}" for n in range(1, len(inputs)))]
     rows = [
@@ -100,7 +100,7 @@ def classifier() -> Any:
 
 
 def result_of(model: Any, **known: Any) -> TrainResult:
-    """The result of a training of this model."""
+    """Return the result of a training of this model."""
     return TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
 
 
@@ -110,7 +110,7 @@ KNOWN: dict[str, Any] = {
     "categories": {"town": TOWNS, "grade": [7, 2], "label": ["no", "yes"]},
     "encode": {"town": "one_hot", "grade": "integer"},
 }
-# Whether the last two are complete: NULL, and what is none of the categories.
+# Whether the last two rows are complete: NULL, and a value outside the categories.
 PEOPLE = [
     (0.5, TOWNS[0], 2),
     (-1.0, TOWNS[1], 7),
@@ -123,7 +123,7 @@ PEOPLE = [
 
 
 def encode_people() -> Any:
-    """What a training makes of those that are complete."""
+    """Return the values of a training for the complete rows."""
     rows = [[s, *(town == t for t in TOWNS), [7, 2].index(g)] for s, town, g in PEOPLE[:3]]
     return np.array(rows, "float32")
 
@@ -277,13 +277,13 @@ def test_the_query_may_be_part_of_another(database: Connection, classifier: Any)
 
 @pytest.mark.parametrize("name", named(OPERATIONS, ["functions"]))
 def test_oracles_text_computes_what_keras_does(name: str) -> None:
-    """No Oracle is here: its SQL is parsed, and what DuckDB makes of a translation compared."""
+    """Without an Oracle, its SQL is parsed, and a translation's result in DuckDB compared."""
     model, inputs, outputs = make(name)
     features = {
         tensor.name: [f"f{number}_{place}" for place in range(x[0].size)]
         for number, (tensor, x) in enumerate(zip(model.inputs, inputs, strict=True))
     }
-    # A number for each column: SQL without arrays has no others.
+    # A number for each column: SQL without arrays has no other features.
     graph = simplify(lower_model(model))
     shown = [
         Shown(f"x{number}_{place}", number, place)
@@ -312,7 +312,7 @@ def test_oracles_text_computes_what_keras_does(name: str) -> None:
 
 
 def translate(query: str) -> str:
-    """Oracle's SQL, which must be a query that is understood, as DuckDB's."""
+    """Return Oracle's SQL, which must be a valid query, as DuckDB's."""
     (parsed,) = sqlglot.parse(query, dialect="oracle")
     assert isinstance(parsed, sqlglot.exp.Select)
     return parsed.sql(dialect="duckdb")
@@ -338,7 +338,7 @@ def test_oracle_has_a_package_with_init_and_score(classifier: Any) -> None:
 
 
 def test_what_oracles_clients_read_is_not_in_text() -> None:
-    """They ask for the value of `&name`, and end a statement at a line of a slash or none."""
+    """They ask for the value of `&name`, and end a statement at an empty line or a slash."""
     level = "R&D\n/\n\n.'it"
     written = oracle.text(level)
     assert "&" not in written

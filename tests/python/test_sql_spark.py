@@ -1,4 +1,4 @@
-"""Models as Spark SQL: scores without Python on executors, and deployments into a catalog."""
+"""Models as Spark SQL: predictions without Python on executors, and deployments into a catalog."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_spark_encodes_categories(spark: Any) -> None:
 
 @pytest.mark.parametrize("are_raw", ["false", "true"])
 def test_spark_replaces_nothing_in_names_of_classes(spark: Any, are_raw: str) -> None:
-    """Its SQL has variables, which would show the environment of who reads the view."""
+    """Spark replaces variables in SQL, which would show the environment of a view's reader."""
     rows = [(n, x.tolist()) for n, x in enumerate(X)]
     spark.createDataFrame(rows, "id int, f array<double>").createOrReplaceTempView("substituted")
     levels = ["${env:PATH}", "$${system:user.name}", "a\\n'b"]

@@ -1,4 +1,4 @@
-"""ssh's command line, run against real servers on hosts of their own."""
+"""ssh's command line, run against real servers on separate hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 
 def call(ssh: Ssh, host: HostSlots, remote: Sequence[str]) -> tuple[int, str, list[str]]:
-    """Exit status, output, and lines of errors."""
+    """Return exit status, output, and lines of errors."""
     ended = subprocess.run(
         ssh.command(host, remote),
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A process that was stopped is told from one that is merely quiet."""
+"""A stopped process is distinguished from a merely quiet one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_watcher_that_was_stopped_itself_counts_from_then_on(
     watch = StallWatch(process.pid, 1.0)
     os.kill(process.pid, signal.SIGSTOP)
     assert watch_for(watch, 0.3) is None
-    time.sleep(1.2)  # as when all of the machine is stopped
+    time.sleep(1.2)  # as when the whole machine is stopped
     assert watch.look() is None
 
 

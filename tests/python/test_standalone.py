@@ -1,4 +1,4 @@
-"""Three hosts of a standalone Spark cluster: what works there, and what goes wrong in the field."""
+"""Three hosts of a standalone Spark cluster: features and typical faults."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from pybackend.launchers.spark.network import TOO_LONG
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 
-# As long as a busy machine may take for what has no other end.
+# For a busy machine, if there is no other end.
 PATIENCE = 120.0
-# Mostly 3 s, of which Spark leaves 2 to a task that is to end; what is lost is noticed otherwise
-# after minutes.
+# Usually 3 s, of which Spark gives an ending task 2; otherwise a loss is noticed only after
+# minutes.
 ENDED_WITHIN = 60.0
 
 
@@ -52,7 +52,7 @@ def data(rows: Any) -> tuple[Any, Any]:
 
 
 def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> float:
-    """Wait for what another process does; how long it took."""
+    """Wait for an action of another process; return its duration."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < began + seconds, f"it did not happen within {seconds:g} s"
@@ -61,7 +61,7 @@ def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> float:
 
 
 def endless(started: Path) -> dict[str, Any]:
-    """Arguments of a training that tells by a file that it has begun, and does not end."""
+    """Return arguments of a training that writes a file when it starts, and does not end."""
 
     def touch(batch: int, logs: Any) -> None:
         started.touch()
@@ -88,7 +88,7 @@ def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_i
     )
     said = capsys.readouterr().out
     assert "restarting from the newest checkpoint (restart 1 of 1)" in said
-    # Of which one: the worker trains on for the moment that its executor takes to die.
+    # For one of them: the worker trains on while its executor is dying.
     assert "resumes from the checkpoint of epoch" in said
     assert again.history == there.history
     assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
@@ -113,7 +113,7 @@ def test_a_dataframe_with_fewer_rows_than_hosts_is_every_row_once(
     )
     assert sum(w.rows for w in result.workers) == 2
     assert 0 in [w.rows for w in result.workers]
-    # One step of all rows in each epoch: the order in which Spark deals them does not matter.
+    # One step with all rows in each epoch, so that the order of Spark's rows does not matter.
     dense_model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0)
     assert largest_difference(dense_model, result.model) <= 1e-6
 
@@ -142,7 +142,7 @@ def test_a_firewall_between_two_hosts_is_named_before_rows_are_moved(
         pytest.skip("WARNING, not tested: a firewall needs network namespaces")
     one, two = (cluster.hosts[number].address for number in (0, 1))
     message = ""
-    for _ in range(2):  # Spark itself may wait for a host that it cannot reach: then it says so
+    for _ in range(2):  # Spark itself may wait for a host that it cannot reach: then it logs this
         began = time.monotonic()
         with cluster.firewall(0, 1), pytest.raises(ClusterError) as caught:
             barrier_train(spark, build_dense, data, workers=HOSTS, verbose=0)
@@ -218,13 +218,13 @@ def test_a_worker_that_cannot_reach_another_says_so(cluster: Cluster) -> None:
             timeout=PATIENCE,
             env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
         ).stdout
-    assert time.monotonic() - began < 100  # not the 300 s for which a silent worker is borne
+    assert time.monotonic() - began < 100  # not the 300 s timeout of a silent worker
     assert f"worker 0 on {cluster.hosts[0].address} cannot reach worker 1 at {peers[1]} (" in shown
 
 
 @contextmanager
 def other_python(cluster: Cluster, spark: Any, folder: Path, without: str) -> Iterator[Path]:
-    """On the last host, workers run in an environment that lacks the packages of a pattern."""
+    """Run workers on the last host in an environment without the packages of a pattern."""
     python_without(folder, without)
     (site,) = folder.glob("env/lib/python*/site-packages")
     wrapper = folder / "python"
@@ -355,7 +355,7 @@ def test_a_driver_that_dies_leaves_no_worker_and_no_folder(
             until(lambda: started.exists() or driver.poll() is not None)
             assert len(worker_processes()) == HOSTS
         finally:
-            os.killpg(driver.pid, signal.SIGKILL)  # its JVM too, as when a host dies
+            os.killpg(driver.pid, signal.SIGKILL)  # its JVM too, as when a host fails
     assert until(lambda: not worker_processes()) < ENDED_WITHIN
     assert until(lambda: not cluster.leftovers()) < ENDED_WITHIN
     assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Weights of workers that rounding has moved apart, and those that something else has."""
+"""Weights of workers that differ by rounding, or by something else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build() -> Any:
 
 
 def drift(moves: dict[int, tuple[Any, float]], ranks: int = 3) -> list[tuple[Any, Any, Any]]:
-    """What each rank finds before and after, with its model, if some ranks' variables are moved."""
+    """Return each rank's state before and after, with its model, after moving variables."""
     models = [build() for _ in range(ranks)]
     for rank, (choose, size) in moves.items():
         choose(models[rank]).assign_add(np.full(choose(models[rank]).shape, size, "float32"))

@@ -1,4 +1,4 @@
-"""A state comes back as it was: types, shapes and bits."""
+"""A state comes back unchanged: types, shapes and bits."""
 
 from __future__ import annotations
 

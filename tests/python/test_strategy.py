@@ -1,4 +1,4 @@
-"""TensorFlow's own distribution strategies: what each can do, and asynchronous training."""
+"""TensorFlow's own distribution strategies: what each supports, and asynchronous training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
 
 def make_rows(count: int = 600) -> tuple[Any, Any]:
-    """Rows of 8 features whose class is the largest of the first three."""
+    """Return rows of 8 features whose class is the largest of the first three."""
     x = np.random.default_rng(3).normal(size=(count, 8)).astype("float32")
     return x, x[:, :3].argmax(axis=1)
 
@@ -41,7 +41,7 @@ def test_workers_train_what_lies_on_parameter_servers(dense_model: Any, capfd: A
     result = train(dense_model, (x, y), epochs=8, validation_data=(x[:100], y[:100]))
     assert set(result.history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
     assert result.history["accuracy"][-1] > 0.8 > result.history["accuracy"][0]
-    # What comes back is what was evaluated last, and each step was counted by its optimizer.
+    # The returned model is the one that was evaluated last, and its optimizer counted each step.
     figures = result.model.evaluate(x[:100], y[:100], verbose=0, return_dict=True)
     assert figures["loss"] == pytest.approx(result.history["val_loss"][-1], rel=1e-5)
     assert figures["accuracy"] == pytest.approx(result.history["val_accuracy"][-1])
@@ -78,7 +78,7 @@ def test_one_worker_takes_the_steps_of_one_process() -> None:
         shuffle=False,
         callbacks=[Observer(on_epoch_end=lambda epoch, logs: epoch == 3)],
     )
-    # Rows are dealt to ranks in turn, and the worker has those of the chief first.
+    # Rows are assigned to ranks in turn, and the worker has the chief's first.
     order = np.concatenate([np.arange(rank, 480, 3) for rank in range(3)])
     model = build()
     rows = (x[order], y[order])
@@ -130,7 +130,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     assert re.search("resumes from the checkpoint of epoch [23]\n", said)
     assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
     assert [len(figures) for figures in result.history.values()] == [6, 6]
-    # The step that the lost worker was at may have been taken twice.
+    # The step of the lost worker may have been taken twice.
     assert 0 <= int(result.model.optimizer.iterations.numpy()) - 6 * 20 <= 1
     last = pybackend.load_checkpoint(kept)
     for own, other in zip(last.weights, result.model.weights, strict=True):
@@ -150,7 +150,7 @@ def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:
 
 
 def unfit_models() -> dict[str, Callable[[], Any]]:
-    """Models by what their refusal says."""
+    """Return models by their expected error."""
     from keras import Sequential, layers, optimizers
 
     class OwnStep(Sequential):  # type: ignore[misc]
@@ -189,7 +189,7 @@ def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
 
 
 def read_table() -> dict[str, dict[str, str]]:
-    """The cells of the page, by strategy and way to train."""
+    """Return the cells of the page, by strategy and way to train."""
     page = Path(pybackend.__file__).parents[1] / "docs" / "strategies.md"
     blocks = page.read_text().split("\n\n")
     table = next(block for block in blocks if block.startswith("| strategy |"))

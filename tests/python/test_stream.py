@@ -1,4 +1,4 @@
-"""Streams, over TCP and over TLS: what one can do, the other can; and what is built on them."""
+"""Streams over TCP and TLS: both have the same functions, and the layers above them work."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_several_buffers_are_sent_and_filled_in_order(pair: Pair) -> None:
 
 
 def forward(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of some buffers after so many bytes."""
+    """Return the rest of some buffers after this number of bytes."""
     while buffers and count >= len(buffers[0]):
         count -= len(buffers[0])
         buffers = buffers[1:]

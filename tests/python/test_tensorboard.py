@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a training: the session has it, and a TensorBoard opens it."""
+"""TensorBoard data of a training: the session has the files, and a TensorBoard opens them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pybackend.job.tensorboard import check_tensorboard
 
 @pytest.fixture(scope="module")
 def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
-    """Of 60 steps by each of two workers."""
+    """Train with 60 steps by each of two workers."""
     return barrier_train(
         "local",
         build_dense,
@@ -42,7 +42,7 @@ def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Step and value of all figures in a folder's event files, by their names."""
+    """Return step and value of all scalars in a folder's event files, by their names."""
     import tensorflow as tf
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -91,7 +91,7 @@ def find_processes(word: str) -> list[int]:
 
 @pytest.fixture
 def command(result: TrainResult) -> Iterator[tuple[Any, str]]:
-    """The command `tfdist tensorboard`, and the address that it prints."""
+    """Run the command `tfdist tensorboard`; return the address that it prints."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pybackend", "tensorboard", str(result.tensorboard)],
         stdout=subprocess.PIPE,
@@ -125,7 +125,7 @@ def test_a_tensorboard_shows_them_and_ends_with_who_started_it(
     assert {"epoch_loss", "epoch_accuracy", "batch_loss"} <= tags["train"].keys()
     assert {"epoch_loss", "epoch_accuracy"} <= tags["validation"].keys()
     assert len(find_processes(str(result.tensorboard))) >= 2
-    process.send_signal(signal.SIGKILL)  # which it can do nothing about
+    process.send_signal(signal.SIGKILL)  # which it cannot change
     process.wait()
     wait_for(lambda: not find_processes(str(result.tensorboard)))
 
@@ -154,7 +154,7 @@ def test_a_worker_cannot_write_elsewhere(name: str, tmp_path: Path) -> None:
         files(EventBytes(name, 0, base64.b64encode(b"x").decode()))
         files.conclude()
         assert "could not be written" in said[-1].text
-    assert list(tmp_path.iterdir()) == []  # an empty folder is of no use
+    assert list(tmp_path.iterdir()) == []  # an empty folder is not accepted
 
 
 @pytest.mark.parametrize(("rank", "is_said"), [(0, True), (1, False), (None, True)])

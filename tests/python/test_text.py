@@ -48,7 +48,7 @@ def test_no_rows_are_still_one_line(tmp_path: Path) -> None:
 
 
 def seal(content: bytes) -> str:
-    """A line whose checksum is right, whatever the content."""
+    """Return a line with a valid checksum and any content."""
     return f"{zlib.crc32(content):08x}{base64.b64encode(content).decode()}"
 
 
@@ -63,7 +63,7 @@ def test_damaged_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     _, line = written(path, [pa.RecordBatch.from_pydict({"name": ["x" * 50, "y"]})])
     content = base64.b64decode(line[8:])
-    # The second offset of the text: Arrow alone would read far behind the buffer.
+    # The second offset of the text: Arrow alone would read far beyond the buffer.
     offset = content.index((50).to_bytes(4, "little") + (51).to_bytes(4, "little"))
     hostile = content[:offset] + b"\xff\xff\xff\x7f" + content[offset + 4 :]
     damaged = {

@@ -1,4 +1,4 @@
-"""TF_CONFIG: what is accepted TensorFlow accepts too; what makes it hang is named."""
+"""TF_CONFIG: TensorFlow accepts what is accepted here; values that make it hang are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ addresses = st.builds("{}:{}".format, hosts, ports)
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments of `make_tf_config` that describe a valid cluster."""
+    """Return arguments of `make_tf_config` that describe a valid cluster."""
     pool = draw(st.lists(addresses, min_size=1, max_size=12, unique_by=parse_address))
     found: dict[str, Any] = {"workers": [], "chief": None, "ps": None, "evaluator": None}
     for role in ("chief", "evaluator"):
@@ -50,24 +50,24 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tensorflow() -> Any:
-    """TensorFlow, imported by the tests that compare with it only."""
+    """Import TensorFlow, only for the tests that compare with it."""
     return pytest.importorskip("tensorflow")
 
 
 def config(tasks: Any, role: Any = "worker", index: Any = 0) -> str:
-    """A TF_CONFIG text, unchecked."""
+    """Return a TF_CONFIG text, unchecked."""
     return json.dumps({"cluster": tasks, "task": {"type": role, "index": index}})
 
 
 def message(text: str) -> str:
-    """What `read_tf_config` says about a bad text."""
+    """Return the message of `read_tf_config` for a bad text."""
     with pytest.raises(ClusterError) as caught:
         read_tf_config(text)
     return str(caught.value)
 
 
 def whole_keys(found: dict[str, Any]) -> dict[Any, Any]:
-    """JSON has text keys only, TensorFlow's sparse jobs have numbers."""
+    """Convert keys: JSON has only text keys, and TensorFlow's sparse jobs have numbers."""
     return {int(key) if key.isdecimal() else key: value for key, value in found.items()}
 
 

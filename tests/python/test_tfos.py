@@ -1,4 +1,4 @@
-"""TensorFlowOnSpark's names on a real Spark: clusters that are fed, and clusters that read."""
+"""TensorFlowOnSpark's API on a real Spark: clusters that are fed, and clusters that read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def members() -> dict[int, Path]:
-    """Members that this test run has started and that still run, and their folders."""
+    """Return the running members that this test run started, and their folders."""
     commands = ((pid, command.split(b"\0")) for pid, command in marked_processes())
     return {
         pid: Path(words[-3].decode())
@@ -53,7 +53,7 @@ def members() -> dict[int, Path]:
 
 @pytest.fixture
 def run(session: Any) -> Iterator[Callable[..., TFCluster.TFCluster]]:
-    """`TFCluster.run` in the session; what a test that has failed leaves is ended."""
+    """Call `TFCluster.run` in the session; end what a failed test leaves."""
     made = []
 
     def start(map_fun: Any, args: Any, num_ps: int = 0, **options: Any) -> TFCluster.TFCluster:
@@ -68,7 +68,7 @@ def run(session: Any) -> Iterator[Callable[..., TFCluster.TFCluster]]:
 
 
 def count_rows(folder: str, ctx: Any) -> None:
-    """Write down how many rows came, their sum, and how many came as arrays."""
+    """Write the number of rows, their sum, and the number of arrays to a file."""
     feed = ctx.get_data_feed(input_mapping={"a": "x", "b": "y"})
     count, total, arrays = 0, 0.0, 0
     path = Path(folder, f"{ctx.job_name}-{ctx.task_index}")
@@ -82,7 +82,7 @@ def count_rows(folder: str, ctx: Any) -> None:
 
 
 def counted(folder: Path) -> list[float]:
-    """Rows, their sum and those that came as arrays, over all nodes."""
+    """Return the rows, their sum and the number of arrays, over all nodes."""
     found = [json.loads(path.read_text()) for path in folder.glob("*-?")]
     return [sum(column) for column in zip(*found, strict=True)]
 
@@ -103,7 +103,7 @@ def test_rows_come_from_rdds_tables_and_streams_that_still_run(
     frame = session.createDataFrame(rows, "a double, b array<double>")
     cluster.train(context.parallelize(rows, 5), num_epochs=2)
     cluster.train(frame, num_epochs=1)
-    wanted = [3 * 101, 3 * (5050 + 1.5 * 101), 101]  # of the DataFrame alone
+    wanted = [3 * 101, 3 * (5050 + 1.5 * 101), 101]  # only of the DataFrame
     wait_for(lambda: counted(counts) == wanted)
 
     stream = session.readStream.schema(frame.schema).json(str(source))
@@ -148,7 +148,7 @@ def test_inference_has_a_result_for_each_row_and_late_errors_are_raised(
     rows = context.parallelize(range(1000), 7)
     results = cluster.inference(rows)
     assert results.map(int).collect() == [row * row for row in range(1000)]
-    assert results.count() == 1000  # computed again, as all that is lazy
+    assert results.count() == 1000  # computed again, as everything lazy
     with pytest.raises(WorkerFailedError, match="too late to be seen"):
         cluster.shutdown()
 

@@ -1,4 +1,4 @@
-"""Estimators that train by a function, and models that predict by what it has exported."""
+"""Estimators that train with a function, and models that predict with its exported model."""
 
 from __future__ import annotations
 

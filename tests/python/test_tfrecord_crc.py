@@ -1,4 +1,4 @@
-"""CRC-32C of many pieces: the library and numpy agree, and TensorFlow reads what they give."""
+"""CRC-32C of many pieces: the library and numpy agree, and TensorFlow accepts their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrow batches from records: whatever order and encoding protobuf allows, and what is rejected."""
+"""Arrow batches from records, in any order and encoding of protobuf; rejected records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES: list[tuple[pa.DataType, Any]] = [
 
 
 def chunk(*records: bytes) -> Chunk:
-    """Records as they are read from a file."""
+    """Return records as they are read from a file."""
     content = b"".join(records)
     starts, lengths, end = find_records(content)
     assert end == len(content)
@@ -46,7 +46,7 @@ def chunk(*records: bytes) -> Chunk:
 
 
 def rows(schema: pa.Schema, *records: bytes) -> list[dict[str, Any]]:
-    """The rows of these messages."""
+    """Return the rows of these messages."""
     found: list[dict[str, Any]] = decode_chunk(chunk(*map(frame, records)), schema).to_pylist()
     return found
 
@@ -104,8 +104,8 @@ X = entry("x", INT64, field(1, b"\x07"))
     [
         (example(X), 7),
         (example(entry("y", FLOAT, b""), X, entry("z", BYTES, field(1, b"a"))), 7),
-        (example() + example(X), 7),  # messages that are joined are merged
-        (example(X, entry("x", INT64, field(1, b"\x08"))), 8),  # the last counts
+        (example() + example(X), 7),  # concatenated messages are merged
+        (example(X, entry("x", INT64, field(1, b"\x08"))), 8),  # the last one counts
         (field(2, b"unknown") + b"\x18\x05" + example(X) + b"\x25abcd\x29abcdefgh", 7),
         (example(field(9, b"?") + X), 7),
         (example(field(1, field(2, field(INT64, field(1, b"\x07"))) + field(1, b"x"))), 7),
@@ -125,7 +125,7 @@ def test_what_protobuf_allows_is_understood(record: bytes, value: int | None) ->
     [
         b"\x0a",  # no length
         b"\x0a\x05abc",  # longer than the record
-        b"\x0b",  # groups are long gone
+        b"\x0b",  # groups are obsolete
         b"\x02\x01a",  # the field number 0
         b"\xff" * 11,  # a tag of more than 64 bits
         b"\x0a" + b"\xff" * 9 + b"\x01",  # a length of 2^64 - 1

@@ -1,4 +1,4 @@
-"""Records from Arrow batches: byte for byte what TensorFlow's own messages serialize to."""
+"""Records from Arrow batches: byte for byte equal to TensorFlow's serialized messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SCALARS: list[tuple[Any, Any]] = [
 
 @st.composite
 def columns(draw: Any) -> pa.Array:
-    """A column of any type, with nulls, cut out of a longer one."""
+    """Draw a column of any type, with nulls, sliced from a longer one."""
     kind, values = draw(st.sampled_from(SCALARS))
     shape = draw(st.sampled_from(["scalar", "list", "large_list", "fixed"]))
     if shape == "list":
@@ -68,7 +68,7 @@ def test_the_bytes_are_those_of_protobuf(data: dict[str, pa.Array]) -> None:
 
 
 def records(batch: pa.RecordBatch) -> list[bytes]:
-    """The data of a batch's records; their frames are TensorFlow's own."""
+    """Return the data of a batch's records; their frames are TensorFlow's own."""
     content, offsets, _ = encode_batch(batch)
     found = []
     for first, last in pairwise(offsets):
@@ -79,7 +79,7 @@ def records(batch: pa.RecordBatch) -> list[bytes]:
 
 
 def example(row: dict[str, Any], schema: pa.Schema) -> bytes:
-    """What TensorFlow's own message serializes to."""
+    """Return the serialization of TensorFlow's own message."""
     features = {
         name: feature(value if isinstance(value, list) else [value], schema.field(name).type)
         for name, value in row.items()

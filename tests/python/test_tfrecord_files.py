@@ -1,4 +1,4 @@
-"""Files of records: row ranges, chunks, compression, manifests, and what is wrong with files."""
+"""Files of records: row ranges, chunks, compression, manifests, and errors of files."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ X = pa.schema([("x", pa.int64())])
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a kilobyte and marks that often, so that small files have several."""
+    """Use chunks of a kilobyte with as many marks, so that small files have several."""
     monkeypatch.setattr(files, "CHUNK_BYTES", 1000)
     monkeypatch.setattr("pybackend.data.tfrecord.part._MARK_BYTES", 1000)
     monkeypatch.setattr("pybackend.data.tfrecord.part._BYTES_TOGETHER", 3000)
 
 
 def batch_of(first: int, last: int) -> pa.RecordBatch:
-    """Rows whose records have many lengths, some longer than a chunk."""
+    """Return rows whose records have many lengths, some longer than a chunk."""
     x = list(range(first, last))
     notes = ["a" * (number * number % 1500) for number in x]
     return pa.record_batch({"x": x, "note": notes})
 
 
 def written(folder: Path, compression: Any = None, ends: tuple[int, ...] = (7, 7, 300)) -> str:
-    """A folder of files that hold the rows between ``ends``, with a manifest."""
+    """Write a folder of files with the rows between ``ends``, and a manifest."""
     folder.mkdir()
     parts, first = [], 0
     for number, last in enumerate(ends):
@@ -84,7 +84,7 @@ def test_a_compressed_file_is_decompressed_once_for_ranges_in_order(
     found = [pa.Table.from_batches(data.batches(*pair, ["x"]))["x"].to_pylist() for pair in ranges]
     assert found == [list(range(*pair)) for pair in ranges]
     assert len(opened) == 1
-    # Two readers at a time take no rows from each other, and one may begin again.
+    # Two readers at a time take no rows from each other, and one may start again.
     pairs = zip(data.batches(0, 300, ["x"]), data.batches(0, 300, ["x"]), strict=True)
     rows = [batch["x"].to_pylist() for pair in pairs for batch in pair]
     assert sorted(chain.from_iterable(rows)) == sorted([*range(300), *range(300)])
@@ -307,7 +307,7 @@ def test_a_manifest_that_cannot_be_read_is_rejected(tmp_path: Path, content: str
 
 
 def alter(path: Path, **values: Any) -> None:
-    """Change a manifest of which nobody has computed the digest again."""
+    """Change a manifest without computing its digest again."""
     file = path / "_tfdist.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 

@@ -1,4 +1,4 @@
-"""A folder of records is complete or not there, whatever happens on the way."""
+"""A folder of records is complete or does not exist, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(params=["", "local://"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A folder that does not exist: by its path, and by a URI that goes through fsspec."""
+    """Return a folder that does not exist, as a path or as a URI for fsspec."""
     if request.param:
         pytest.importorskip("fsspec")
     return f"{request.param}{tmp_path / 'data'}"
 
 
 def attempt(uri: str, value: int, token: str = TOKEN) -> dict[str, Any]:
-    """What a job with one task has written, and its manifest."""
+    """Return the files of a job with one task, and its manifest."""
     batch = pa.record_batch({"x": [value]})
     name = f"00000-{value}"
     part = write_part([batch], publish.choose_path(uri, token, name), name)
@@ -50,7 +50,7 @@ def names(tmp_path: Path) -> list[str]:
 def test_only_attempts_that_count_are_published(uri: str, tmp_path: Path) -> None:
     assert publish.begin(uri, TOKEN, False)
     assert publish.is_begun(uri, TOKEN)
-    attempt(uri, 1)  # of a task that was run again
+    attempt(uri, 1)  # of a retried task
     manifest = publish.finish(uri, TOKEN, attempt(uri, 2), False)
     assert values(uri) == [2]
     assert names(tmp_path) == ["_SUCCESS", "_tfdist.json", "part-00000-01234567.tfrecord"]

@@ -1,4 +1,4 @@
-"""Protected connections: what somebody on the way, or a stranger, can do to them."""
+"""Protected connections: what an attacker on the way, or a stranger, can do to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pybackend.net.stream import Stream
 from pybackend.net.tls import Tls
 
 LONG = 30.0
-GREETING = 32 + 4 + 1 + 32  # nonce, rank, wish, proof
+GREETING = 32 + 4 + 1 + 32  # nonce, rank, request, proof
 TOKEN = new_token()
 
 
@@ -47,7 +47,7 @@ def relayed() -> Iterator[tuple[Relay, Stream, Stream]]:
 def greet(
     client: Stream, accepted: Stream, mine: bool | None = True, theirs: bool | None = None
 ) -> list[BaseException | None]:
-    """Greet from both ends; what each raised, the client first."""
+    """Greet from both ends; return the error of each, the client's first."""
 
     def as_client() -> None:
         greet_as_client(client, TOKEN, 1, "test", encrypt=mine)
@@ -98,7 +98,7 @@ def repeated(piece: bytes) -> bytes:
 
 
 def reordered(piece: bytes) -> bytes:
-    """Two records of the same length change places."""
+    """Swap two records of the same length."""
     half = len(piece) // 2
     return piece[half:] + piece[:half]
 
@@ -142,9 +142,9 @@ def test_a_recorded_connection_cannot_be_played_again() -> None:
 
 
 def test_two_connections_of_one_job_cannot_be_crossed() -> None:
-    """Behind the greetings, each client is given the other one's TLS."""
+    """Connect each client to the other's TLS server after the greetings."""
     with relayed() as (one, *first), relayed() as (other, *second):
-        # What comes behind a client's proof goes to the wrong server.
+        # The data after a client's proof go to the wrong server.
         crossed = threading.Barrier(2)
         held: dict[str, bytes] = {}
 
@@ -168,7 +168,7 @@ def test_two_connections_of_one_job_cannot_be_crossed() -> None:
 def test_a_tls_handshake_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greeting, "GREETING_SECONDS", 0.3)
     with relayed() as (relay, client, accepted):
-        relay.to_server = lambda piece: piece[:GREETING]  # nothing of TLS
+        relay.to_server = lambda piece: piece[:GREETING]  # no TLS
         assert all(isinstance(error, OSError) for error in greet(client, accepted))
 
 
@@ -215,7 +215,7 @@ def test_errors_of_protected_collectives_are_those_of_others() -> None:
 
 
 def test_a_protected_meeting_with_events_and_results() -> None:
-    """Reading and writing at once, in two threads."""
+    """Read and write at the same time, in two threads."""
     content, events = bytes(range(256)) * 10_000, [PrintedLine("x" * 100_000, 1)] * 20
     with relayed() as (_, client, accepted), MeetingServer(None, TOKEN, 1) as server:
         assert greet(client, accepted) == [None, None]

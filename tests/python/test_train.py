@@ -1,4 +1,4 @@
-"""What users of Keras's fit expect of a training: a share of the rows validates, data frames."""
+"""Features that users of Keras's fit expect: validation on a share of the rows, data frames."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_a_pandas_frame_gives_what_its_arrays_give(rows: Any, dense_model: Any) 
     assert [worker.rows for worker in result.workers] == [200, 200]
     expected = result.model.evaluate(x[400:], y[400:], verbose=0)[0]
     assert result.history["val_loss"] == pytest.approx([expected], abs=1e-6)
-    # The result knows its columns, in their order.
+    # The result has its columns, in their order.
     shuffled = frame[["animal", *[f"c{n}" for n in reversed(range(8))]]][:40]
     predicted = barrier_predict(None, result, shuffled, workers=2, verbose=0)
     np.testing.assert_allclose(predicted, result.model.predict(x[:40], verbose=0), atol=1e-6)
 
 
 class Halves(keras.utils.PyDataset):
-    """The rows in batches of 70, the last of which is smaller."""
+    """Return the rows in batches of 70, the last of which is smaller."""
 
     def __init__(self, x: Any, y: Any) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_arguments_that_do_not_go_with_a_data_set(
 
 
 class Distances(keras.layers.Layer):
-    """From the anchor to the positive, and to the negative."""
+    """Distances from the anchor to the positive, and to the negative."""
 
     def call(self, anchor: Any, positive: Any, negative: Any) -> Any:
         others = keras.ops.stack([positive, negative], 1)
@@ -141,7 +141,7 @@ def siamese() -> Any:
 
 
 class Functional(keras.Model):
-    """A graph of two inputs, whose steps get them as a tuple."""
+    """Build a functional model of two inputs, whose steps get them as a tuple."""
 
     def train_step(self, data: Any) -> Any:
         return super().train_step((data,))
@@ -221,7 +221,7 @@ def test_a_frame_without_a_label_gives_what_its_array_gives(rows: Any) -> None:
 
 
 class Unfit(VAE):
-    """Can be called with nothing."""
+    """Cannot be called with any inputs."""
 
     def call(self, inputs: Any) -> Any:
         raise ValueError("no inputs of these")

@@ -1,4 +1,4 @@
-"""What trains is what was passed: models whose file of Keras's forgets what they are."""
+"""Models are trained exactly as passed, even if Keras's file would lose a part."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ class Capped(keras.constraints.Constraint):
         self.most = most
 
     def __call__(self, w: Any) -> Any:
-        """Cut off."""
+        """Clip the weights."""
         return keras.ops.clip(w, -self.most, self.most)
 
 
 class Slow(keras.optimizers.SGD):
-    """An optimizer with an argument that its `get_config` does not know."""
+    """An optimizer with an argument that is not in its `get_config`."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(0.1)
         self.factor = factor
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """A part of SGD's."""
+        """Apply a part of SGD's update."""
         super().update_step(gradient * self.factor, variable, learning_rate)
 
 
 class Above(keras.metrics.Metric):
-    """How many logits are above a number; no `get_config`."""
+    """The number of logits above a bound; no `get_config`."""
 
     def __init__(self, bound: float) -> None:
         super().__init__(name="above")
@@ -72,12 +72,12 @@ class Above(keras.metrics.Metric):
         self.count = self.add_weight(initializer="zeros", name="count")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count."""
+        """Count the logits."""
         above = keras.ops.cast(y_pred > self.bound, "float32")
         self.count.assign_add(keras.ops.sum(above))
 
     def result(self) -> Any:
-        """The number."""
+        """Return the number."""
         return self.count
 
 
@@ -90,16 +90,16 @@ class Tempered(keras.Model):
         self.temperature = 1.0
 
     def compile(self, *arguments: Any, alpha: float = 1.0, **options: Any) -> None:
-        """Keras's, and a weight of the loss."""
+        """Compile as Keras, with a weight of the loss."""
         super().compile(*arguments, **options)
         self.alpha = alpha
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """Keras's, weighted."""
+        """Return Keras's loss, weighted."""
         return self.alpha * super().compute_loss(*arguments, **options)
 
     def call(self, x: Any) -> Any:
-        """Cooled logits."""
+        """Return logits divided by the temperature."""
         return self.dense(x) / self.temperature
 
 
@@ -188,7 +188,7 @@ CASES: dict[str, Case] = {
 }
 
 
-# One of each kind: `make test-full` trains the others, too.
+# One of each type: `make test-full` trains the others, too.
 DAILY = [
     "low-rank factors",
     "variables without decay, listed",
@@ -338,14 +338,14 @@ def test_a_model_that_its_file_has_all_of_goes_as_a_file() -> None:
 
 
 class Hidden(layers.Layer):
-    """Keeps its argument where only its own methods look."""
+    """Stores its argument where only its own methods look."""
 
     def __init__(self, factor: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self._factor = factor
 
     def call(self, x: Any) -> Any:
-        """Scaled."""
+        """Return the scaled value."""
         return self._factor * x
 
 
@@ -353,7 +353,7 @@ class Written(Hidden):
     """Has a configuration."""
 
     def get_config(self) -> dict[str, Any]:
-        """With its argument."""
+        """Return the configuration with the argument."""
         return {**super().get_config(), "factor": self._factor}
 
 
@@ -395,7 +395,7 @@ def test_an_attribute_that_only_its_own_class_reads_is_compared() -> None:
 
 
 class Factor:
-    """No value that could be looked into."""
+    """A value without attributes to compare."""
 
     __slots__ = ("value",)
 
@@ -404,14 +404,14 @@ class Factor:
 
 
 class Helped(layers.Layer):
-    """Asks an object that its configuration does not know."""
+    """Calls an object that is not in its configuration."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.factor = Factor(1.0)
 
     def call(self, x: Any) -> Any:
-        """Scaled."""
+        """Return the scaled value."""
         return self.factor.value * x
 
 
@@ -431,14 +431,14 @@ def test_a_copy_must_compute_the_same() -> None:
 
 
 class WeighsClasses(keras.losses.Loss):
-    """Keeps a tensor, and has no `get_config`."""
+    """Stores a tensor, and has no `get_config`."""
 
     def __init__(self, weights: Any = (1.0, 1.0, 1.0), **options: Any) -> None:
         super().__init__(**options)
         self.weights = tf.constant(weights)
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Entropy, weighted."""
+        """Return the weighted entropy."""
         entropy = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
         return entropy * tf.gather(self.weights, tf.reshape(tf.cast(y_true, tf.int32), [-1]))
 

@@ -1,4 +1,4 @@
-"""Calls that share a session: settings that last as long as one needs them, slots in turn."""
+"""Calls that share a session: settings that last as long as a call needs them, slots in turn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settings(dict[str, str]):
 
 
 class Context:
-    """A SparkContext, as far as it only is one."""
+    """A SparkContext with only the needed attributes."""
 
 
 @pytest.mark.parametrize("before", [{}, {RECORDS: "10000"}, {RECORDS: "500"}])
@@ -75,12 +75,12 @@ def test_slots_are_taken_in_turn() -> None:
             began.append(workers)
             ended.wait(60)
 
-    with take_slots(object(), 4, 4, print):  # another session's slots are others
+    with take_slots(object(), 4, 4, print):  # another session has other slots
         threads = [threading.Thread(target=work, args=(count,)) for count in (3, 2, 1)]
         for place, thread in enumerate(threads):
             thread.start()
             wait_for(lambda place=place: place > 0 or began == [3])
-        assert began == [3]  # nor does one of 1 overtake the one of 2
+        assert began == [3]  # nor does a call for 1 overtake the one for 2
         ended.set()
         for thread in threads:
             thread.join(60)
@@ -101,7 +101,7 @@ def test_a_long_wait_names_what_holds_the_slots(monkeypatch: pytest.MonkeyPatch)
         r"them \(workers=2 for \d+ s\)",
         text,
     )
-    with take_slots(owner, 2, 2, said.append):  # who has given up is not waited for
+    with take_slots(owner, 2, 2, said.append):  # a call that has given up is not waited for
         assert not said
 
 

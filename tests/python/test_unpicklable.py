@@ -1,4 +1,4 @@
-"""What cannot be sent to the workers is named: its object, the attribute, and what to do."""
+"""Objects that cannot be sent to the workers are named, with the attribute and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCK = threading.Lock()
 
 
 class Logs(keras.callbacks.Callback):
-    """Holds a writer, deep inside."""
+    """Contains a writer, nested deeply."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class Waits(keras.callbacks.Callback):
 
 
 class Doubles(keras.layers.Layer):
-    """Has a table that it makes at once, and no `get_config`."""
+    """Has a table that it creates immediately, and no `get_config`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
 
     def call(self, x: Any) -> Any:
-        """Double."""
+        """Return the double."""
         return 2 * x
 
 
@@ -56,7 +56,7 @@ class Remembers(keras.losses.Loss):
         self.state = {"numbers": (n for n in range(3))}
 
     def call(self, y: Any, y_pred: Any) -> Any:
-        """Mean squared error."""
+        """Return the mean squared error."""
         return keras.ops.mean((y - y_pred) ** 2, -1)
 
 

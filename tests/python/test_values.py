@@ -1,4 +1,4 @@
-"""Values of workers' functions: plain data there and back, and nothing else."""
+"""Values of workers' functions: plain data are sent back, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pybackend.job.values import decode_value, encode_value
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker may return; its own checks do not run again."""
+    """Draw a value that a worker may return; its own checks do not run again."""
 
     rate: Any
     layers: Any = ()
@@ -94,7 +94,7 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type and value, NaN like NaN."""
+    """Return whether values are equal in type and value, with NaN equal to NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -203,7 +203,7 @@ class Slotted:
 def test_values_of_special_classes_come_back_as_they_were(value: Any) -> None:
     again = decode_value(encode_value({"parts": [value]}))["parts"][0]
     assert type(again) is type(value)
-    if not isinstance(value, int):  # Python shows no more than some thousand digits
+    if not isinstance(value, int):  # Python prints no more than some thousand digits
         assert repr(again) == repr(value)
     for name in ("fold", "unit", "tzinfo", "__fields__"):
         assert getattr(again, name, None) == getattr(value, name, None)

@@ -1,4 +1,4 @@
-"""Programs of the kinds that people write: the audit names what differs, and nothing else."""
+"""Programs of common kinds: the audit names what differs, and nothing else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DAILY = [
     "collaborative filtering, summed over rows",
     "endpoint layer",
 ]
-# What `make test-full` trains, too; `make programs` trains all of them, for some minutes.
+# Also trained by `make test-full`; `make programs` trains all of them, for some minutes.
 FULL = [
     "VAE",
     "tracker of the loss",
@@ -95,7 +95,7 @@ FULL = [
 
 
 def those(condition: Any) -> list[Any]:
-    """Cases as parameters of a test."""
+    """Return cases as parameters of a test."""
     chosen = CASES if os.environ.get("TFDIST_PROGRAMS") == "all" else {*DAILY, *FULL}
     names = [name for name, case in CASES.items() if condition(case) and name in chosen]
     return named(names, [name for name in DAILY if name in names])
@@ -140,7 +140,7 @@ def test_the_page_has_a_row_for_each_program(topic: str) -> None:
 
 
 def describe(case: Program) -> str:
-    """What the page says of a training."""
+    """Return the page's outcome of a training."""
     if case.error is not None:
         return "error"
     return "no difference" if case.is_random else "no difference; equal"

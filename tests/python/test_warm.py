@@ -1,4 +1,4 @@
-"""Forked workers: they are processes of their own, and end as any worker does."""
+"""Forked workers: they are separate processes, and end as any worker does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pybackend import WorkerContext, WorkerFailedError, barrier_run
 def look(context: WorkerContext) -> Any:
     import __main__
 
-    has_keras = "keras" in sys.modules  # which nothing here has imported
+    has_keras = "keras" in sys.modules  # which nothing here imported
     return has_keras, os.getpid(), random.random(), np.random.rand(), __main__.__name__
 
 

@@ -1,4 +1,4 @@
-"""A training that is told to end while it runs, and then goes on as if it had not been."""
+"""A training that receives a termination signal while it runs, and then resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE = 120.0
 
 
 class UntilTold(keras.callbacks.Callback):
-    """Once, at the third step, has rank 0 wait until it is told to end."""
+    """Make rank 0 wait for the termination signal, once, at the third step."""
 
     def __init__(self, mark: Path) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ def train(target: Any, folder: Path, **settings: Any) -> pybackend.TrainResult:
 
 
 def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any) -> str:
-    """Have a training told to end, and started again; what it has shown of that.
+    """Preempt a training and restart it; return its output about that.
 
     Parameters
     ----------
     folder
-        Shared by this machine and those of the workers.
+        Shared by this machine and the workers' machines.
     tell
-        Has whatever runs the workers tell them.
+        Sends the termination signal to the workers.
     shown
         The fixture ``capsys``.
     """

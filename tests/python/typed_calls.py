@@ -1,6 +1,6 @@
-"""Calls as a typed program makes them: mypy accepts the right ones, and finds each mistake.
+"""Calls in a typed program: mypy accepts the right ones, and finds each mistake.
 
-mypy reports an ignored error that there is none of, so each line below must have one.
+mypy reports an ignored error that does not exist, so each line below must have one.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def accept_key(key: str) -> str:
-    """The answer to a client's key, which shows that the server knows the protocol."""
+    """Return the answer to a client's key, which shows that the server knows the protocol."""
     return base64.b64encode(hashlib.sha1((key + _GUID).encode()).digest()).decode()
 
 
@@ -36,11 +36,11 @@ class WebSocket:
             self._writing.write(header + content)
 
     def close(self) -> None:
-        """Say that nothing more comes."""
+        """Signal the end of the data."""
         self.send(struct.pack("!H", 1000), _CLOSE)
 
     def messages(self) -> Iterator[bytes]:
-        """What the client sends, until it closes the connection."""
+        """Yield the client's messages until it closes the connection."""
         while len(header := self._reading.read(2)) == 2:
             opcode, size = header[0] & 0x0F, header[1] & 0x7F
             assert header[0] & 0x80, "messages in pieces are not expected"

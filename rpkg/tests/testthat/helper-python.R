@@ -29,7 +29,7 @@ dense_model <- function(inputs = 4L, units = 3L) {
   model
 }
 
-# The probabilities that logits stand for.
+# Convert logits to probabilities.
 softmax <- function(scores) exp(scores) / rowSums(exp(scores))
 
 iris_arrays <- function() {
@@ -50,7 +50,7 @@ train_flowers <- function(data, ...) {
   ))
 }
 
-# The figures of Keras's own evaluate() in this process.
+# The loss and metrics of Keras's own evaluate() in this process.
 evaluate_here <- function(model, data) {
   x <- as_input(data[[1L]], as_feature_array)
   y <- as_input(data[[2L]], as_label_array)
@@ -62,12 +62,12 @@ seed_fit <- function(sc) {
   train_mnist(sc, workers = 2, epochs = 1, batch_size = 32, limit = 256, seed = 3, verbose = 0)
 }
 
-# The columns that barrier_train() would use with these arguments, the rest of them data options.
+# The columns that barrier_train() would use with these arguments; `...` are data options.
 columns_of <- function(label = "label", features = NULL, weight = NULL, ...) {
   column_spec(label, features, weight, data_options(...), NULL)
 }
 
-# The arguments of an R function, except those named in `except`, and their defaults are Python's.
+# Expect the arguments of an R function, without `except`, and their defaults to be Python's.
 expect_same_arguments <- function(r, python, except = character()) {
   inspect <- reticulate::import("inspect")
   parameters <- inspect$signature(pybackend()[[python]])$parameters
@@ -85,7 +85,7 @@ expect_same_arguments <- function(r, python, except = character()) {
   }
 }
 
-# A fit as Python would answer, without Python.
+# A fit with values as from Python, made without Python.
 example_fit <- function(validation = TRUE, levels = NULL) {
   history <- list(loss = c(1.5, 0.75), accuracy = c(0.5, 0.875))
   if (validation) {
@@ -118,7 +118,7 @@ example_fit <- function(validation = TRUE, levels = NULL) {
   new_fit(list(to_dict = function() answer), list(levels = levels))
 }
 
-# An R function that fails on one worker ends the other, and its error says where.
+# Expect that an R function that fails on one worker ends the other, with the rank in its error.
 expect_worker_error <- function(sc) {
   condition <- tryCatch(
     barrier_apply(
@@ -141,8 +141,8 @@ expect_worker_error <- function(sc) {
   expect_match(condition$traceback, "parse_row(17)", fixed = TRUE)
 }
 
-# A test that `make test` leaves out and `make test-full` does not: exhaustive, or expensive for what
-# it finds. It is skipped, else testthat would remove its snapshots; scripts/r-test.R does not count it.
+# A test of `make test-full` only: exhaustive, or expensive for what it finds. In `make test` it is
+# skipped, or testthat would remove its snapshots; scripts/r-test.R does not count it.
 test_full <- function(desc, code) {
   if (runs_full()) {
     eval.parent(substitute(test_that(desc, code)))

@@ -1,4 +1,4 @@
-# The job that every route and both languages run; Python says what must come out.
+# The job that every route and both languages run; its expected result comes from Python.
 scenario <- function() {
   reticulate::import_from_path("scenario", test_path("scenario"), convert = TRUE)
 }

@@ -16,8 +16,8 @@ pyspark_home <- function() {
   if (!is.null(spec)) dirname(spec$origin)
 }
 
-# A connection for the test file that calls it. Files that follow each other share it, until one
-# asks for another master: a process has one Spark.
+# A connection for the calling test file. Successive files share it until one needs another master,
+# because a process has one Spark.
 file_connection <- function(master, env = parent.frame()) {
   skip_if_no_spark()
   withr::local_envvar(
@@ -27,7 +27,7 @@ file_connection <- function(master, env = parent.frame()) {
   )
   if (!identical(shared_connection$master, master) || !is_open(shared_connection$sc)) {
     end_shared_connection()
-    # Spark leaves its metastore where it was started.
+    # Spark writes its metastore to the directory in which it was started.
     folder <- withr::local_tempdir(.local_envir = testthat::teardown_env())
     config <- test_config()
     shared_connection$sc <- withr::with_dir(
@@ -40,7 +40,7 @@ file_connection <- function(master, env = parent.frame()) {
   shared_connection$sc
 }
 
-# Executors of their own in `make test-full`, else tasks in Spark's one process.
+# Separate executors in `make test-full`, otherwise tasks in Spark's one process.
 full_cluster <- function() if (runs_full()) "local-cluster[2,1,1024]" else "local[2]"
 
 shared_connection <- new.env()
@@ -52,7 +52,7 @@ end_shared_connection <- function() {
   shared_connection$sc <- NULL
   if (is_open(sc)) {
     on.exit(sparklyr::spark_disconnect(sc))
-    # Else PySpark, which has joined it, takes it for running, and refuses one of Connect.
+    # Otherwise PySpark, which shares it, considers it running, and rejects a Connect session.
     session <- reticulate::import("pyspark.sql")$SparkSession$getActiveSession()
     if (!is.null(session)) {
       session$stop()
@@ -72,7 +72,7 @@ test_config <- function() {
   config
 }
 
-# Below the ports that systems give to outgoing connections, which take what is used only later.
+# Below the ports of outgoing connections, which could take a port before it is used.
 free_ports <- function(count) {
   socket <- reticulate::import("socket")
   is_free <- function(port) {
@@ -91,7 +91,7 @@ free_ports <- function(count) {
   found[seq_len(count)]
 }
 
-# A process that has ended may keep its number for seconds, until the system's first process looks.
+# The id of an ended process may exist for seconds, until the system's first process reaps it.
 is_running <- function(pid) {
   if (!dir.exists("/proc/self")) {
     return(tools::pskill(pid, 0))
@@ -105,16 +105,16 @@ fit_weights <- function(fit) fit$model$get_weights()
 
 skip_if_no_pysparklyr <- function() {
   skip_if_no_spark()
-  # Tests alone need it: it is not among the packages that DESCRIPTION names.
+  # Only tests need it, so it is not in DESCRIPTION.
   if (!nzchar(system.file(package = "pysparklyr"))) {
     skip_or_fail("the R package pysparklyr is missing")
   }
 }
 
-# Address of a Spark Connect server of two slots for the test file that calls it.
+# Address of a Spark Connect server with two slots for the calling test file.
 file_connect_server <- function(env = parent.frame()) {
   home <- pyspark_home()
-  # Spark leaves its metastore where it was started.
+  # Spark writes its metastore to the directory in which it was started.
   folder <- withr::local_tempdir(.local_envir = env)
   log <- file.path(folder, "server.log")
   withr::local_envvar(
@@ -147,7 +147,7 @@ connect_command <- function(home, folder) {
     c("--master", "local[2]", "--driver-memory", "1g"),
     c("--driver-java-options", paste0("-Djava.io.tmpdir=", folder)),
     c("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
-    # The system picks the port.
+    # The system chooses the port.
     c("--conf", "spark.connect.grpc.binding.port=0"),
     c("--conf", "spark.ui.enabled=false"),
     c("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
@@ -159,7 +159,7 @@ address_in_log <- function(server, log) {
   deadline <- Sys.time() + 200
   while (Sys.time() < deadline) {
     said <- readChar(log, file.size(log), useBytes = TRUE)
-    # Up to the end of the line: the server may be writing it.
+    # Only complete lines: the server may be writing one.
     found <- regmatches(said, regexec("server started at: ([^\n]+)\n", said, useBytes = TRUE))[[1L]]
     if (length(found)) {
       return(found[[2L]])
@@ -172,7 +172,7 @@ address_in_log <- function(server, log) {
   stop("the Spark Connect server did not start:\n", said)
 }
 
-# A connection of pysparklyr, with the Python that runs, for the test file that calls it.
+# A connection of pysparklyr, with the running Python, for the calling test file.
 file_pyspark_connection <- function(env = parent.frame()) {
   skip_if_no_pysparklyr()
   end_shared_connection()
@@ -191,13 +191,13 @@ end_pyspark_connection <- function(sc) {
   if (!session$is_stopped) {
     session$stop()
   }
-  # sparklyr itself leaves the session of pysparklyr open.
+  # sparklyr does not close the session of pysparklyr.
   sparklyr::spark_disconnect(sc)
-  # By this PySpark takes Connect for the only kind of session in its process.
+  # With this variable PySpark allows only Connect sessions in its process.
   reticulate::py_run_string("import os; os.environ.pop('SPARK_CONNECT_MODE_ENABLED', None)")
 }
 
-# On the cluster, a model is evaluated and predicts as in this session, and leaves no views behind.
+# Expect evaluation and prediction on the cluster to equal this session's, without remaining views.
 expect_scored_as_here <- function(sc, session, fit, table, rows, before) {
   on_table <- barrier_evaluate(sc, fit, table)
   alone <- evaluate_here(fit$model, list(as.matrix(rows[1:4]), rows$label))

@@ -59,7 +59,7 @@ test_that("a function runs once per worker, with its context and TF_CONFIG", {
   expect_identical(found[[1]]$addresses, found[[2]]$addresses)
   expect_length(found[[1]]$addresses, 2)
 
-  # Rows are dealt in turn; their types are those of the columns given.
+  # Rows are assigned in turn, with the types of the columns.
   taken <- function(at) {
     list(x = rows$x[at, , , drop = FALSE], n = rows$n[at], is = rows$is[at], byte = 250L + at)
   }

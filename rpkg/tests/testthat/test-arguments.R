@@ -34,7 +34,7 @@ test_that("callbacks and custom objects must come from Python", {
   })
 })
 
-# Calls that end before Python is used, and their arguments that are whole numbers.
+# Calls that fail before Python is used, with their whole-number arguments.
 build <- function() stop("the model is built")
 of_training <- c("workers", "epochs", "batch_size", "seed", "restarts", "verbose")
 of_scoring <- c("workers", "batch_size", "verbose")

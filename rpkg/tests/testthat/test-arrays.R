@@ -44,7 +44,7 @@ test_that("several inputs become a list, or a dict by name", {
   skip_if_no_pybackend()
   x <- matrix(1:4, 2)
   expect_s3_class(as_input(list(x, x), as_feature_array), "python.builtin.list")
-  # A variable of the name of an input is not meant.
+  # A variable with the name of an input is not used.
   left <- "variable"
   named <- as_input(list(left = x, right = x), as_feature_array)
   expect_s3_class(named, "python.builtin.dict")

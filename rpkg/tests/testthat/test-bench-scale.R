@@ -5,7 +5,7 @@ test_that("wrong arguments are refused by name", {
   expect_error(bench_scale(train, workers = "1,2"), "`workers` must be")
   expect_error(bench_scale(train, mode = "linear"), "`mode` must be one of")
   expect_error(bench_scale(train, project = 1), "`project` must be a whole number of at least 2")
-  expect_error(bench_scale(train, 2, project = 9), "`project` needs two numbers of `workers`")
+  expect_error(bench_scale(train, 2, project = 9), "`project` needs at least two numbers of `workers`")
   skip_if_no_pybackend()
   expect_error(bench_scale("missing.R"), "missing.R cannot be read", class = "tfdist_error_input")
   expect_error(bench_scale(train, workers = c(1, 3)), "shared equally by 3 workers")
@@ -37,7 +37,7 @@ test_full("a training is measured with several numbers of workers, and projected
   expect_equal(measured$seconds, unname(rowSums(parts)))
   expect_equal(measured$speedup, measured$workers * measured$efficiency)
   expect_true(all(found$efficiency_low[3:4] <= found$efficiency_high[3:4]))
-  # Slow steps make long figures: a table that is too wide for the console has more lines.
+  # Slow steps have long numbers, and a table that is too wide for the console has more lines.
   withr::local_options(width = 200)
   shown <- capture.output(print(found))
   expect_length(shown, 6)

@@ -1,4 +1,4 @@
-# What a worker would make of a function: in another environment, and without this session.
+# Call a function as a worker does: in another environment, and without this session.
 elsewhere <- function(carrier) unserialize(serialize(carrier, NULL))
 
 carried <- function(f, extra = list()) {
@@ -36,7 +36,7 @@ test_that("functions of the workspace travel, even those not named in the source
   )
   f <- eval(quote(function(x) do.call("area", list(x))), globalenv())
   expect_true(all(c("area", "area.square") %in% names(find_variables(f, "f", NULL)$globals)))
-  # In a list, a function's variables are found, too.
+  # Variables of a function in a list are found, too.
   steps <- list(add = eval(quote(function(x) x + tfdist_k), globalenv()))
   g <- function(x) steps$add(x)
   expect_true("tfdist_k" %in% names(find_variables(g, "g", NULL)$globals))
@@ -66,7 +66,7 @@ test_that("a function that captured too much is rejected before it is serialized
   withr::local_options(tfdist.max_function_mb = 10)
   used <- find_variables(f, "f", NULL)
   expect_snapshot(error = TRUE, check_closure_size(f, used$globals, list(), "f", NULL))
-  # What an environment hides shows when it is serialized.
+  # The size of an environment is known only when it is serialized.
   hiding <- local(envir = new.env(parent = globalenv()), {
     hidden <- new.env(parent = emptyenv())
     hidden$big <- double(4e6)
@@ -77,7 +77,7 @@ test_that("a function that captured too much is rejected before it is serialized
     "environments of functions or objects",
     class = "tfdist_error_input"
   )
-  # Two gigabytes, of which R keeps two numbers; nothing is made ready for serialize() before them.
+  # Two gigabytes, which R stores as two numbers; they are rejected before serialize() runs.
   withr::local_options(tfdist.max_function_mb = NULL)
   local_mocked_bindings(new_carrier = function(...) stop("it was not measured first"))
   huge <- seq_len(5.4e8)

@@ -1,7 +1,7 @@
 # Files, functions and named columns as training data, without Spark.
 
 write_parquet <- function(rows, path) {
-  # By pandas: reticulate makes a frame of it.
+  # Made by pandas; reticulate converts it to a data frame.
   reticulate::r_to_py(rows)$to_parquet(path, index = FALSE)
 }
 
@@ -11,7 +11,7 @@ flowers <- function() {
   rows
 }
 
-# A model of two inputs by their names.
+# A model with two named inputs.
 paired_model <- function(left = 2L, right = 2L) {
   keras <- reticulate::import("keras")
   keras$utils$set_random_seed(7L)
@@ -85,7 +85,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
   expect_identical(sum(fit$workers$rows), 150L)
   expect_identical(levels(predict(fit, rows[1:3, ])$.pred_class), fit$levels)
 
-  # The levels of the fit give the codes of part of the rows.
+  # The codes of some of the rows come from the levels of the fit.
   last <- rows[101:150, ]
   write_parquet(last, "last.parquet")
   on_frame <- barrier_evaluate("local", fit, last, label = "species")
@@ -174,7 +174,7 @@ test_full("tensors define how bytes and arrays are read", {
     verbose = 0
   )
   expect_identical(sum(fit$workers$rows), 40L)
-  # What the training knows of the columns need not be said again.
+  # Columns known from the training need not be passed again.
   expect_type(barrier_evaluate("local", fit, path), "double")
 })
 
@@ -238,7 +238,7 @@ test_full("a model written to a URI is read from there", {
   expect_identical(tools::md5sum("copy.h5")[[1L]], tools::md5sum("model.h5")[[1L]])
   expect_output(print(summary(fit)), "model.h5, SHA-256")
 
-  # As a fit that another session has saved.
+  # Like a fit that another session saved.
   rm("model", "result", envir = .subset2(fit, "decoded"))
   expect_equal(fit_weights(fit), fit_weights(sent))
   rm("model", envir = .subset2(fit, "decoded"))

@@ -15,7 +15,7 @@ test_that("factors and text are one-hot, or codes on request", {
   expect_identical(found$categories, list(colour = c("red", "green", "blue")))
   expect_identical(found$encode, list(colour = "one_hot"))
 
-  # As Python sorts, whatever the locale.
+  # In Python's order, regardless of the locale.
   text <- transform(rows, colour = c("red", "Blue", "green"))
   expect_identical(
     check_frame(text, columns_of(), "data", NULL)$categories$colour,

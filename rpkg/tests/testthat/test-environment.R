@@ -16,7 +16,7 @@ test_that("only a Python that TensorFlow has releases for is taken", {
 test_that("a Python says its version, and other programs none", {
   skip_if_no_pybackend()
   expect_gte(version_of_python(discover_python()$python, NULL), "3.10")
-  expect_error(version_of_python(Sys.which("true")[[1]], NULL), "not a Python")
+  expect_error(version_of_python(Sys.which("true")[[1]], NULL), "cannot be run as Python")
 })
 
 run_sh <- function(script) {
@@ -33,7 +33,7 @@ test_that("what a program prints is kept from the console, and shown if it fails
   expect_match(said, "sh cannot do it.", fixed = TRUE)
   expect_match(said, "20\nwrong", fixed = TRUE)
   expect_no_match(said, "\n5\n")
-  log <- sub(".* is in (.*), until R ends.*", "\\1", said)
+  log <- sub(".* is in (.*) until R exits.*", "\\1", said)
   withr::defer(unlink(log))
   expect_length(readLines(log), 21)
 })
@@ -41,7 +41,7 @@ test_that("what a program prints is kept from the console, and shown if it fails
 test_that("an interrupt ends the program", {
   folder <- withr::local_tempdir()
   withr::local_dir(folder)
-  # The program interrupts R, and notes that it was told to end.
+  # The program interrupts R, and records that it received a signal.
   script <- "trap 'echo told >told; exit 1' INT; kill -INT %d; while :; do sleep 0.05; done"
   seen <- tryCatch(
     suppressMessages(run_sh(sprintf(script, Sys.getpid()))),

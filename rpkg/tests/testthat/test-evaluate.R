@@ -21,7 +21,7 @@ test_that("this session computes what workers compute, and takes a fit's columns
   selected <- generics::evaluate(fit, iris, label = Species, features = ends_with("th"))
   expect_equal(selected, figures)
 
-  # Arguments are what they are, whatever columns there are.
+  # Arguments are values, even if a column has the same name.
   rows <- cbind(iris[1:4], Species = as.integer(iris$Species) - 1L)
   rows <- cbind(rows, label = 0L, features = 1, weight = 0)
   in_python <- generics::evaluate(fit, reticulate::r_to_py(rows))

@@ -74,7 +74,7 @@ test_that("fields are accessed by name", {
   expect_null(fit$label)
   expect_snapshot(error = TRUE, {
     fit$nothing
-    # No part of a name is taken for it.
+    # Names are not matched partially.
     fit$hist
     fit$histry
     fit$feature

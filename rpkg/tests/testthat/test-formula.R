@@ -39,7 +39,7 @@ test_that("what a formula computes is that of base R, with a column for each lev
   expect_equal(found$x[, 3], as.double(rows$colour == "blue"))
   expect_equal(found$x[, 9], as.double(rows$colour == "red" & rows$flag))
 
-  # Later rows, whatever their levels and their mean, are computed by what the training has fixed.
+  # Later rows are computed with the levels and the mean of the training, not with their own.
   fit <- structure(
     c(list(preparation = columns$preparation), found[c("features", "categories", "encode")]),
     class = "tfdist_fit"

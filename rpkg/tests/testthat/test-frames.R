@@ -111,7 +111,7 @@ test_that("numbers are the levels of a training whose label was a factor of numb
   expect_identical(levels(read(rows[1:2, ])), columns$levels)
   given <- list(y = c(2, 1))
   expect_identical(match_levels(given, columns$levels)$y, factor(c("2", "1"), columns$levels))
-  # Of other levels they are the codes.
+  # If the levels are not numbers, numbers are codes.
   columns$levels <- c("no", "yes", "perhaps")
   expect_identical(read(rows), rows$k)
   expect_identical(match_levels(given, columns$levels), given)
@@ -120,7 +120,7 @@ test_that("numbers are the levels of a training whose label was a factor of numb
 test_that("a column without one of its categories is a warning, as no row has a prediction", {
   expect_warning(
     found <- complete_cases(data.frame(k = 1:3), "k", list(k = c("a", "b"))),
-    "Column \"k\" has none of its categories, but \"1\", say"
+    "No value of column \"k\" is one of its categories \\(e\\.g\\. \"1\"\\)"
   )
   expect_false(any(found))
 })

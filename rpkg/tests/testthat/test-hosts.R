@@ -18,6 +18,6 @@ test_that("Python takes what R has made", {
   launcher <- open_session(route)
   expect_identical(launcher$count_workers(NULL), 3L)
   expect_identical(launcher$environment, list(GREETING = "hi"))
-  # What R leaves to Python is found at once, too.
+  # What only Python checks is reported at once, too.
   expect_error(hosts("a:9999"), "asks for 9999 workers", class = "tfdist_error_input")
 })

@@ -34,7 +34,7 @@ test_that("an installed package holds a wheel, or the sources, or neither", {
   folder <- withr::local_tempdir("python")
   expect_null(bundled_python(""))
   expect_null(bundled_python(folder))
-  # What a symbolic link becomes where it is not known.
+  # What a symbolic link becomes on a system without symbolic links.
   writeLines("../../../pybackend", file.path(folder, "pybackend"))
   file.create(file.path(folder, "pyproject.toml"))
   expect_null(bundled_python(folder))

@@ -38,7 +38,7 @@ test_that("smooth lines go through the figures", {
   history <- plotted_history(fit, NULL, TRUE)
   expect_equal(history$line, stats::lowess(1:6, fit$history$loss, f = 0.4, iter = 0)$y)
   expect_identical(history$value, fit$history$loss)
-  # Two figures are no curve.
+  # Two values are not smoothed.
   expect_identical(
     plotted_history(example_fit(), NULL, TRUE)$line,
     as.data.frame(example_fit())$value

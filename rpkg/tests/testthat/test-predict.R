@@ -53,7 +53,7 @@ test_that("rows are taken of arrays of any shape, and missing values found in th
   expect_identical(spread_rows(factor("b"), c(TRUE, FALSE)), factor(c("b", NA)))
 })
 
-# A fit whose model is this one.
+# A fit with this model.
 fit_of <- function(model, levels = NULL) {
   fit <- example_fit(levels = levels)
   fit$decoded <- rlang::env(model = model)
@@ -171,7 +171,7 @@ test_that("one probability or one logit tells two classes", {
   expect_equal(found$.pred_no, 1 - yes, tolerance = 1e-6)
   expect_identical(as.character(found$.pred_class), ifelse(yes > 0.5, "yes", "no"))
 
-  # The same layer with a loss that takes its numbers for probabilities, which they are not.
+  # The same layer with a loss that expects probabilities, which its numbers are not.
   model$compile(loss = "binary_crossentropy")
   expect_named(predict(fit, rows), ".pred_class")
   expect_snapshot(error = TRUE, predict(fit, rows, type = "prob"))

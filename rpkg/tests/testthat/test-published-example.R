@@ -1,6 +1,6 @@
-# The example by which sparklyr's barrier mode was announced: TensorFlow's own strategy inside
-# spark_apply(), the model back as base64 of HDF5. make_tf_config() is used where JSON was made by
-# hand; all else is what a user would have written, down to Keras 2, which the strategy needs.
+# The example with which sparklyr's barrier mode was announced: TensorFlow's own strategy inside
+# spark_apply(), and the model returned as base64 of HDF5. make_tf_config() replaces JSON written by
+# hand; everything else is unchanged, including Keras 2, which the strategy needs.
 
 test_full("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()", {
   sc <- file_connection("local-cluster[2,1,1024]")
@@ -13,7 +13,7 @@ test_full("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()",
     skip_or_fail("the Python package tf_keras is missing")
   }
   withr::local_envvar(TF_USE_LEGACY_KERAS = "1", TF_CPP_MIN_LOG_LEVEL = "2")
-  # The ports that the example picks by hand.
+  # The ports that the example sets by hand.
   ports <- free_ports(2L)
 
   trained <- function(df, context, barrier) {
@@ -33,7 +33,7 @@ test_full("MultiWorkerMirroredStrategy in spark_apply(), with make_tf_config()",
             index = barrier$partition
           )
         )
-        # In a loop, so that R CMD check does not want a test's packages among the dependencies.
+        # In a loop, so that R CMD check does not require a test's packages as dependencies.
         for (package in c("tensorflow", "keras", "base64enc")) {
           library(package, character.only = TRUE)
         }

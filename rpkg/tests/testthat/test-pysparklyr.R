@@ -1,4 +1,4 @@
-# Not within the test: the start of a server counts for no test's time.
+# Outside of the tests, so that the start of the server does not count as a test's time.
 sc <- if (runs_full()) file_pyspark_connection()
 
 rows <- iris
@@ -7,12 +7,12 @@ rows$label <- as.integer(rows$label) - 1L
 train <- function(sc, data, ...) {
   barrier_train(sc, dense_model(), data, ..., workers = 2, epochs = 2, seed = 1, verbose = 0)
 }
-# One step of all rows in an epoch: the order in which Spark deals them does not matter.
+# One step with all rows in an epoch, so that the order of Spark's rows does not matter.
 whole <- function(sc, data, ...) train(sc, data, batch_size = 150L, ...)
 
 test_full("a dplyr pipeline trains, and the failure of a callback has its reason", {
   table <- dplyr::copy_to(sc, rows, "iris_pipeline", overwrite = TRUE)
-  # Any dplyr pipeline is a table.
+  # Any dplyr pipeline can be a table.
   pipeline <- dplyr::mutate(dplyr::filter(table, label < 2L), a = a * 2)
   kept <- transform(rows[rows$label < 2L, ], a = a * 2)
   expect_equal(
@@ -64,7 +64,7 @@ test_full("a connection of pysparklyr trains as this machine does", {
 
   expect_scored_as_here(sc, session, from_table, table, rows, before)
 
-  # Predictions stay there, beside the rows.
+  # Predictions stay in Spark, with the rows.
   beside <- dplyr::collect(dplyr::arrange(predict(from_table, table), a, b, c, d))
   sorted <- rows[order(rows$a, rows$b, rows$c, rows$d), ]
   expect_equal(

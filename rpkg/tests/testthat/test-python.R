@@ -46,7 +46,7 @@ test_that("reticulate's managed Python is off during the search, and only then",
   expect_identical(Sys.getenv("RETICULATE_USE_MANAGED_VENV", NA), NA_character_)
 })
 
-# What R prints that runs these lines, with this level of TensorFlow's lines.
+# Output of an R process that runs these lines, with this level of TensorFlow's messages.
 run_script <- function(level, lines) {
   withr::local_envvar(TF_CPP_MIN_LOG_LEVEL = level)
   script <- withr::local_tempfile(lines = lines, fileext = ".R")
@@ -55,7 +55,7 @@ run_script <- function(level, lines) {
 
 test_full("a training prints no start-up lines", {
   skip_if_no_pybackend()
-  # Keras is imported by the user, before tfdist has been called.
+  # The user imports Keras before tfdist is called.
   code <- c(
     "library(tfdist)",
     "keras <- reticulate::import('keras')",
@@ -78,9 +78,9 @@ test_that("a call returns its value, and its failure as a condition", {
   skip_if_no_pybackend()
   builtins <- reticulate::import_builtins()
   expect_identical(call_python(builtins$len, list(1, 2)), 2L)
-  # Which R cannot hold: it would crash.
+  # R cannot store this message: it would crash.
   expect_identical(call_python(builtins$chr, 0L), "\\0")
-  # From outside pybackend, as Keras's own.
+  # From outside of pybackend, like Keras's own errors.
   condition <- tryCatch(call_python(builtins$int, "x"), tfdist_error = identity)
   expect_s3_class(condition, "tfdist_error_python")
   expect_match(conditionMessage(condition), "ValueError")

@@ -1,6 +1,6 @@
 # Models with layers, losses and metrics that are R functions or classes.
 
-# Defined in the workspace, where users do it; gone from there at the end.
+# Defined in the workspace, as users do, and removed at the end.
 in_workspace <- function(code, frame = parent.frame()) {
   before <- ls(globalenv())
   eval(code, globalenv())
@@ -9,8 +9,8 @@ in_workspace <- function(code, frame = parent.frame()) {
   mget(names, globalenv())
 }
 
-# A function that builds a model with a layer, a loss and a metric of R, and one that it calls, in the
-# workspace until the test ends.
+# Define, until the test ends, a function that builds a model with a layer, a loss and a metric of
+# R, and a function that it calls, both in the workspace.
 define_model <- function(frame = parent.frame()) {
   in_workspace(
     frame = frame,
@@ -68,7 +68,7 @@ test_that("what is written in R comes back whole, also in another session", {
   expect_equal(figures[["hits"]], mean(hits), tolerance = 1e-6)
 
   list2env(made, globalenv())
-  # Keras's own file of it is for sessions that have the layer.
+  # Keras's own file of the model is for sessions that have the layer.
   file <- withr::local_tempfile(fileext = ".keras")
   write_model(saved, file)
   expect_error(reticulate::import("keras")$saving$load_model(file), "Scaled")

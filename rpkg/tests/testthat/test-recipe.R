@@ -4,7 +4,7 @@ skip_if_no_recipes <- function() {
   }
 }
 
-# One of its packages asks the system for the time zone when it is loaded.
+# Loading recipes reads the system's time zone.
 withr::local_envvar(TZ = "UTC", .local_envir = testthat::teardown_env())
 
 flower_recipe <- function(rows = iris) {
@@ -29,7 +29,7 @@ test_that("a recipe is prepared by the training data and applied to later ones",
   expect_equal(check_newdata(placed[7:8, -5], fit)$rows, found$x[7:8, ])
   expect_identical(nrow(columns$preparation$recipe$template), 0L)
 
-  # A recipe that was prepared elsewhere stays as it is.
+  # A recipe that is already prepared is not changed.
   prepared <- recipes::prep(flower_recipe(placed), placed[1:50, ])
   columns <- choose_columns(list(), prepared, NULL, placed, NULL)
   x <- check_frame(placed, columns, "data", NULL)$x
@@ -52,7 +52,7 @@ test_that("labels that a skipped step has changed are not compared with unchange
     "`step_log` of the recipe changes the label `sum` .* skipped for `validation_data`",
     class = "tfdist_error_input"
   )
-  # Predictions have no labels; and steps that choose rows change none.
+  # Predictions need no labels, and steps that select rows do not change labels.
   expect_identical(nrow(prepare_rows(later$preparation, rows[1:3, -6], "newdata", NULL)), 3L)
   for (recipe in list(
     recipes::step_log(whole, Sepal.Width, skip = TRUE),

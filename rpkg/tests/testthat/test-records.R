@@ -37,7 +37,7 @@ test_full("a table becomes TFRecord files and is read back, and training uses th
   counted <- dplyr::collect(dplyr::count(dplyr::filter(back, species == "setosa")))
   expect_equal(counted$n, 50)
 
-  # A PySpark session gives and takes DataFrames.
+  # With a PySpark session, tables are DataFrames.
   session <- open_session(check_sc(sc))
   frame <- read_tfrecords(session, path)
   expect_identical(frame$count(), 150L)

@@ -16,14 +16,14 @@ test_that("the page of a fit has its numbers, also after readRDS()", {
   expect_length(run$workers[[1L]]$step_times$quantiles, 21L)
   expect_match(run$model_summary, "dense")
 
-  # As another session has it.
+  # As in another session.
   saveRDS(fit, file.path(folder, "fit.rds"))
   kept <- readRDS(file.path(folder, "fit.rds"))
   kept$decoded <- new.env(parent = emptyenv())
   report(kept, file.path(folder, "kept.html"), title = "Flowers")
   expect_identical(read_run(file.path(folder, "kept.html")), run)
 
-  # Without the record the page is made of the other fields.
+  # Without the record the page is made from the other fields.
   kept$record <- NULL
   report(kept, file.path(folder, "less.html"))
   less <- read_run(file.path(folder, "less.html"))

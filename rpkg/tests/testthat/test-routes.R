@@ -1,4 +1,4 @@
-# One small job by every route that R has: the weights of one process each time.
+# One small job on every route of R. Each gives the weights of one process.
 
 test_full("local, with a model of this session and with one built by R in the workers", {
   skip_if_no_pybackend()

@@ -36,7 +36,7 @@ test_that("codes of text are those of a training, not of the rows", {
     barrier_evaluate("local", build, transform(rows, a = 1:2, label = a))
     barrier_evaluate("local", build, list(rows["a"], 0:1))
   })
-  # Also where the training has fixed them.
+  # Also if the training defined them.
   fit <- example_fit()
   fit$features <- "a"
   expect_snapshot(error = TRUE, barrier_evaluate("local", fit, rows))
@@ -88,7 +88,7 @@ test_that("a label that is left out is that of the training, if the data have it
   expect_identical(scored_label(fit, "rows.parquet"), "Species")
   expect_identical(scored_label(fit, data.frame(size = 1, label = 2)), "label")
   expect_identical(scored_label(mean, iris), "label")
-  # A formula has named it for good, and goes on to what is trained from the fit.
+  # A formula fixes the label, also in fits that continue the training.
   fit$formula <- Species ~ .
   expect_identical(scored_label(fit, data.frame(size = 1, label = 2)), "Species")
   expect_identical(complete_columns(columns_of("Species"), fit)$formula, fit$formula)
@@ -100,7 +100,7 @@ test_full("several workers compute what one process computes", {
   alone <- evaluate_here(fit$model, iris_arrays())
   expect_named(alone, c("accuracy", "loss"))
 
-  # Columns go by their names, and the label by the levels of the training.
+  # Columns are matched by name, and the label is coded by the levels of the training.
   expect_no_message(
     figures <- barrier_evaluate("local", fit, rev(iris), label = "Species", workers = 3)
   )
@@ -133,7 +133,7 @@ test_that("a model of several inputs and outputs returns a list", {
     list(keras$layers$Dense(3L)(left), keras$layers$Dense(1L)(right))
   )
   x <- list(as.matrix(iris[1:2]), as.matrix(iris[3:4]))
-  # It is not compiled, which only an evaluation needs.
+  # The model is not compiled: only an evaluation needs that.
   scores <- barrier_predict("local", model, x, workers = 2)
   alone <- model$predict(lapply(x, as_feature_array), verbose = 0L)
   expect_type(scores, "list")

@@ -12,7 +12,7 @@ test_that("columns are selected as with tidyselect", {
   expect_identical(choose(label = Species)$label, "Species")
   expect_identical(choose(label = Species, features = starts_with("Sepal"))$features, sepal)
   expect_identical(choose(label = Species, features = 1:2)$features, sepal)
-  # The label is not meant by "all but".
+  # "All but" does not include the label.
   expect_identical(
     choose(label = Species, features = -Petal.Length)$features,
     names(iris)[-c(3, 5)]
@@ -37,7 +37,7 @@ test_that("strings, and variables that hold them, name columns", {
   expect_identical(choose(label = by$label, features = all_of(columns))$features, columns)
   expect_identical(choose(label = by$label, features = by$groups)$features, by$groups)
   expect_identical(choose(label = by$label, features = names(iris)[1:2])$features, names(iris)[1:2])
-  # Without columns that are known, names are taken as they are.
+  # If the columns are not known, names are used unchanged.
   expect_identical(choose(list(1, 2), label = y)$label, "y")
 })
 

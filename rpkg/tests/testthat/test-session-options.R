@@ -10,7 +10,7 @@ test_that("options are the defaults of workers and verbose", {
   withr::local_options(tfdist.workers = 4, tfdist.verbose = 0)
   expect_identical(call(), list(workers = 4L, roles = NULL, verbose = 0L))
   expect_identical(call(workers = 2, verbose = 2)[c(1, 3)], list(workers = 2L, verbose = 2L))
-  # Roles say how many there are.
+  # Roles set the number of workers.
   expect_null(call(roles = c(chief = 1, worker = 2))$workers)
 })
 

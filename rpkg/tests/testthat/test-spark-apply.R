@@ -12,7 +12,7 @@ test_full("an error on a worker has its rank, message and calls", {
   expect_setequal(views(), before)
 })
 
-# After the error: the connection has survived it.
+# After the error, to check that the connection still works.
 test_full("f runs once per worker in R, and large results arrive whole", {
   shift <- 7
   found <- barrier_apply(
@@ -51,7 +51,7 @@ test_full("a table trains with a model built by R", {
       keras$Input(reticulate::tuple(4L)),
       keras$layers$Dense(units)
     ))
-    # A loss that is a function of R.
+    # A loss that is an R function.
     loss <- function(y_true, y_pred) {
       keras$losses$sparse_categorical_crossentropy(y_true, y_pred, from_logits = TRUE)
     }
@@ -62,7 +62,7 @@ test_full("a table trains with a model built by R", {
   expect_identical(sum(fit$workers$rows), 150L)
   expect_true(all(fit$workers$ok))
 
-  # Functions take the rows of a table, too.
+  # Functions can read the rows of a table, too.
   found <- barrier_apply(
     sc,
     function(ctx) {
@@ -106,10 +106,10 @@ test_full("an executor without Python says so", {
   )
 })
 
-# Interrupts workers that sleep at a place; afterwards they are gone and the next call works.
+# Interrupt workers that sleep; expect that they exit and that the next call works.
 expect_interrupted <- function(place) {
   marker <- withr::local_tempfile()
-  # A second process interrupts this one when a worker has begun.
+  # A second process interrupts this one when a worker has started.
   program <- sprintf(
     "while [ ! -e %s ]; do sleep 0.2; done; kill -INT %d",
     shQuote(marker),
@@ -120,7 +120,7 @@ expect_interrupted <- function(place) {
     barrier_apply(
       place,
       function(ctx) {
-        # Renamed, so that a marker that exists is complete.
+        # Written by renaming, so that an existing marker is complete.
         if (ctx$rank == 0) {
           writeLines(as.character(Sys.getpid()), paste0(marker, "-new"))
           file.rename(paste0(marker, "-new"), marker)

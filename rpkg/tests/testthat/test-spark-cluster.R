@@ -5,7 +5,7 @@ test_full("a cluster of two executors trains as this machine does", {
   expect_equal(fit_weights(spark), fit_weights(seed_fit("local")), tolerance = 1e-6)
   expect_identical(spark$workers$rank, 0:1)
 
-  # More workers than the cluster has slots.
+  # More workers than slots of the cluster.
   expect_error(
     barrier_train(sc, dense_model(), iris_arrays(), workers = 5, verbose = 0),
     class = "tfdist_error_cluster"

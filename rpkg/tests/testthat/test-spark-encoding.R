@@ -1,4 +1,4 @@
-# One step on all rows: their order does not matter.
+# One step with all rows, so that their order does not matter.
 train_once <- function(sc, data, ..., inputs = 6L) {
   keras <- reticulate::import("keras")
   keras$utils$set_random_seed(7L)
@@ -44,7 +44,7 @@ test_full("data frames, Spark tables and arrays encoded by hand give the same mo
   selected <- train_once(sc, table, label = kind, features = c(size, colour, place))
   expect_equal(fit_weights(selected), fit_weights(by_hand), tolerance = 1e-6)
 
-  # Each predicts for the other's rows, and is evaluated on them.
+  # Each fit predicts for the other's rows, and is evaluated on them.
   found <- dplyr::collect(predict(of_frame, table, type = "prob"))
   found <- as.matrix(found[order(found$id), paste0(".pred_", of_frame$levels)])
   expect_equal(found, softmax(scores), tolerance = 1e-6, ignore_attr = TRUE)

@@ -28,7 +28,7 @@ test_that("arguments for Spark tables are rejected elsewhere", {
   )
 })
 
-# A model of one probability.
+# A model with one probability as output.
 binary_model <- function() {
   keras <- reticulate::import("keras")
   keras$utils$set_random_seed(7L)
@@ -73,7 +73,7 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_s3_class(found, "tbl_spark")
   expect_same_predictions(fit, found)
 
-  # Verbs of dplyr go on from there.
+  # dplyr's verbs can be applied to the result.
   expected <- table(as.character(predict(fit, iris_rows())$.pred_class))
   counted <- dplyr::collect(dplyr::count(found, .pred_class))
   expect_equal(sum(counted$n), 150)
@@ -82,7 +82,7 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   few <- dplyr::mutate(few, right = .pred_class == kind)
   expect_identical(nrow(dplyr::collect(few)), 50L)
 
-  # A pipeline is a table, too; its rows are as few.
+  # A pipeline is a table, too, here with fewer rows.
   piped <- predict(fit, dplyr::filter(table, id <= 10L), type = "class")
   expect_identical(setdiff(colnames(piped), colnames(table)), ".pred_class")
   expect_identical(sparklyr::sdf_nrow(piped), 10)
@@ -98,7 +98,7 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_identical(is.na(holed$.pred_class), c(FALSE, FALSE, TRUE, FALSE))
   expect_identical(is.na(holed$.pred_setosa), is.na(holed$.pred_class))
 
-  # Spark computes what the formula does, too.
+  # Spark computes the same as the formula.
   formula <- kind ~ log(a) + scale(b) + I(c^2) + d
   arguments <- list("local", dense_model(), iris_rows()[-1], formula, workers = 1, verbose = 0)
   computing <- suppressMessages(do.call(barrier_train, arguments))

@@ -42,7 +42,7 @@ test_that("a local connection trains as this machine does", {
   expect_equal(fit_weights(spark), fit_weights(here), tolerance = 1e-6)
   expect_identical(sum(spark$workers$rows), 150L)
 
-  # The session is reused, and its Python object is a route of its own.
+  # The session is reused, and its Python object can be `sc`, too.
   session <- open_session(route)
   expect_s3_class(session, "python.builtin.object")
   expect_identical(check_sc(session)$kind, "python")
@@ -51,7 +51,7 @@ test_that("a local connection trains as this machine does", {
     sparklyr::invoke(sparklyr::spark_context(sc), "applicationId")
   )
 
-  # A PySpark DataFrame is data as well; the fit knows its columns.
+  # A PySpark DataFrame can be `data`, too; the fit stores its columns.
   frame <- session$createDataFrame(
     reticulate::r_to_py(data.frame(a = runif(40), b = runif(40), label = rep(0:1, 20)))
   )
@@ -88,7 +88,7 @@ test_full("text as the label, weights of rows, and a SQL query, to which dplyr v
   expect_identical(by_kind$levels, levels(iris$Species))
   expect_identical(by_kind$features, c("a", "b", "c", "d"))
   expect_identical(levels(predict(by_kind, rows[1:2, ])$.pred_class), by_kind$levels)
-  # Part of the classes has the codes of the training, as text and as numbers.
+  # Rows with only some of the classes have the codes of the training, as text and as numbers.
   last <- barrier_evaluate(sc, by_kind, dplyr::filter(kinds, kind != "setosa"), label = "kind")
   coded <- sparklyr::sdf_copy_to(sc, rows[rows$label > 0, 1:5], "iris_codes", overwrite = TRUE)
   expect_equal(last, barrier_evaluate(sc, by_kind, coded), tolerance = 1e-5)

@@ -1,5 +1,5 @@
 features <- names(iris)[1:4]
-# Without it R asks systemd for the time zone, which containers do not have.
+# Without it R asks systemd for the time zone, which is missing in containers.
 withr::local_envvar(TZ = "UTC", .local_envir = teardown_env())
 
 connections <- list(
@@ -10,7 +10,7 @@ connections <- list(
       skip_or_fail("no server of PostgreSQL is running")
     }
     con <- DBI::dbConnect(RPostgres::Postgres())
-    # What a test makes there is the connection's own, and gone with it.
+    # Tables of a test belong to the connection and are removed with it.
     DBI::dbExecute(con, "CREATE SCHEMA rtest")
     DBI::dbExecute(con, "SET search_path TO rtest")
     con
@@ -88,7 +88,7 @@ for (kind in names(connections)) {
       expect_equal(unname(as.matrix(found[7:9])), expected, tolerance = 1e-4)
       counted <- dplyr::collect(dplyr::count(scored, .pred_class))
       expect_equal(sum(as.integer(counted$n)), 3L)
-      # The weights are there already.
+      # The weights already exist.
       before <- DBI::dbListTables(con)
       augment_sql(rows, model, features, type = "class")
       expect_setequal(DBI::dbListTables(con), before)
@@ -135,7 +135,7 @@ regression <- function(inputs) {
   model
 }
 
-# With rows of an unknown value, of no logarithm and of a missing number.
+# With rows that have an unknown value, no logarithm, or a missing number.
 cars_and_others <- function() {
   rbind(
     cars,
@@ -176,7 +176,7 @@ test_full("what a formula or a recipe computes becomes SQL, with the numbers of 
   recipe <- recipes::step_impute_median(recipe, hp)
   recipe <- recipes::step_normalize(recipe, recipes::all_numeric_predictors())
   by_recipe <- train(6L, recipes::step_dummy(recipe, gear, one_hot = TRUE))
-  # The last step is tfdist's own: text beside numbers is one-hot.
+  # The last step is tfdist's own: text among numbers becomes one-hot.
   ends_in_text <- train(6L, recipe)
   for (kind in names(connections)) {
     con <- connections[[kind]]()

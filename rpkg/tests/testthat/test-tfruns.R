@@ -20,7 +20,7 @@ test_that("a run of tfruns is told what keras3 would tell it", {
     echo = FALSE
   ))
   runs <- tfruns::ls_runs(runs_dir = folder)
-  # It keeps four decimals of a metric.
+  # tfruns stores four decimals of a metric.
   expect_equal(runs$metric_accuracy, round(scope$fit$history$accuracy[[2]], 4))
   expect_equal(runs$eval_loss, scope$figures[["loss"]], tolerance = 1e-4)
   expect_identical(c(runs$samples, runs$batch_size, runs$epochs_completed), c(150L, 32L, 2L))

@@ -116,7 +116,7 @@ test_that("two workers train on arrays, and the fit has all of it", {
   path <- withr::local_tempfile(fileext = ".rds")
   saveRDS(fit, path)
   again <- readRDS(path)
-  # As in a new session: what was decoded is gone.
+  # As in a new session, without the decoded model.
   rm("model", envir = .subset2(again, "decoded"))
   expect_equal(predict(again, iris_arrays()[[1]]), scores)
 
@@ -228,7 +228,7 @@ test_full("a data frame trains as its arrays do", {
       verbose = 0
     )
   }
-  # What the codes mean is said before the training, or not at all.
+  # The meaning of the codes is shown before the training, or not at all.
   expect_message(
     expect_error(
       barrier_train(NULL, function() stop("built"), iris, label = "Species"),
@@ -249,7 +249,7 @@ test_full("the last rows of a data frame are kept for validation, after some of 
   train <- function(data, ...) {
     train_flowers(data, ..., epochs = 3, initial_epoch = 1, validation_freq = 2)
   }
-  # The last fifth has one species; its codes are those of all rows.
+  # The last fifth has one species, whose code is that of all rows.
   split <- train(iris, validation_split = 0.2)
   given <- train(iris[1:120, ], validation_data = iris[121:150, ])
   expect_length(split$history$loss, 2L)

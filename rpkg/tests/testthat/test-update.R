@@ -10,7 +10,7 @@ test_that("what a fit cannot know is asked for by name", {
     update(fit)
     update(fit, sc = "local")
     update(known)
-    # Functions of packages are no data.
+    # Functions of packages are not data.
     {
       known$call$data <- quote(df)
       update(known)
@@ -65,7 +65,7 @@ test_full("training on is as if the training had not been interrupted", {
   expect_identical(rest$settings$class_weight, c("3" = 5))
   expect_identical(rest$formula, first$formula)
 
-  # A fit as the model has the columns and levels of its training, and no others.
+  # A fit that is passed as the model has only the columns and levels of its training.
   again <- generics::fit(rest, data = rev(flowers), workers = 1)
   expect_identical(unique(as.data.frame(again)$epoch), 4:5)
   other <- transform(flowers, Species = factor(Species == "1"))

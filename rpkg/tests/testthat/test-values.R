@@ -15,7 +15,7 @@ test_that("values come back unchanged", {
     integer(),
     "a \"quoted\"\nline",
     as.POSIXlt("2026-01-01", tz = "UTC"),
-    # As bit64 keeps whole numbers: the bits of a double, which as.double() would convert.
+    # bit64 stores whole numbers as the bits of a double, which as.double() would convert.
     structure(c(2.5e-323, 5.4e-312), class = "integer64"),
     structure(list(1, 2, 3), class = "tfdist_short")
   )

@@ -1,4 +1,4 @@
-# Messages of the Python half, with values filled in.
+# Python's messages with example values.
 messages <- readLines(test_path("python-messages.txt"))
 
 test_that("messages of the Python half are in R's words", {

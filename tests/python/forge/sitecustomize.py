@@ -1,7 +1,7 @@
-"""On the path of the Python processes that tests start: what imports TensorFlow is forked.
+"""On the path of the tests' Python processes: those that import TensorFlow are forked.
 
-Workers are, see `warm`. So is Spark's daemon, where tests ask for it, and with it the Python
-processes of tasks, which it forks.
+Among them are workers, as `warm` describes, and, if tests request it, Spark's daemon, with the
+Python processes of tasks that it forks.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Worker processes forked from one that has TensorFlow imported already.
+"""Worker processes forked from one that has already imported TensorFlow.
 
-The import is most of what a small training costs. Tests whose subject is not the launcher spare
-it: the worker is a process of its own and runs what every worker runs, with the same folder,
-descriptors and environment, but it starts within milliseconds.
+The import takes most of the time of a small training. Tests whose subject is not the launcher
+avoid it: the worker is a separate process and runs the same code as every worker, with the same
+folder, descriptors and environment, but it starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Limits for a busy machine: the import of TensorFlow takes 5 s mostly.
+# Limits for a busy machine: the import of TensorFlow usually takes 5 s.
 _START_SECONDS = _END_SECONDS = 180.0
 ROOT = Path(__file__).parents[3]
 VARIABLE = "TFDIST_TEST_FORGE"
-# Says that Spark's Python processes are forked, too.
+# Set if Spark's Python processes are forked, too.
 OF_SPARK = "TFDIST_TEST_FORGE_SPARK"
-# The environment of whose Python the forge is.
+# The environment of the Python that the forge belongs to.
 _PREFIX = "TFDIST_TEST_FORGE_PREFIX"
 _POPEN = subprocess.Popen
 # The program from which Spark forks the Python processes of its tasks.
 DAEMON = "pyspark.daemon"
-# Of which a host of `namespaces` has its own.
+# Linux namespaces that a host of `namespaces` has for itself.
 _NAMESPACES = ("net", "mnt")
 
 
@@ -51,7 +51,7 @@ class Forge:
         self._lock = threading.Lock()
 
     def variables(self) -> dict[str, str]:
-        """What has the Python processes of an environment use it, by `sitecustomize`."""
+        """Return variables with which Python processes use it, through `sitecustomize`."""
         paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         return {
             VARIABLE: str(self.path),
@@ -67,7 +67,7 @@ class Forge:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Meanwhile workers start as they do for users, also if it is started meanwhile."""
+        """Start workers as for users in this context, even if the forge is started meanwhile."""
         self._is_hidden = True
         if self.path.exists():
             self.path.rename(self._hidden)
@@ -79,21 +79,21 @@ class Forge:
                 self._hidden.rename(self.path)
 
     def workers(self) -> list[int]:
-        """Process ids of its workers that still run."""
+        """Return the process ids of its workers that still run."""
         if self._process is None:
             return []
         forked = [pid for waiting in _children(self._process.pid) for pid in _children(waiting)]
         return [pid for pid in forked if _name(pid) != DAEMON]
 
     def popen(self, command: Any, **options: Any) -> Any:
-        """`subprocess.Popen`, but a Python worker's process is forked."""
+        """Act as `subprocess.Popen`, but fork a Python worker's process."""
         if not _is_worker(command):
             return _POPEN(command, **options)
         self.start()
         return WarmWorker(self.path, command, options["pass_fds"], options["env"])
 
     def close(self) -> None:
-        """End it; its workers end when their launchers let go of them."""
+        """Stop it; its workers end when their launchers close them."""
         if self._process is not None:
             self._process.communicate(timeout=_END_SECONDS)
         self._folder.cleanup()
@@ -114,7 +114,7 @@ class Forge:
 
 
 class Popen(_POPEN):  # type: ignore[type-arg]
-    """`subprocess.Popen` of a process in whose environment a forge is named."""
+    """Act as `subprocess.Popen` in a process whose environment names a forge."""
 
     def __new__(cls, command: Any, *others: Any, **options: Any) -> Any:
         """Fork a worker where the forge may be used."""
@@ -130,7 +130,7 @@ def _is_worker(command: Any) -> bool:
 
 
 class WarmWorker:
-    """What a launcher uses of `subprocess.Popen`, for a forked worker."""
+    """The part of `subprocess.Popen` that launchers use, for a forked worker."""
 
     def __init__(
         self, path: Path, command: Sequence[str], passed: Sequence[int], env: dict[str, str]
@@ -156,13 +156,13 @@ class WarmWorker:
         self.pid = int(self._replies.readline())
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """Return the exit status, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(timeout=0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit status, once it has ended."""
+        """Wait until it has ended; return the exit status."""
         with self._lock:
             if self.returncode is None:
                 ready, _, _ = select.select([self._connection], [], [], timeout)
@@ -174,14 +174,14 @@ class WarmWorker:
             return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal the worker."""
+        """Send the worker a signal."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ends just now
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
 
 def run_daemon() -> None:
-    """Have a forked process do in place of this one what Spark has started it for, if it can.
+    """Let a forked process run what Spark started this process for, if possible.
 
     Spark ends its daemon by closing the standard input, which both have.
     """
@@ -220,7 +220,7 @@ def serve(path: str) -> None:
     import pybackend.engine.score
     import pybackend.engine.train  # noqa: F401
 
-    gc.freeze()  # what looks for garbage in a forked process would copy all of this
+    gc.freeze()  # garbage collection in a forked process would copy all of this
     gc.enable()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -250,7 +250,7 @@ def _name(pid: int) -> str:
 
 
 def _fork(connection: socket.socket, server: socket.socket) -> None:
-    """Start one worker, and beside it a process that reports how the worker ended."""
+    """Start one worker, and a process that reports how the worker ended."""
     _, received, _, _ = socket.recv_fds(connection, 1, 16)
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     asking, _, _ = struct.unpack("3i", credentials)
@@ -259,7 +259,7 @@ def _fork(connection: socket.socket, server: socket.socket) -> None:
         server.close()
         worker = os.fork()
         if worker == 0:
-            if message["program"] != DAEMON:  # which makes a group of its own
+            if message["program"] != DAEMON:  # which creates its own group
                 os.setsid()
             _enter_host(asking)
             connection.sendall(f"{os.getpid()}\n".encode())
@@ -276,7 +276,7 @@ def _fork(connection: socket.socket, server: socket.socket) -> None:
 
 
 def _enter_host(pid: int) -> None:
-    """Go to the host of the launcher, if that is on another one of the test's."""
+    """Enter the launcher's host, if that is another one of the test's."""
     entered = [
         os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
         for kind in _NAMESPACES
@@ -289,7 +289,7 @@ def _enter_host(pid: int) -> None:
 
 
 def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
-    """Become the process: its descriptors, folder, environment and arguments, then its program."""
+    """Take the process's descriptors, folder, environment and arguments; run its program."""
     try:
         _take(received, message["descriptors"])
         os.chdir(message["folder"])
@@ -299,7 +299,7 @@ def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
         sys.argv[:] = message["arguments"]
         import numpy as np
 
-        np.random.seed()  # else all workers would draw the same numbers
+        np.random.seed()  # otherwise all workers would draw the same numbers
         if message["program"] == DAEMON:
             _become_daemon(message["path"])
         else:
@@ -317,9 +317,9 @@ def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
 
 
 def _become_daemon(path: list[str]) -> None:
-    """Take what Spark's daemon finds at ``path``; only TensorFlow and Keras are there already."""
+    """Become Spark's daemon with its ``path``; only TensorFlow and Keras stay imported."""
     Path("/proc/self/comm").write_text(DAEMON)
-    # The package that pip has installed is the same, and compiled.
+    # The package installed by pip is the same, and compiled.
     sys.path[:] = [place for place in path if not place.endswith("/lib/pyspark.zip")]
     for name in [name for name in sys.modules if name.partition(".")[0] == "pybackend"]:
         del sys.modules[name]
@@ -329,7 +329,7 @@ def _become_daemon(path: list[str]) -> None:
 
 
 def _take(received: list[int], wanted: list[int]) -> None:
-    """Give descriptors the numbers that the worker knows them by."""
+    """Give descriptors the numbers that the worker expects."""
     import fcntl
 
     beyond = max(*wanted, *received) + 1
@@ -342,9 +342,9 @@ def _take(received: list[int], wanted: list[int]) -> None:
 
 
 def run(command: list[str]) -> int:
-    """Run a command whose Python processes, and Spark, fork their workers; its exit status.
+    """Run a command whose Python processes, and Spark, fork their workers; return its exit status.
 
-    A forge that the environment names serves, too.
+    A forge that the environment names is used, if there is one.
     """
     forge = Forge()
     variables = {**forge.variables(), OF_SPARK: "1"}

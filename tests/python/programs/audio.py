@@ -35,7 +35,7 @@ def spectra() -> Any:
 
 
 class SpeechLoss(keras.losses.Loss):
-    """Connectionist temporal classification, of padded texts."""
+    """Return the connectionist temporal classification of padded texts."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         count = ops.shape(y_true)[0]
@@ -56,7 +56,7 @@ def speech() -> Any:
 
 
 class Transcriber(keras.Model):
-    """Reads sound by convolutions and writes words by a decoder, with a train_step of its own."""
+    """Reads sound with convolutions and writes words with a decoder, in its own train_step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def transcriber() -> Any:
 
 
 class MelGan(keras.Model):
-    """Makes sound of spectra; the judge's layers are compared, too (feature matching)."""
+    """Generates sound from spectra, with the discriminator's layers compared, too."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks that make images, pictures of the latent space, and samples."""
+"""Networks that generate images, and samples from a latent space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def step(model: Any, tape: Any, loss: Any, part: Any, optimizer: Any = None) -> 
 
 
 class Vae(keras.Model):
-    """A variational autoencoder with trackers of its own."""
+    """A variational autoencoder with its own trackers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def vae() -> Any:
 
 
 class Codebook(layers.Layer):
-    """Puts the nearest of some learned vectors in place of each vector."""
+    """Replaces each vector with the nearest of some learned vectors."""
 
     def build(self, shape: Any) -> None:
         self.codes = self.add_weight(shape=(shape[-1], 6), initializer="random_uniform")
@@ -126,7 +126,7 @@ def maker(inputs: int = 5) -> Any:
 
 
 class Gan(keras.Model):
-    """Two networks, two optimizers, and labels with noise."""
+    """Two networks with two optimizers, and labels with noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def gan() -> Any:
 
 
 class ConditionalGan(Gan):
-    """Both networks know the class, as planes of an image and as a part of the noise."""
+    """Both networks get the class, as planes of an image and as a part of the noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ def cyclegan() -> Any:
 
 
 class AdaptiveGan(Gan):
-    """Augments more if the discriminator is too sure: a probability that follows its accuracy."""
+    """Augments more if the discriminator is too sure: the probability follows its accuracy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +332,7 @@ class AdaptiveGan(Gan):
 
 
 class AdaptiveGanOfAllRows(AdaptiveGan):
-    """Takes the accuracy of the rows of all workers, by `compute_loss`."""
+    """Uses the accuracy on the rows of all workers, through `compute_loss`."""
 
     def measure(self, logits: Any) -> Any:
         return self.compute_loss(y_pred=logits)
@@ -402,7 +402,7 @@ def ddim() -> Any:
 
 
 class Ddpm(keras.Model):
-    """Steps of noise from a table, by integer times."""
+    """Adds noise in steps from a table, by integer times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ def ddpm() -> Any:
 
 
 class RealNvp(keras.Model):
-    """A chain of invertible layers, of which each changes one half of the numbers."""
+    """A chain of invertible layers, each of which changes one half of the numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -472,7 +472,7 @@ def real_nvp() -> Any:
 
 
 class Causal(layers.Layer):
-    """A convolution that sees the pixels before its own."""
+    """A convolution over the pixels before its own."""
 
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
@@ -498,7 +498,7 @@ def pixelcnn() -> Any:
 
 
 class Style(keras.Model):
-    """Gives an image the means and spreads of another one (AdaIN): only the decoder learns."""
+    """Transfers the means and spreads of another image (AdaIN); only the decoder learns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graphs: one for each row, or one of which the rows are nodes."""
+"""Graphs: one for each row, or one whose nodes are the rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def convolution() -> Any:
 
 
 class Citations(keras.Model):
-    """The whole graph is in the model: a row is the number of a node."""
+    """Has the whole graph in the model: a row is the number of a node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def citations() -> Any:
 
 
 class Attention(layers.Layer):
-    """Weighs the neighbours of each node of the graph (GAT)."""
+    """Weights the neighbours of each node of the graph (GAT)."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 4), initializer="glorot_uniform")
@@ -67,7 +67,7 @@ class Attention(layers.Layer):
 
 
 class GraphAttention(keras.Model):
-    """Classifies nodes by a train_step over the whole graph."""
+    """Classifies nodes with a train_step over the whole graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def graph_attention() -> Any:
 
 
 class Messages(layers.Layer):
-    """Atoms send what their bonds make of their states; a GRU keeps what comes."""
+    """Sends messages along bonds between atoms, which a GRU aggregates."""
 
     def build(self, shapes: Any) -> None:
         self.bonds = self.add_weight(shape=(3, 4 * 4), initializer="glorot_uniform")

@@ -1,4 +1,4 @@
-"""One of several processes that train together, as a user would start them: prints what it got."""
+"""One of several processes that train together, started as by a user; prints its result."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def build_seeded():
 
 
 def fail_to_read(context):
-    """A data function that fails on rank 0, while the others go on to wait for it."""
+    """Return data, or fail on rank 0 while the others wait for it."""
     import tensorflow as tf
 
     if context.rank == 0:
@@ -46,7 +46,7 @@ def make_rows(rows):
 
 
 def break_when(rank, how):
-    """A model function whose worker of this rank fails in the way that is wanted."""
+    """Return a model, or fail on this rank in the requested way."""
 
     def build_broken():
         if os.environ["TFDIST_RANK"] != str(rank):
@@ -108,8 +108,8 @@ def main(
         "figures": sorted(figures),
         "model_uri": result.model_uri,
     }
-    # In one piece: an unbuffered print() writes the end of a line apart from it, and mpiexec may
-    # put what another process has written in between.
+    # In one piece: an unbuffered print() writes the end of a line separately, and mpiexec may
+    # insert the output of another process between the two.
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 

@@ -13,7 +13,7 @@ from programs.rows import CLASSES, FLAGS, IMAGES, OTHER_WORDS, ROWS, TAGS, WORDS
 
 
 class Tokens(layers.Layer):
-    """Sums learned vectors of words and of their positions."""
+    """Adds learned vectors of words and of their positions."""
 
     masks = False
 
@@ -31,7 +31,7 @@ class Tokens(layers.Layer):
 
 
 class MaskedTokens(Tokens):
-    """Leaves out padding."""
+    """Ignores padding."""
 
     masks = True
 
@@ -77,7 +77,7 @@ def bidirectional() -> Any:
 
 
 def gpt() -> Any:
-    """As the miniature GPT has them: two outputs, of which one has no loss."""
+    """Has two outputs like the miniature GPT, one of them without a loss."""
     words = keras.Input((7,), dtype="int32")
     x = transform(Tokens()(words), causal=True)
     optimizer = keras.optimizers.AdamW(0.01, global_clipnorm=1.0)
@@ -112,7 +112,7 @@ def tagger() -> Any:
 
 
 class NoPadding(keras.losses.Loss):
-    """The mean loss of the words of a batch that are not padding."""
+    """Return the mean loss of the words of a batch that are not padding."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         each = keras.losses.SparseCategoricalCrossentropy(from_logits=False, reduction=None)
@@ -128,7 +128,7 @@ def entities() -> Any:
 
 
 class Masked(keras.Model):
-    """Masked language modelling with weights of words: a summed loss and its own metric."""
+    """Masked language modelling with weighted words, a summed loss and its own metric."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -174,7 +174,7 @@ def masked(kind: Any) -> Any:
 
 
 class Experts(layers.Layer):
-    """Sends each word to one expert, in words of the batch (a switch), and balances them."""
+    """Sends each word of the batch to one expert (a switch), and balances the experts."""
 
     def __init__(self, balance_by: Any) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def switch(balance_by: Any) -> Any:
 
 
 def spans() -> Any:
-    """Where an answer begins and ends in a text: two outputs over its words."""
+    """Start and end of an answer in a text: two outputs over its words."""
     words, kinds = keras.Input((7,), dtype="int32"), keras.Input((7,), dtype="int32")
     x = transform(Tokens()(words) + layers.Embedding(2, 8)(kinds), rate=0.0)
     ends = [layers.Flatten()(layers.Dense(1, use_bias=False)(x)) for _ in range(2)]
@@ -223,7 +223,7 @@ def several_labels() -> Any:
 
 
 class DualEncoder(keras.Model):
-    """Captions and images: of a batch, each caption is to find its image (CLIP)."""
+    """Captions and images: each caption in a batch should find its image (CLIP)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ def dual_encoder(kind: Any) -> Any:
 
 
 class CrossEncoder(keras.Model):
-    """Which of two texts follows from which: shared layers, fine-tuned after a first fit."""
+    """Entailment of two texts: shared layers, fine-tuned after a first fit."""
 
     def __init__(self) -> None:
         super().__init__()

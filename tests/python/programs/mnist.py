@@ -1,4 +1,4 @@
-"""Trains on MNIST in processes that join, as a user would, and writes the model."""
+"""Train on MNIST in processes that join, as a user would, and write the model."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a program of the tests is: a model, its rows, and what is expected of its training."""
+"""A program of the tests: a model, its rows, and the expected result of its training."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class Program(Case):
 
 
 def compiled(model: Any, loss: Any = LOGITS, optimizer: Any = "adam", **options: Any) -> Any:
-    """The model, compiled."""
+    """Compile the model, and return it."""
     model.compile(optimizer, loss, **options)
     return model

@@ -26,7 +26,7 @@ def half() -> Any:
 
 
 class Endpoint(layers.Layer):
-    """A last layer that adds the loss and a metric of the labels that come as an input."""
+    """A last layer that adds the loss and a metric of labels that are an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def trainer() -> Any:
 
 
 class OwnTracker(keras.Model):
-    """Lists its own tracker alone, beside which Keras's train_step keeps another one."""
+    """Lists only its own tracker, in addition to which Keras's train_step has another one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -114,7 +114,7 @@ def own_tracker() -> Any:
 
 
 class Mixture(keras.losses.Loss):
-    """The negative logarithm of the chance under several normal distributions."""
+    """Return the negative log-likelihood under a mixture of normal distributions."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         mean, width, weights = ops.split(y_pred, 3, axis=-1)
@@ -146,7 +146,7 @@ def quasi_svm() -> Any:
 
 
 def small_tables() -> Any:
-    """Two small tables in place of one: by the remainder and by the quotient of a number."""
+    """Two small tables instead of one, for the remainder and the quotient of a number."""
     ids = keras.Input((3,), dtype="int32")
     parts = layers.Embedding(5, 4)(ids % 5) * layers.Embedding(4, 4)(ids // 5)
     wide = layers.Embedding(20, 2)(ids)
@@ -171,7 +171,7 @@ def standardized() -> Any:
 
 
 class Centralized(keras.optimizers.RMSprop):
-    """Takes the mean from each gradient of a matrix (gradient centralization)."""
+    """Subtracts the mean from each gradient of a matrix (gradient centralization)."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         centered = [
@@ -189,7 +189,7 @@ def centralized() -> Any:
 
 
 class Rounded(layers.Layer):
-    """Rounds to 4 bits forward, and lets gradients pass; noise in the weights of training."""
+    """Rounds to 4 bits forward, and passes gradients; adds noise to the weights in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def quantized() -> Any:
 
 
 class Reptile(keras.Model):
-    """Each row is a task: some steps on its shots from the same start, whose mean is the step."""
+    """Each row is a task: some steps on its samples from the same start, whose mean is the step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ def reptile() -> Any:
 
 
 class Antirectifier(layers.Layer):
-    """Keeps both signs of what is centered and normalized."""
+    """Concatenates both signs of the centered and normalized input."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(2 * shape[-1], 6), initializer="he_normal")

@@ -1,4 +1,4 @@
-"""Representations and teachers: rows compared with others, or with what a network says of them."""
+"""Representations and teachers: rows compared with other rows, or with a network's outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def step(model: Any, tape: Any, loss: Any, weights: Any, optimizer: Any = None) 
 
 
 class Tracked(keras.Model):
-    """A model of a train_step, with the mean of its losses."""
+    """A model with its own train_step and the mean of its losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class Tracked(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
-# Rows that are compared with each other.
+# Models that compare rows with each other.
 
 
 def contrast(one: Any, other: Any) -> Any:
-    """Each row of one view against all rows of the other (NT-Xent)."""
+    """Return the loss of each row of one view against all rows of the other (NT-Xent)."""
     one, other = ops.normalize(one, axis=1), ops.normalize(other, axis=1)
     alike = ops.matmul(one, ops.transpose(other)) / 0.1
     right = ops.arange(ops.shape(one)[0])
@@ -84,7 +84,7 @@ class SimClr(Tracked):
 
 
 class SimClrOverBatch(SimClr):
-    """What compares rows goes through `compute_loss`."""
+    """Compares rows in `compute_loss`."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -102,7 +102,7 @@ def simclr(kind: Any) -> Any:
 
 
 class Supervised(keras.losses.Loss):
-    """Rows of one class near to each other (supervised contrastive)."""
+    """Return the loss that draws rows of one class together (supervised contrastive)."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         vectors = ops.normalize(y_pred, axis=1)
@@ -118,7 +118,7 @@ def supervised() -> Any:
 
 
 class BarlowTwins(Tracked):
-    """The correlation of two views over the batch is to be the identity."""
+    """Makes the correlation of two views over the batch the identity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def barlow(kind: Any) -> Any:
 
 
 class Queue(SimClr):
-    """Compares with the nearest of the last rows, which a variable keeps (NNCLR)."""
+    """Compares with the nearest of the last rows, which a variable stores (NNCLR)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class Queue(SimClr):
 
 
 class QueueOverBatch(Queue):
-    """Compares, and fills the queue, by the rows of all workers."""
+    """Compares with, and fills the queue from, the rows of all workers."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -191,7 +191,7 @@ class QueueOverBatch(Queue):
 
 
 class Similarity(keras.Model):
-    """Metric learning: of the classes in a batch, each anchor is to find its positive."""
+    """Metric learning: each anchor should find its positive among a batch's classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Similarity(keras.Model):
 
 
 class SimilarityOverBatch(Similarity):
-    """Gives `compute_loss` the vectors, not their products with those of a worker's rows."""
+    """Passes `compute_loss` the vectors, not their products with those of a worker's rows."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -228,11 +228,11 @@ def image_similarity(kind: Any) -> Any:
     return compiled(kind(), LOGITS, keras.optimizers.SGD(0.05))
 
 
-# Rows by themselves.
+# Models that use each row separately.
 
 
 class Triplets(Tracked):
-    """An anchor, a like and an unlike row, by their distances; no labels."""
+    """An anchor, a similar and a different row, compared by distances; no labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ def views(kind: Any) -> Any:
 
 
 class MaskedPatches(keras.Model):
-    """Sees a quarter of the patches, chosen at random, and draws the others (MAE)."""
+    """Encodes a quarter of the patches, chosen at random, and reconstructs the others (MAE)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ def distiller() -> Any:
 
 
 class Consistent(Tracked):
-    """Trained on labels, and to say of a noisy row what a teacher says of the plain one."""
+    """Trained on labels, and to predict for a noisy row a teacher's result for the plain one."""
 
     def __init__(self, student: Any, teacher: Any) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ def consistent() -> Any:
 
 
 class AdaMatch(Tracked):
-    """Rows with labels, and rows of another domain: what is likely enough becomes a label."""
+    """Rows with labels, and rows of another domain, whose confident predictions become labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -449,7 +449,7 @@ class AdaMatch(Tracked):
 
 
 class AdaMatchOverBatch(AdaMatch):
-    """The threshold is a mean over the rows of all workers."""
+    """Computes the threshold as a mean over the rows of all workers."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None

@@ -1,4 +1,4 @@
-"""What is in images, beyond their class: boxes, depth, texts and better images."""
+"""Contents of images beyond their class: boxes, depth, texts and better images."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def zero_dce() -> Any:
 
 
 class DepthModel(keras.Model):
-    """Depth of each pixel, by three losses of which one compares whole images."""
+    """Depth of each pixel, with three losses, one of which compares whole images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class DepthModel(keras.Model):
 
 
 class DepthByRow(DepthModel):
-    """The edges of each image weigh its own smoothness, not the batch's."""
+    """Weights the smoothness of each image by its own edges, not the batch's."""
 
     def calculate_loss(self, target: Any, found: Any) -> Any:
         smooth = 0.0
@@ -186,7 +186,7 @@ def depth(kind: Any) -> Any:
 
 
 class CtcEndpoint(layers.Layer):
-    """Adds the loss of the labels that come in as an input."""
+    """Adds the loss of labels that are an input."""
 
     def call(self, labels: Any, found: Any) -> Any:
         rows = ops.shape(found)[0]
@@ -212,7 +212,7 @@ def ocr() -> Any:
 
 
 class Captioner(keras.Model):
-    """A decoder of words over the features of an image, with a train_step of two captions."""
+    """A decoder of words over the features of an image, with a train_step for two captions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class Captioner(keras.Model):
 
 
 class CaptionerOverBatch(Captioner):
-    """Its loss is in `compute_loss`, which workers call with the rows of all."""
+    """Has its loss in `compute_loss`, which workers call with the rows of all."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
@@ -315,7 +315,7 @@ def nerf() -> Any:
 
 
 def bags() -> Any:
-    """Several instances in a bag, of which attention finds those that decide."""
+    """Several instances in a bag; attention finds the decisive ones."""
     instances = [keras.Input((10,)) for _ in range(3)]
     share = layers.Dense(5, activation="relu")
     found = [share(one) for one in instances]

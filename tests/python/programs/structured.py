@@ -34,7 +34,7 @@ def tabnet() -> Any:
 
 
 def fraud() -> Any:
-    """Rare positives: weights of classes and counts of hits and misses."""
+    """Rare positives: class weights, and counts of hits and misses."""
     model = keras.Sequential([keras.Input((10,)), layers.Dense(8, "relu"), layers.Dropout(0.3)])
     model.add(layers.Dense(1, activation="sigmoid"))
     metrics = [
@@ -89,7 +89,7 @@ def variable_selection() -> Any:
 
 
 class Tree(keras.Model):
-    """A tree whose decisions are soft, over a random part of the features."""
+    """A tree with soft decisions, over a random part of the features."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def forest() -> Any:
 
 
 class Recommender(keras.Model):
-    """Users and films, by the product of their vectors."""
+    """Users and films, combined by the product of their vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Recommender(keras.Model):
 
 
 class RecommenderByRow(Recommender):
-    """The product of each user with the film of the same row, not the sum of all rows."""
+    """Multiplies each user with the film of the same row, without a sum over all rows."""
 
     def multiply(self, user: Any, film: Any) -> Any:
         return ops.sum(user * film, axis=1, keepdims=True)
@@ -149,7 +149,7 @@ def recommender(kind: Any) -> Any:
 
 
 class InBatch(keras.losses.Loss):
-    """The second half of a row's output is the answer to its first, and not to the others'."""
+    """Matches the second half of a row's output with its first half, and not with others'."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         query, answer = ops.split(y_pred, 2, axis=-1)
@@ -165,7 +165,7 @@ def two_towers() -> Any:
 
 
 def behavior_sequence() -> Any:
-    """What somebody has rated, in order, and what is asked: a transformer over both."""
+    """A transformer over a user's ratings, in order, and the requested film."""
     seen, stars = keras.Input((3,), dtype="int32"), keras.Input((3,))
     films = layers.Embedding(20, 5)
     x = films(seen) * stars[..., None]
@@ -181,7 +181,7 @@ def behavior_sequence() -> Any:
 
 
 class Uncertain(layers.Layer):
-    """Weights that are drawn in each step, near to a prior (variational)."""
+    """Weights that are drawn in each step, near a prior (variational)."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class Uncertain(layers.Layer):
 
 
 class Likelihood(keras.losses.Loss):
-    """The negative logarithm of the chance of a number under a normal distribution."""
+    """Return the negative log-likelihood of a number under a normal distribution."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         mean, width = y_pred[:, :1], ops.softplus(y_pred[:, 1:]) + 1e-3
@@ -216,7 +216,7 @@ def bayesian() -> Any:
 
 
 def lifetime_value() -> Any:
-    """A chance, and an amount that counts only where there is one."""
+    """A probability, and an amount that counts only if there is one."""
     numbers = keras.Input((10,))
     x = layers.Dense(8, activation="relu", kernel_regularizer="l2")(numbers)
     chance, amount = (

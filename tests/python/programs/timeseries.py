@@ -59,7 +59,7 @@ def transformer() -> Any:
 
 
 class RoadConvolution(layers.Layer):
-    """Each road takes the mean of its neighbours, whose list all rows share."""
+    """Averages the neighbours of each road, whose list all rows share."""
 
     def __init__(self, edges: Any) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def anomalies() -> Any:
 
 
 def waves() -> Any:
-    """Signals of a brain, by separable steps and L2, for weighted classes."""
+    """Brain signals, classified with separable convolutions and L2, for weighted classes."""
     series = keras.Input((8, 2))
     x = layers.Conv1D(4, 3, strides=2, padding="same", activation="relu")(series)
     x = layers.BatchNormalization(synchronized=True)(x)

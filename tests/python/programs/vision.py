@@ -109,7 +109,7 @@ def deeplab() -> Any:
 
 
 class Positions(layers.Layer):
-    """Projects patches and adds learned vectors of their places."""
+    """Projects patches and adds learned vectors of their positions."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def vit() -> Any:
 
 
 def tokens(mix: Any) -> Any:
-    """A classifier whose patches exchange what they know by a function."""
+    """Return a classifier whose patches are mixed by a function."""
     image = keras.Input((8, 8, 3))
     x = patches(image)
     for _ in range(2):
@@ -206,7 +206,7 @@ def eanet() -> Any:
 
 
 class Depth(layers.Layer):
-    """Leaves out a branch for some rows (stochastic depth)."""
+    """Drops a branch for some rows (stochastic depth)."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def cct() -> Any:
 
 
 class Windows(layers.Layer):
-    """Attention within windows of 2x2, shifted by one place or not, with biases of places."""
+    """Attention within windows of 2x2, shifted by one position or not, with position biases."""
 
     def __init__(self, shift: int) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def focal_modulation() -> Any:
 
 
 class Involution(layers.Layer):
-    """Makes a kernel for each place from what is there."""
+    """Generates a kernel for each position from its content."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,7 +354,7 @@ def vivit() -> Any:
 
 
 class Orthogonal(keras.regularizers.Regularizer):
-    """Keeps a learned transformation near a rotation."""
+    """Regularizes a learned transformation towards a rotation."""
 
     def __call__(self, x: Any) -> Any:
         matrix = ops.reshape(x, (-1, 3, 3))

@@ -1,4 +1,4 @@
-# The model of the scenario, built by R: `job` is what job.json holds.
+# The model of the scenario, built by R. `job` has the content of job.json.
 function() {
   kernel <- function(seed) keras3::initializer_glorot_uniform(seed = as.integer(seed))
   model <- keras3::keras_model_sequential(input_shape = job$features)
