@@ -17,7 +17,7 @@ class Answers:
 
     @property
     def is_stop(self) -> bool:
-        """Whether the training is to stop."""
+        """Return whether the training is to stop."""
         return self._is_stop
 
     def take(self, answer: Answer) -> None:

@@ -85,7 +85,7 @@ def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> s
 
 
 def is_variable_name(text: str) -> bool:
-    """Whether a text can be the name of an environment variable in every shell."""
+    """Return whether a text can be the name of an environment variable in every shell."""
     return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 

@@ -98,7 +98,7 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between two epochs."""
         return False
 
     @property
@@ -108,31 +108,31 @@ class Job:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether a further run can go on where this one ends."""
+        """Return whether a further run can go on where this one ends."""
         return False
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the training continues, with other workers or later, if workers are preempted."""
+        """Return whether the training continues, with other workers or later, if workers are preempted."""
         return self.keeps_checkpoints or self.is_elastic
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether another run must have the same rows in the same order."""
+        """Return whether another run must have the same rows in the same order."""
         return False
 
     @property
     def shuffles_globally(self) -> bool:
-        """Whether each worker may take any row of the training."""
+        """Return whether each worker may take any row of the training."""
         return False
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Whether TensorFlow itself will listen in the workers, or may do so."""
+        """Return whether TensorFlow itself will listen in the workers, or may do so."""
         return False
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Whether the others go on without these: workers of parameter servers, not all."""
+        """Return whether the others go on without these: workers of parameter servers, not all."""
         return False
 
     def to_json(self) -> str:
@@ -250,7 +250,7 @@ class TrainingJob(ModelJob):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between two epochs."""
         return self.min_workers is not None
 
     @property
@@ -260,43 +260,43 @@ class TrainingJob(ModelJob):
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether a further run can go on where this one ends."""
+        """Return whether a further run can go on where this one ends."""
         return self.checkpoint is not None
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether another run must have the same rows in the same order."""
+        """Return whether another run must have the same rows in the same order."""
         return self.is_seeded or self.keeps_checkpoints
 
     @property
     def shuffles_globally(self) -> bool:
-        """Whether each worker may take any row of the training."""
+        """Return whether each worker may take any row of the training."""
         return self.shuffle == "global"
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Whether TensorFlow itself will listen in the workers."""
+        """Return whether TensorFlow itself will listen in the workers."""
         exchange = self.exchange
         by_tensorflow = isinstance(exchange, Exchange) and exchange.transport == "tf"
         return self.strategy is not None or (by_tensorflow and self.workers > 1)
 
     @property
     def has_global_loss(self) -> bool:
-        """Whether the workers compute the loss of the global batch together."""
+        """Return whether the workers compute the loss of the global batch together."""
         exchange = self.exchange
         return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
 
     @property
     def is_audited(self) -> bool:
-        """Whether steps are compared with those of one process, which they are to equal."""
+        """Return whether steps are compared with those of one process, which they are to equal."""
         return isinstance(self.exchange, Exchange) and bool(self.exchange.audit)
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Whether the others train on without these: workers of parameter servers, not all."""
+        """Return whether the others train on without these: workers of parameter servers, not all."""
         return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
-        """Whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
+        """Return whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
         chosen = self.validation_freq
         return (epoch + 1) % chosen == 0 if isinstance(chosen, int) else epoch + 1 in chosen
 

@@ -21,13 +21,13 @@ _SAME_SECONDS = 1.0
 
 
 class Notice:
-    """Whether this process was told to end, by a SIGTERM that did not end it at once."""
+    """Return whether this process was told to end, by a SIGTERM that did not end it at once."""
 
     def __init__(self) -> None:
         self._came = math.inf
 
     def __call__(self) -> bool:
-        """Whether it was."""
+        """Return whether it was."""
         return self._came < math.inf
 
     def expect(self) -> bool:

@@ -112,7 +112,7 @@ def _pickle(value: Any) -> bytes:
 
 
 def is_sent(owner: Any) -> bool:
-    """Whether a class or a function is user-defined, and sent as code."""
+    """Return whether a class or a function is user-defined, and sent as code."""
     return owner.__module__ == "__main__" or _module_to_send(owner) is not None
 
 

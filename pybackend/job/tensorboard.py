@@ -58,7 +58,7 @@ def check_installed(there: str = "") -> None:
 
 
 def is_uri(folder: str) -> bool:
-    """Whether rank 0 itself writes there; else the driver does."""
+    """Return whether rank 0 itself writes there; else the driver does."""
     return "://" in folder
 
 

@@ -33,12 +33,12 @@ class ValueKind:
 
 
 def is_exactly(*kinds: type) -> Callable[[Any], bool]:
-    """Whether a value is of one of these classes: what a derived one adds would be lost."""
+    """Return whether a value is of one of these classes: what a derived one adds would be lost."""
     return lambda value: type(value) in kinds
 
 
 def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is of a class of a module; False while that is not loaded."""
+    """Return whether a value is of a class of a module; False while that is not loaded."""
 
     def matches(value: Any) -> bool:
         loaded = sys.modules.get(module)

@@ -53,7 +53,7 @@ def _types(table: Any) -> list[Any]:
 
 
 def _is_compressed(message: bytes) -> bool:
-    """Whether the rows of a message are; `pyarrow` does not say before it has expanded them."""
+    """Return whether the rows of a message are; `pyarrow` does not say before it has expanded them."""
     (root,) = struct.unpack_from("<I", message, 0)
     at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -175,7 +175,7 @@ def _unpack_column(fields: Fields, unpack: Unpack) -> Any:
 
 
 def _takes_no_space(kind: Any) -> bool:
-    """Whether a column of any length may come in a few bytes."""
+    """Return whether a column of any length may come in a few bytes."""
     import pyarrow as pa
 
     if pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind):
@@ -196,7 +196,7 @@ def _children(kind: Any) -> Iterator[Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two columns, or two indexes, have the same type and values."""
+    """Return whether two columns, or two indexes, have the same type and values."""
     if type(one) is not type(other) or one.dtype != other.dtype or not one.equals(other):
         return False
     if one.dtype == object:

@@ -99,7 +99,7 @@ def _pack(value: Any, where: str, kinds: Sequence[ValueKind]) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON itself brings it back as it is."""
+    """Return whether JSON itself brings it back as it is."""
     kind = type(value)
     if kind is str:
         return value.isascii() or _is_unicode(value)
@@ -108,7 +108,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates, two of which JSON would make one character."""
+    """Return whether a text has no surrogates, two of which JSON would make one character."""
     try:
         text.encode()
     except UnicodeEncodeError:

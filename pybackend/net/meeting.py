@@ -144,7 +144,7 @@ class MeetingServer:
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
 
     def has_come(self, rank: int) -> bool:
-        """Whether a member has ever connected, even if it has not joined yet."""
+        """Return whether a member has ever connected, even if it has not joined yet."""
         with self._lock:
             return rank in self._streams or rank in self._left
 
@@ -189,7 +189,7 @@ class MeetingServer:
         return self._acceptor.rejected if self._acceptor else 0
 
     def has_left(self, rank: int) -> bool:
-        """Whether a member's connection has ended, and all that it sent was read."""
+        """Return whether a member's connection has ended, and all that it sent was read."""
         with self._lock:
             return rank in self._left
 

@@ -92,7 +92,7 @@ class MeetingClient:
     ) -> None:
         self._silence = silence
         self.is_silent = False
-        """Whether the driver was lost so."""
+        """Return whether the driver was lost so."""
         self._is_early = is_early
         self._parts: dict[str, bytearray] = {}
         self._finished = threading.Event()
@@ -147,7 +147,7 @@ class MeetingClient:
             ) from self._error
 
     def wait_until_settled(self, seconds: float) -> bool:
-        """Whether the driver is reached, or known to be out of reach (`error`), by then."""
+        """Return whether the driver is reached, or known to be out of reach (`error`), by then."""
         return self._settled.wait(seconds)
 
     @property
@@ -157,7 +157,7 @@ class MeetingClient:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection has ended, or the driver has nothing more to send."""
+        """Return whether the connection has ended, or the driver has nothing more to send."""
         return self._has_ended.is_set() or self._finished.is_set()
 
     def start_beating(self, silence: float) -> None:

@@ -92,13 +92,13 @@ class Stream:
 
     @property
     def is_within_one_machine(self) -> bool:
-        """Whether both ends are on this machine, so that nothing passes a network."""
+        """Return whether both ends are on this machine, so that nothing passes a network."""
         own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
         return bool(own == other or ipaddress.ip_address(other.partition("%")[0]).is_loopback)
 
     @property
     def is_protected(self) -> bool:
-        """Whether `protect` has been called."""
+        """Return whether `protect` has been called."""
         return self._tls is not None
 
     def protect(self, tls: Tls, seconds: float) -> None:
@@ -225,11 +225,11 @@ class Stream:
         return seen if seen or has_ended else None
 
     def has_pending(self) -> bool:
-        """Whether bytes were received that the system no longer reports as readable."""
+        """Return whether bytes were received that the system no longer reports as readable."""
         return bool(self._ahead) or (self._tls is not None and self._tls.has_pending())
 
     def wait_readable(self, seconds: float | None) -> bool:
-        """Whether there is anything to read, be it the end, within some seconds."""
+        """Return whether there is anything to read, be it the end, within some seconds."""
         return self.has_pending() or self._wait(seconds)
 
     def set_buffers(self, sending: int, receiving: int) -> None:
@@ -269,7 +269,7 @@ class Stream:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def is_unanswered(self, seconds: float) -> bool:
-        """Whether the other machine has answered nothing for so long, though it was asked.
+        """Return whether the other machine has answered nothing for so long, though it was asked.
 
         The system answers, even for a process that computes or is stopped. Systems other than
         Linux do not say: there it is always True.

@@ -113,7 +113,7 @@ class Tls:
             return filled
 
     def has_pending(self) -> bool:
-        """Whether there may be more to decrypt without receiving more."""
+        """Return whether there may be more to decrypt without receiving more."""
         return self._is_full and bool(self._tls.pending() or self._arrived.pending)
 
 
