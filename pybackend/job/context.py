@@ -1,4 +1,4 @@
-"""What a function that `barrier_run` runs knows about its worker."""
+"""Context of a worker for functions that `barrier_run` runs."""
 
 from __future__ import annotations
 

@@ -204,7 +204,9 @@ def make_values(file: Any) -> None:
 
 @pytest.mark.parametrize("change", [drop_one, add_one, rename_one, make_group, make_values])
 def test_state_of_another_optimizer_is_rejected(data: bytes, tmp_path: Path, change: Any) -> None:
-    with pytest.raises(SerializationError, match="not belong to its optimizer, SGD with 4 variables"):
+    with pytest.raises(
+        SerializationError, match="not belong to its optimizer, SGD with 4 variables"
+    ):
         model_from_bytes(alter(data, change, tmp_path))
 
 
