@@ -30,7 +30,7 @@ def r(code: str | bytes, **settings: object) -> RFunction:
     [
         ("1 + 1", "source text of an R function"),
         ("", "source text of an R function"),
-        (b"pickled", "not those of R's serialize"),
+        (b"pickled", "not the output of R's serialize"),
         (lambda: 1, "not function"),
         (None, "not NoneType"),
     ],
@@ -209,7 +209,7 @@ except Exception as error:
     assert "[[2, 2]]" in shown
     assert "mind ä" in shown
     assert "told" in shown
-    assert "missing values (NA), which Python does not know" in shown
+    assert "missing values (NA), which do not exist in Python" in shown
 
 
 BUILD = """function() {
