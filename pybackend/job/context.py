@@ -15,7 +15,7 @@ Announce = Callable[[str, str], object]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """The worker that runs a function of `barrier_run`; the function's first argument.
+    """Worker that runs a function of `barrier_run`; the function's first argument.
 
     Attributes
     ----------

@@ -104,7 +104,7 @@ class Job:
 
     @property
     def most_workers(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of workers at once."""
         return self.workers
 
     @property
@@ -257,7 +257,7 @@ class TrainingJob(ModelJob):
 
     @property
     def most_workers(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of workers at once."""
         return max(self.workers, self.max_workers or 0)
 
     @property

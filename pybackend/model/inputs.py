@@ -108,8 +108,8 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
         raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
     example = f"{{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
     raise InputError(
-        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or of a "
-        f"table features={example}{hint}"
+        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or for "
+        f"a table features={example}{hint}"
     )
 
 

@@ -255,8 +255,8 @@ Range = tuple[float, float, str]
 _BINARY: Range = (
     0,
     1,
-    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more an output "
-    "for each, and SparseCategoricalCrossentropy",
+    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more classes an "
+    "output for each, and SparseCategoricalCrossentropy",
 )
 _CATEGORICAL: Range = (
     0,
@@ -265,7 +265,7 @@ _CATEGORICAL: Range = (
     "SparseCategoricalCrossentropy",
 )
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
-_POSITIVE: Range = (0, np.inf, "numbers from 0 on")
+_POSITIVE: Range = (0, np.inf, "numbers of at least 0")
 _RANGES: Mapping[str, Range] = {
     "binary_crossentropy": _BINARY,
     "binary_focal_crossentropy": _BINARY,

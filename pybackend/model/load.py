@@ -19,7 +19,7 @@ from pybackend.r.function import RFunction
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and the driver's extras: ``callbacks`` and ``custom_objects``."""
+    """Model, and the driver's extras: ``callbacks`` and ``custom_objects``."""
 
     model: Any
     extras: dict[str, Any]

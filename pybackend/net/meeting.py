@@ -81,7 +81,7 @@ class Finished:
 
 
 class MeetingServer:
-    """The driver's side; a context manager.
+    """Meeting of the workers at the driver; a context manager.
 
     Parameters
     ----------

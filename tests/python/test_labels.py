@@ -153,7 +153,11 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         "label 255 in row 0",
     ),
     "codes": ("categorical_crossentropy", GOOD, "label 2 in row 2 .*, .* one-hot labels"),
-    "counts": (keras.losses.Poisson(), replaced(-2), "label -2 in row 4 .*, .* numbers from 0 on"),
+    "counts": (
+        keras.losses.Poisson(),
+        replaced(-2),
+        "label -2 in row 4 .*, .* numbers of at least 0",
+    ),
     "logarithms": ("msle", replaced(-0.5), "label -0.5 in row 4"),
     "hinge": (keras.losses.hinge, GOOD, "label 2 in row 2 .*, but the loss hinge takes -1 and 1"),
 }
