@@ -49,7 +49,6 @@ OPENINGS = {r"Of an? ": "say the subject first", r"Who(?:ever)? \w+s ": "say who
 # Where a word is right after all: the file, and the words around it.
 ALLOWED = {
     ("docs/architecture.md", "refused"),  # a connection
-    ("docs/exactness.md", ". Of a"),  # the product's message
 }
 
 _WORDS = [(re.compile(rf"\b(?:{words})\b", re.I), better) for words, better in INSTEAD.items()]

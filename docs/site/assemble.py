@@ -23,6 +23,7 @@ PLACES = {
     "README.md": "index.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "rpkg/NEWS.md": "r/news/index.md",
     "examples/README.md": "guides/examples.md",
     "docs/coming-from.md": "coming-from/index.md",
     "docs/architecture.md": "project/architecture.md",

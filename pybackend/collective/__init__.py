@@ -30,14 +30,14 @@ __all__ = [
 
 
 class Collective(Protocol):
-    """What the engine needs of a transport. All ranks call the same methods in the same order."""
+    """Interface of a transport. All ranks call the same methods in the same order."""
 
     rank: int
     world_size: int
 
     @property
     def waited(self) -> float:
-        """Seconds in which this rank has waited for others, all in all."""
+        """Seconds in which this rank has waited for others, in total."""
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous 1-D buffer with its sum over all ranks, the same bits on each."""
@@ -56,14 +56,14 @@ class Collective(Protocol):
 
 
 class Alone:
-    """The collective of a single worker: nothing to exchange."""
+    """Collective of a single worker, which exchanges nothing."""
 
     rank = 0
     world_size = 1
     waited = 0.0
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Keep the buffer: it is the sum over one rank."""
+        """Leave the buffer unchanged: it is the sum over one rank."""
 
     def all_gather(self, part: Array) -> list[Array]:
         """Return the only part."""
@@ -74,10 +74,10 @@ class Alone:
         return [part]
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """Keep the buffer."""
+        """Leave the buffer unchanged."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no connections."""
 
 
 def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Array:
@@ -89,7 +89,7 @@ def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Arra
 
 
 def broadcast_bytes(collective: Collective, content: bytes) -> bytes:
-    """What rank 0 gives, on all ranks; the others' is not looked at."""
+    """Return rank 0's content on all ranks; the content of others is ignored."""
     size = np.array([len(content)], np.int64)
     collective.broadcast(size)
     received = np.zeros(int(size[0]), np.uint8)

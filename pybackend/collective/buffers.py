@@ -1,4 +1,4 @@
-"""Arrays as bytes, and the pieces in which they travel."""
+"""Arrays as bytes, and the chunks in which they are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 1 << 18
 
 
 def view_bytes(array: Array) -> memoryview:
-    """The memory of a contiguous array; an empty array has none that could be viewed."""
+    """Return the memory of a contiguous array; an empty array has none that could be viewed."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
 
 

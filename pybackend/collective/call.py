@@ -1,4 +1,4 @@
-"""One collective call: streams of buffers over links, checked against what the peers do."""
+"""One collective call: streams of buffers over links, with a check that peers make the same one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.stream import wait_any
 
 _HEADER = struct.Struct(">Qc3siQ")
-# A peer at another exchange may show only on a link that nobody reads; after this they are checked.
+# A peer at another exchange may only show on a link that is not read; these are checked after this.
 _SUSPICION_SECONDS = 0.05
 _LOOK_SECONDS = 0.25
 
 
 class _Cursor:
-    """A position in a sequence of buffers that are sent or filled one after another."""
+    """Position in a sequence of buffers that are sent or filled one after another."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self.buffers = buffers
@@ -30,7 +30,7 @@ class _Cursor:
         self._position = 0
 
     def window(self, stop: int) -> list[memoryview]:
-        """The rest of the current buffer; a header comes together with the buffer after it."""
+        """Return the rest of the current buffer; a header together with the buffer after it."""
         index, position = self.index, self._position
         first = self.buffers[index]
         if index == 0 and stop > 1:
@@ -47,10 +47,11 @@ class _Cursor:
 
 
 class Call:
-    """One collective call on one rank: what it is, and how long it waits for the others.
+    """One collective call on one rank.
 
     Each peer's first message begins with a header. If that differs from this rank's, the call fails
-    before anything behind it is used: workers that got out of step need no round trip to find out.
+    before any data after it is used: workers that are out of step are detected without a round
+    trip.
 
     Parameters
     ----------
@@ -61,8 +62,8 @@ class Call:
     patience
         How long it waits for the others.
     number, kind, detail, dtype, size
-        What must be the same on all ranks: the call's number, which collective it is, its root or
-        codec, the type of the elements, and their bytes.
+        Values that must be the same on all ranks: the call's number, the kind of collective, its
+        root or codec, the type of the elements, and their bytes.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Call:
         Parameters
         ----------
         out, outgoing
-            The link to send over, and what, in order; None sends nothing.
+            The link to send over, and the buffers in order; None sends nothing.
         into, incoming
             The link to receive from, and the memory to fill; None receives nothing. The same
             memory may occur again: it is filled again after ``arrived`` has had the buffer before.
@@ -170,7 +171,7 @@ class Call:
         try:
             return out.send(window)
         except PeerLostError:
-            # It may have left because the headers differ: then its own header says more.
+            # It may have exited because the headers differ: then its own header explains more.
             self._check_header(out)
             raise
 
@@ -194,9 +195,9 @@ class Call:
                 return
 
     def _check_header(self, link: Link) -> bool:
-        """Check a header that nobody reads at present; returns whether none has come yet.
+        """Check a header on a link that is not read now; returns whether none has arrived yet.
 
-        A peer may be ahead, and one that is done may be gone: only a header of this call or of
+        A peer may be ahead, and one that is done may have exited: only a header of this call or of
         an earlier one is an error if it differs.
         """
         if link.rank in self._received_from:
@@ -211,12 +212,12 @@ class Call:
     def _verify(self, link: Link, theirs: bytes) -> None:
         if theirs != self._header:
             if link.rank not in self._sent_to:
-                # So that a peer from which this rank only receives finds out, too.
+                # So that a peer from which this rank only receives detects it, too.
                 with contextlib.suppress(PeerLostError):
                     link.send([memoryview(self._header)])
             raise ClusterError(
                 f"workers {link.rank} and {self._rank} are at different exchanges "
                 f"({_HEADER.unpack(theirs)} and {_HEADER.unpack(self._header)}: number, kind, "
-                "type, root or codec, bytes): the model, a callback or a train_step does "
-                "something else on one of them"
+                "type, root or codec, bytes): the model, a callback or a train_step behaves "
+                "differently on one of them"
             )

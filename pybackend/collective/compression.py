@@ -1,8 +1,8 @@
-"""Half precision on the wire, without a loss in the long run.
+"""Compression to half precision, without a loss in the long run.
 
-What rounding takes away is kept and added the next time: error feedback, as in Seide et al.,
-"1-bit stochastic gradient descent" (2014), and Karimireddy et al., "Error feedback fixes SignSGD
-and other gradient compression schemes" (2019).
+Rounding errors are stored and added the next time: error feedback, as in Seide et al., "1-bit
+stochastic gradient descent" (2014), and Karimireddy et al., "Error feedback fixes SignSGD and other
+gradient compression schemes" (2019).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Kind = Literal["fp16", "bf16"]
 
 
 class Compression:
-    """A codec for one series of all-reduces of float32 buffers.
+    """Codec for one series of all-reduces of float32 buffers.
 
-    Sums are float32 at every hop; each partial sum that this rank rounds leaves its error in this
-    rank's residual, which is added to the next buffer of the same length. So what all ranks get,
-    summed over many steps, differs from the true sum by the rounding of one step. Finite values
-    too large for the format are clipped and the rest goes to the residual; infinities and NaNs
-    pass and leave no residual.
+    Sums are float32 at every hop; the error of each partial sum that this rank rounds is stored in
+    this rank's residual, which is added to the next buffer of the same length. So the result on all
+    ranks, summed over many steps, differs from the true sum by the rounding of one step. Finite
+    values too large for the format are clipped and the rest goes to the residual; infinities and
+    NaNs pass unchanged and leave no residual.
 
     Parameters
     ----------
@@ -47,17 +47,17 @@ class Compression:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element on the wire."""
+        """Bytes of an encoded element."""
         return self._format.dtype.itemsize
 
     def residual(self, length: int) -> Array:
-        """What has yet to be added to buffers of a length; float32, zeros at first."""
+        """Return the residual for buffers of a length; float32, zeros at first."""
         if length not in self._residuals:
             self._residuals[length] = np.zeros(length, np.float32)
         return self._residuals[length]
 
     def read_residuals(self) -> dict[int, Array]:
-        """A copy of what has yet to be added, by the length of buffers."""
+        """Return a copy of the residuals, by the length of buffers."""
         return {length: residual.copy() for length, residual in self._residuals.items()}
 
     def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
@@ -65,13 +65,13 @@ class Compression:
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:
-        """Memory for the encoded form of buffers of a length."""
+        """Return memory for the encoded form of buffers of a length."""
         if length not in self._wires:
             self._wires[length] = np.empty(length, self._format.dtype)
         return self._wires[length]
 
     def repay(self, buffer: Array) -> None:
-        """Add the whole residual to a buffer that is to be summed exactly, and clear it."""
+        """Add the whole residual to a buffer that will be summed exactly, and clear it."""
         residual = self.residual(len(buffer))
         np.add(buffer, residual, out=buffer)
         residual.fill(0)
@@ -79,7 +79,7 @@ class Compression:
     def encode(self, values: Array, wire: Array, residual: Array) -> None:
         """Add the residual to up to `BLOCK` values and round them; the error is the new residual.
 
-        ``values`` become what ``wire`` encodes, as all ranks will see them.
+        ``values`` become the values that ``wire`` encodes, as on all ranks.
         """
         wide, finite = self._wide[: len(values)], self._finite[: len(values)]
         largest = self._format.largest

@@ -1,4 +1,4 @@
-"""What a collective call costs, predicted from three measured figures.
+"""Cost of a collective call, predicted from three measured values.
 
 The model of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations
 in MPICH" (2005): a message of n bytes takes alpha + n beta, and adding n bytes takes n gamma.
@@ -25,7 +25,7 @@ _LARGE_ROUNDS = 3
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts the seconds of an all-reduce from algorithm, bytes and ranks.
+    """Prediction of the seconds of an all-reduce from algorithm, bytes and ranks.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ class CostModel:
     add_seconds_per_byte: float
 
     def predict_ring(self, nbytes: float, world_size: int) -> float:
-        """Seconds of reduce-scatter and all-gather: many rounds, each with 1 / N of the buffer."""
+        """Predict reduce-scatter and all-gather: many rounds, each with 1 / N of the buffer."""
         others = world_size - 1
         moved = 2 * self.seconds_per_byte + self.add_seconds_per_byte
         return 2 * others * self.latency_seconds + others / world_size * nbytes * moved
 
     def predict_doubling(self, nbytes: float, world_size: int) -> float:
-        """Seconds of recursive doubling: few rounds, each with the whole buffer."""
+        """Predict recursive doubling: few rounds, each with the whole buffer."""
         message = self.latency_seconds + nbytes * self.seconds_per_byte
         add = nbytes * self.add_seconds_per_byte
         rounds = world_size.bit_length() - 1
@@ -58,14 +58,14 @@ class CostModel:
     def choose(self, nbytes: float, world_size: int, ring_bytes: float | None = None) -> Algorithm:
         """Choose the algorithm that is predicted to be faster.
 
-        ``ring_bytes`` is what would go round the ring, if that is not all of ``nbytes``.
+        ``ring_bytes`` are the bytes that a ring would send, if they differ from ``nbytes``.
         """
         ring = self.predict_ring(nbytes if ring_bytes is None else ring_bytes, world_size)
         return "doubling" if self.predict_doubling(nbytes, world_size) <= ring else "ring"
 
 
 def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
-    """Measure the three figures and agree on their means; all ranks call it together.
+    """Measure the three values and agree on their means; all ranks call it together.
 
     Parameters
     ----------
@@ -80,16 +80,16 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     latency = _time_fastest(lambda: doubling(tiny), _TINY_ROUNDS) / rounds
     add = _time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
     message = _time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
-    # At least a terabyte per second, whatever the clock says.
+    # At most a terabyte per second, even if the clock measures more.
     per_byte = max((message - latency) / _MESSAGE - add, 1e-12)
-    figures = np.array([latency, per_byte, add])
-    # All ranks must choose the same algorithm, so all use the same figures.
-    doubling(figures)
-    return CostModel(*(figures / world_size).tolist())
+    values = np.array([latency, per_byte, add])
+    # All ranks must choose the same algorithm, so all use the same values.
+    doubling(values)
+    return CostModel(*(values / world_size).tolist())
 
 
 def _time_fastest(work: Callable[[], object], rounds: int) -> float:
-    """Time the fastest of some runs, in seconds: what disturbs a run only makes it slower."""
+    """Return the seconds of the fastest of some runs: disturbances only make a run slower."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()

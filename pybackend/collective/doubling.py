@@ -3,7 +3,7 @@
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
 (2005). If the number of ranks is not a power of two, the first ranks are folded in pairs before,
 and unfolded after. Both ranks of an exchange add the same two sums in the same order, so all ranks
-get the very same bits.
+get identical bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pybackend.collective.links import Link
 
 
 def count_pairs(world_size: int) -> int:
-    """Count the pairs of ranks that are folded so that a power of two is left."""
+    """Count the pairs of ranks that are folded so that a power of two remains."""
     return world_size - (1 << (world_size.bit_length() - 1))
 
 
 def find_partners(rank: int, world_size: int) -> list[int]:
-    """Find the ranks with which a rank exchanges its sum, by round; none if it is folded away."""
+    """Find the ranks with which a rank exchanges its sum, by round; none for a folded rank."""
     pairs = count_pairs(world_size)
     if rank < 2 * pairs and rank % 2:
         return []
@@ -48,7 +48,7 @@ def all_reduce(
         np.add(buffer, received, out=buffer)
     for partner in find_partners(rank, world_size):
         call.flow(links[partner], ours, links[partner], theirs)
-        # The order of the terms shows in the bits of NaNs.
+        # The order of the terms affects the bits of NaNs.
         first, second = (buffer, received) if rank < partner else (received, buffer)
         np.add(first, second, out=buffer)
     if is_folded:

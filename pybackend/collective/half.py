@@ -1,4 +1,4 @@
-"""Conversions between float32 and the two half-precision formats, in a few numpy passes."""
+"""Conversions between float32 and the two half-precision formats, in a few NumPy passes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pybackend.collective.buffers import Array
 from pybackend.errors import InputError
 
 BLOCK = 1 << 15
-"""Elements converted at a time at most: all intermediate results stay in a core's cache."""
+"""Largest number of elements converted at a time: intermediate results stay in a core's cache."""
 
 
 class HalfFormat(Protocol):
-    """A format of 16 bits."""
+    """Format of 16 bits."""
 
     dtype: np.dtype[Any]
     largest: np.float32
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round finite float32 values, none beyond ``largest``, to the nearest, ties to even."""
+        """Round finite float32 values, at most ``largest``, to the nearest, ties to even."""
 
     def decode(self, half: Array, out: Array) -> None:
         """Widen to float32, exactly."""
@@ -29,7 +29,7 @@ class HalfFormat(Protocol):
 class Fp16:
     """IEEE half precision: 11 bits of significand, up to 65504.
 
-    numpy's own conversion takes up to a hundred times longer, longest for small numbers.
+    NumPy's own conversion takes up to a hundred times longer, longest for small numbers.
     """
 
     dtype = np.dtype(np.float16)
@@ -42,7 +42,7 @@ class Fp16:
         self._sign = np.empty(BLOCK, np.uint16)
 
     def encode(self, values: Array, half: Array) -> None:
-        """See `HalfFormat`.
+        """Round float32 values to half precision.
 
         Adding 2^(e + 13) to a number of exponent e leaves its significand, rounded to 11 bits, in
         the lowest bits of the sum; with e = -14 at least, that holds for subnormal results too.
@@ -65,7 +65,7 @@ class Fp16:
         np.bitwise_or(result, sign, out=result)
 
     def decode(self, half: Array, out: Array) -> None:
-        """See `HalfFormat`. A multiplication moves the exponent; it normalizes subnormals, too."""
+        """Widen by a multiplication, which moves the exponent; it normalizes subnormals, too."""
         bits = out.view(np.int32)
         np.copyto(bits, half.view(np.int16))
         np.left_shift(bits, np.int32(13), out=bits)
@@ -78,7 +78,7 @@ class Fp16:
 
 
 class Bf16:
-    """The upper half of float32: 8 bits of significand, the same range."""
+    """Upper half of float32: 8 bits of significand, the same range."""
 
     def __init__(self) -> None:
         try:
@@ -92,9 +92,9 @@ class Bf16:
         self.largest = np.uint32(0x7F7F0000).view(np.float32)
 
     def encode(self, values: Array, half: Array) -> None:
-        """See `HalfFormat`."""
+        """Round float32 values to bfloat16."""
         np.copyto(half, values, casting="unsafe")
 
     def decode(self, half: Array, out: Array) -> None:
-        """See `HalfFormat`."""
+        """Widen to float32, exactly."""
         np.copyto(out, half)

@@ -1,4 +1,4 @@
-"""From listening sockets to a mesh: each rank connects to some ranks and accepts the others."""
+"""Construction of a mesh: each rank connects to some ranks and accepts the others."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def join_mesh(
     peers
         ``host:port`` per rank, at least two; all are listening already.
     token
-        The job's secret; strangers are rejected.
+        The job's secret; connections without it are rejected.
     timeout
-        Seconds to wait for a peer now, and for a sign of life of its machine in each collective.
+        Seconds to wait for a peer now, and for an answer of its machine in each collective.
     algorithm
-        See `Mesh`.
+        Algorithm of the mesh, as for `Mesh`.
     connect_timeout
-        Seconds to wait for a peer now, if not ``timeout``: peers may have data to read first. One
-        that has died is noticed nevertheless.
+        Seconds to wait for a peer now, if not ``timeout``: peers may have data to read first. A
+        peer that died is detected anyway.
     patience
-        See `Mesh`.
+        How long the mesh waits for peers, as for `Mesh`.
     encrypt
-        Whether all connections are encrypted; None: those between machines.
+        True: all connections are encrypted; False: none; None: those between machines.
 
     Raises
     ------
     PeerLostError
-        Names the peer that refuses, closes, or is silent.
+        Names the peer that rejects or closes the connection, or does not answer.
     ClusterError
         Within seconds, if the network does not let this rank reach a peer.
     """
@@ -82,10 +82,10 @@ def join_mesh(
 
 
 def connects_to(rank: int, other: int, world_size: int) -> bool:
-    """Whether ``rank`` connects to ``other`` rather than the other way round.
+    """Return whether ``rank`` connects to ``other`` rather than the other way round.
 
-    Every rank connects to the next one, so that each notices at once if that one has died; of
-    other pairs, and if there are only two ranks, the lower one connects.
+    Every rank connects to the next one, so that it detects at once if that one died; in other
+    pairs, and if there are only two ranks, the lower one connects.
     """
     if world_size > 2 and (rank - other) % world_size in (1, world_size - 1):
         return (rank + 1) % world_size == other
@@ -93,7 +93,7 @@ def connects_to(rank: int, other: int, world_size: int) -> bool:
 
 
 class _Joining:
-    """The connections of one rank while they are being made."""
+    """Connections of one rank while they are established."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class _Joining:
         return made
 
     def close(self) -> None:
-        """Stop listening, and close what `wait` has not returned."""
+        """Stop listening, and close connections that `wait` has not returned."""
         self._acceptor.close()
         with self._lock:
             self._closed = True
@@ -151,7 +151,7 @@ class _Joining:
             stream.close()  # wakes a thread that waits for a greeting
 
     def _check_peers(self) -> None:
-        """Raise at once for a peer that has died meanwhile, and in time for one that is missing."""
+        """Raise an error at once for a peer that died, and after the timeout for a missing one."""
         for other, stream in self._made.items():
             if _has_ended(stream):
                 raise self._make_error(other, "closed the connection")
@@ -182,7 +182,7 @@ class _Joining:
         stream.close()
 
     def _connect(self, other: int) -> Stream:
-        """Connect, and try again while the other end is busy with too many strangers."""
+        """Connect, and retry while the other end has too many unauthenticated connections."""
         silent = f"did not answer within {self._timeout:g} s"
         while True:
             stream = self._reach(other)
@@ -214,9 +214,9 @@ class _Joining:
         raise self._make_error(other, "is no longer waited for")
 
     def _is_rejected(self, stream: Stream) -> bool:
-        """Wait until the other end begins; returns whether it has closed the connection instead.
+        """Wait until the other end begins; returns whether it closed the connection instead.
 
-        It may still be importing TensorFlow: its socket accepts connections even then.
+        It may still be importing TensorFlow: its socket already accepts connections.
         """
         first = stream.peek(1, self._remaining())
         if first is None:

@@ -12,7 +12,7 @@ _SOCKET_BUFFER = 4 << 20
 
 
 class Link:
-    """One authenticated connection to another rank, used in both directions.
+    """Authenticated connection to another rank, used in both directions.
 
     Parameters
     ----------
@@ -33,21 +33,21 @@ class Link:
         stream.probe(timeout)
 
     def send(self, window: list[memoryview]) -> int:
-        """Send what the system takes at present; bytes, maybe 0."""
+        """Send as much as the system accepts at present; returns the bytes, maybe 0."""
         try:
             return self.stream.send_some(window)
         except OSError as error:
             raise self._explain(error) from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Receive what has arrived; bytes, maybe 0."""
+        """Receive what has arrived; returns the bytes, maybe 0."""
         try:
             return self.stream.receive_some(window)
         except OSError as error:
             raise self._explain(error) from error
 
     def peek(self, size: int) -> bytes | None:
-        """Look at what would be received next; None if there is nothing, b"" at the end."""
+        """Return the next bytes without receiving them; None without data, b"" at the end."""
         try:
             return self.stream.peek(size)
         except AlteredError as error:
@@ -63,9 +63,9 @@ class Link:
     def _explain(self, error: OSError) -> PeerLostError | ClusterError:
         if isinstance(error, AlteredError):
             return ClusterError(
-                f"the connection to worker {self.rank} on {self.host} carries other bytes than "
-                f"were sent: {error}. Nothing of them was used. Something between the two hosts "
-                "alters, repeats or drops what passes: a proxy, a broken device, or an attacker. "
+                f"the connection to worker {self.rank} on {self.host} delivers other bytes than "
+                f"were sent: {error}. They were not used. Something between the two hosts "
+                "alters, repeats or drops data: a proxy, a broken device, or an attacker. "
                 "Connect the hosts without it, then start again"
             )
         if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):

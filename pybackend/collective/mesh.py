@@ -1,4 +1,4 @@
-"""Collectives of numpy buffers over links, each by the algorithm predicted to be faster."""
+"""Collectives of NumPy buffers over links, each by the algorithm predicted to be faster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pybackend.collective.ring import Ring
 from pybackend.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
-# What a rank holds at most of what it passes on to the one that gathers.
+# Most bytes in memory of data that a rank forwards to the one that gathers.
 _BLOCK = 8 << 20
 # A guess for a network of 10 gigabits per second, until `join_mesh` measures.
 _UNMEASURED = CostModel(25e-6, 0.8e-9, 0.1e-9)
 
 
 class Mesh:
-    """One rank's connections to the others. Not thread-safe: one collective at a time.
+    """Connections of one rank to the others. Not thread-safe: one collective at a time.
 
-    All ranks call the same methods in the same order, with buffers of the same type and size;
-    each call checks that, see `ClusterError` below. After an error, a mesh can only be closed.
+    All ranks call the same methods in the same order, with buffers of the same type and size; each
+    call checks that and raises a `ClusterError`. After an error, a mesh can only be closed.
 
     Parameters
     ----------
@@ -40,19 +40,19 @@ class Mesh:
     patience
         How long it waits for peers.
     algorithm
-        ``"auto"`` takes what ``cost_model`` predicts to be faster; the others are for tests and
-        benchmarks.
+        ``"auto"`` uses the algorithm that ``cost_model`` predicts to be faster; the others are for
+        tests and benchmarks.
 
     Attributes
     ----------
     cost_model
-        The same on all ranks.
+        Measured costs, the same on all ranks.
 
     Raises
     ------
     PeerLostError
         From any method: at once if a peer closes its connection, after its link's timeout if its
-        machine does not answer, and as ``patience`` says if it does not come.
+        machine does not answer, and after ``patience.longest`` if it does not join the call.
     ClusterError
         From any method: a peer is at another call, or its buffer has another type or size.
     """
@@ -78,7 +78,7 @@ class Mesh:
 
     @property
     def waited(self) -> float:
-        """See `Collective`."""
+        """Seconds in which this rank has waited for others, in total."""
         return self._patience.waited
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
@@ -87,10 +87,10 @@ class Mesh:
         Parameters
         ----------
         buffer
-            Of any shape, and any type that numpy can add.
+            Array of any shape, and any type that NumPy can add.
         codec
-            Half precision on the wire, for float32 only; see `Compression`. Buffers so small that
-            rounds matter more than bytes are sent as they are.
+            Compression to half precision, for float32 only. Buffers so small that rounds matter
+            more than bytes are not compressed.
         """
         _check(buffer)
         buffer = buffer.reshape(-1)
@@ -98,7 +98,7 @@ class Mesh:
             raise InputError(f"compression needs a float32 buffer, not one of {buffer.dtype}")
         call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
         on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
-        # A sum that overflows is infinite, which the checks of the engine and of the user see.
+        # A sum that overflows is infinite, which the engine and Keras's callbacks detect.
         with np.errstate(over="ignore", invalid="ignore"):
             if self._choose(on_the_wire, buffer.nbytes) == "doubling":
                 if codec:
@@ -116,13 +116,13 @@ class Mesh:
         ----------
         part
             Contiguous, with at least one dimension; the first may differ between ranks, and be
-            0. The list that is returned contains this array itself.
+            0. The returned list contains this array itself.
         """
         _check(part)
         row = int(np.prod(part.shape[1:], dtype=np.int64)) * part.itemsize
         lengths = np.zeros(self.world_size, np.int64)
         lengths[self.rank] = len(part)
-        # The shape of a row is in the header: bytes alone would not tell (2, 3) from (3, 2).
+        # The shape of a row is in the header: bytes alone do not distinguish (2, 3) from (3, 2).
         shape = zlib.crc32(repr(part.shape[1:]).encode()) >> 1
         self._double(self._call(b"g", part.dtype, row, shape), lengths)
         parts = self._make_parts(part, lengths)
@@ -145,7 +145,7 @@ class Mesh:
     def gather(self, part: Array, root: int = 0) -> list[Array]:
         """Collect every rank's array at rank ``root``, in rank order; an empty list elsewhere.
 
-        The other ranks hold no more than a block of what they pass on.
+        The other ranks have at most a block of the forwarded data in memory.
 
         Parameters
         ----------
@@ -200,13 +200,13 @@ class Mesh:
         self.cost_model = measure(reduce, self.world_size)
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
-        """Room for every rank's array, as long as its rank has said; this rank's is ``part``."""
+        """Allocate every rank's array, with the announced length; this rank's is ``part``."""
         try:
             parts = [np.empty((int(length), *part.shape[1:]), part.dtype) for length in lengths]
         except (ValueError, MemoryError) as error:
             raise ClusterError(
-                f"worker {self.rank} has no room for what the workers send: they announce "
-                f"{lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
+                f"worker {self.rank} has too little memory for the data of the workers: they "
+                f"announce {lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
             ) from error
         parts[self.rank] = part
         return parts
@@ -244,7 +244,7 @@ class Mesh:
 
 
 def _check(buffer: Array) -> None:
-    # reshape() would silently make a copy of any other, and the sum would be lost.
+    # reshape() would silently copy any other array, and the sum would be lost.
     if not buffer.flags.c_contiguous or buffer.ndim == 0:
         raise InputError("a collective needs a contiguous array with at least one dimension")
 

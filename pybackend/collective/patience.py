@@ -1,4 +1,4 @@
-"""How long a rank waits for its peers: a slow one is waited for, a lost one is not."""
+"""Waiting for peers: a rank waits for a slow peer, but not for a lost one."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 from pybackend.collective.links import Link
 
-# Files are read at different speeds, and a callback may do what it likes.
+# Files are read at different speeds, and a callback may take long.
 LONGEST_SECONDS = 6 * 3600.0
 _FIRST_WORD_SECONDS = 60.0
-# All ranks that wait say so in this time; the one for whom they wait is the one that does not.
+# All waiting ranks report it within this time; the rank that they wait for does not.
 _SETTLED_SECONDS = 2.0
 
 
 @dataclass
 class Patience:
-    """What a rank makes of a peer that does not come.
+    """Limits and reports of the wait for a peer that does not join a call.
 
     Parameters
     ----------
     on_wait
-        Called once a minute: the peer's rank, for how many seconds this rank has waited, and
-        whether that is the second word about the same minute, by which all ranks have said theirs.
+        Called twice a minute with the peer's rank, the seconds that this rank has waited, and
+        whether it is the second report of the minute, by which time all ranks have sent the first.
     longest
-        Seconds after which a peer counts as lost though its machine answers.
+        Seconds after which a peer counts as lost although its machine answers.
 
     Attributes
     ----------
     waited
-        Seconds in which this rank could not go on, all in all.
+        Seconds in which this rank has waited, in total.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
@@ -41,14 +41,14 @@ class Patience:
     _is_second: bool = False
 
     def check(self, peers: Sequence[Link], since: float) -> None:
-        """Raise `PeerLostError` if a peer is lost; speak of the wait if it is long.
+        """Raise `PeerLostError` if a peer is lost; report the wait if it is long.
 
         Parameters
         ----------
         peers
-            Those without whom this rank cannot go on.
+            Peers that this rank waits for.
         since
-            When, by the monotonic clock, it has last been able to.
+            Start of the wait, by the monotonic clock.
         """
         waited = time.monotonic() - since
         for peer in peers:

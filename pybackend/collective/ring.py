@@ -1,9 +1,9 @@
-"""Collectives along the ring of ranks, each forwarding data while it is received.
+"""Collectives along the ring of ranks, each of which forwards data while receiving it.
 
 The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
-buffer, whatever N is. Each segment is summed along one chain of ranks and then passed on, so all
-ranks get the very same bits.
+buffer, for any N. Each segment is summed along one chain of ranks and then passed on, so all ranks
+get identical bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pybackend.collective.links import Link
 
 @dataclass(frozen=True)
 class Ring:
-    """One rank between the rank before it and the one after it."""
+    """Rank on the ring, with links to the ranks before and after it."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class Ring:
         Each chunk is added when it is received, and sent on when it is added.
         """
         segments = self._cut(len(buffer), CHUNK // buffer.itemsize)
-        # What is received and added is sent next, so both are cut at the same positions.
+        # Received data are added and sent next, so both are cut at the same positions.
         summed = list(chain(*segments[1:]))
         received = scratch.view(buffer.dtype)
 
@@ -57,9 +57,9 @@ class Ring:
     def all_reduce_coded(
         self, call: Call, buffer: Array, scratch: Array, codec: Compression
     ) -> None:
-        """Sum in place like `all_reduce`, with half precision on the wire and float32 sums.
+        """Sum in place like `all_reduce`, with data sent in half precision and float32 sums.
 
-        The rank that completes a segment rounds it for itself, too.
+        The rank that completes a segment also rounds its own copy.
         """
         residual, wire = codec.residual(len(buffer)), codec.wire(len(buffer))
         segments = self._cut(len(buffer), BLOCK)
@@ -87,7 +87,7 @@ class Ring:
         call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=use)
 
     def all_gather(self, call: Call, parts: Sequence[Array]) -> None:
-        """Fill the arrays of all other ranks with what these ranks send."""
+        """Fill the arrays of all other ranks with the data that these ranks send."""
         order = [(self.rank - step) % self.world_size for step in range(self.world_size)]
         pieces = [split_chunks(view_bytes(parts[rank])) for rank in order]
         outgoing, incoming = list(chain(*pieces[:-1])), list(chain(*pieces[1:]))
@@ -111,7 +111,7 @@ class Ring:
         """Cut a buffer into segments, and these into spans of ``step`` elements, in sending order.
 
         In the first round this rank sends all segments but the last, and receives and adds all but
-        the first; the last one is complete then. In the second round it sends the last one and then
+        the first; then the last one is complete. In the second round it sends the last one and then
         all but the last two, and receives all but the last.
         """
         size = self.world_size

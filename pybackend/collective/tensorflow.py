@@ -34,7 +34,7 @@ def start_runtime(addresses: Sequence[str], rank: int, timeout: float) -> None:
 
 
 class GraphReduce:
-    """Sums tensors over all workers, as part of a TensorFlow graph.
+    """Sum of tensors over all workers, as part of a TensorFlow graph.
 
     The sums of one step run one after the other, in the same order on all workers.
     """
@@ -47,7 +47,7 @@ class GraphReduce:
         self._number = tf.Variable(0, dtype=tf.int32, trainable=False)
 
     def all_reduce(self, tensor: Any) -> Any:
-        """Sum of a tensor over all workers."""
+        """Return the sum of a tensor over all workers."""
         return tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             group_size=self._world_size,

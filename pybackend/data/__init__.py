@@ -1,1 +1,1 @@
-"""Rows: from arrays, DataFrames and MNIST into one shard per worker."""
+"""Training data: arrays, DataFrames, files and MNIST, sharded across the workers."""

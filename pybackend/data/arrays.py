@@ -1,8 +1,8 @@
-"""In-memory training data: checked before anything starts, then dealt to the workers.
+"""In-memory training data: checked before anything starts, then sharded across the workers.
 
 A data set is ``x``, ``(x, y)`` or ``(x, y, sample_weight)``; ``x`` and ``y`` are an array, or a
-list, tuple or dict of arrays for models with several inputs or outputs. Inside, it is flat: arrays
-named ``x``, ``x/#0``, ``x/left``, ..., from whose names the structure follows.
+list, tuple or dict of arrays for models with several inputs or outputs. Internally, it is a flat
+dict of arrays named ``x``, ``x/#0``, ``x/left``, ...; these names encode the structure.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
 _NUMBERS_FOR_TEXT = (
-    " or booleans: np.unique(labels, return_inverse=True) gives classes and their numbers; or pass "
-    "a data frame and `label=`, whose text is encoded"
+    " or booleans: np.unique(labels, return_inverse=True) gives the classes and their codes; or "
+    "pass a data frame with `label=`, which encodes text"
 )
 _DAYS = {
     "M": "(times - times.min()) / np.timedelta64(1, 'D')",
     "m": "times / np.timedelta64(1, 'D')",
 }
-# A sparse matrix becomes a dense one, which this process holds and sends.
+# Largest dense array made of a sparse matrix: this process holds it in memory and sends it.
 MOST_DENSE_BYTES = 2 << 30
 _PARTS = ("x", "y", "sample_weight")
-# Tensors of TensorFlow that have no rectangular array, and what does.
+# TensorFlow's tensors that are not rectangular arrays, and how to convert them.
 _TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dense(x)"}
 
 
@@ -54,7 +54,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         if type(data).__name__ == "LazyFrame":
-            raise InputError(f"`{name}` is a lazy frame, without rows yet: pass its collect()")
+            raise InputError(f"`{name}` is a LazyFrame, which has no rows yet: pass its collect()")
         raise InputError(
             f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark, "
             "pandas or polars, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
@@ -76,7 +76,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
 
 
 def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = False) -> Columns:
-    """Check inputs without labels and flatten them; as `flatten_data`."""
+    """Check inputs without labels and flatten them, like `flatten_data`."""
     columns = {key: to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
@@ -89,7 +89,7 @@ def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = Fals
 def nest(columns: Mapping[str, Any]) -> Any:
     """Rebuild a batch from flat, named leaves: x, (x, y) or (x, y, sample_weight).
 
-    As Keras passes it to ``train_step``: an x of several inputs without labels is (x,).
+    The structure is what Keras passes to ``train_step``: several inputs without labels are (x,).
     """
     parts = [_nest_part(part, columns) for part in _PARTS]
     while parts[-1] is None:
@@ -99,8 +99,8 @@ def nest(columns: Mapping[str, Any]) -> Any:
 
 
 def flatten(batch: Any) -> dict[str, Any]:
-    """The named leaves of a batch, as they are; `nest` undoes it."""
-    # A batch (x,) is a list of one input, so that it is (x,) again, not x.
+    """Return the named leaves of a batch, unchanged; the inverse of `nest`."""
+    # A batch (x,) is a list of one input, so that `nest` gives (x,), not x.
     is_x = not isinstance(batch, tuple) or (len(batch) == 1 and hasattr(batch[0], "shape"))
     parts = zip(_PARTS, (batch,) if is_x else batch, strict=False)
     return {key: leaf for part, value in parts for key, leaf in _flatten_part(part, value)}
@@ -112,7 +112,7 @@ def count_rows(columns: Columns) -> int:
 
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
-    """The rows of one worker; views, not copies."""
+    """Return the rows of one worker, as views."""
     part = deal(count_rows(columns), workers, rank)
     return {key: array[part] for key, array in columns.items()}
 
@@ -120,7 +120,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 def check_enough_rows(
     rows: int, workers: int, name: str = "data", argument: str = "workers"
 ) -> None:
-    """Reject data from which some of the workers, as an argument says, would get no row at all."""
+    """Raise an error if there are fewer rows than workers; ``argument`` sets their number."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
@@ -139,9 +139,9 @@ def _flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
                     "with '#'"
                 )
         return [(f"{name}/{key}", item) for key, item in value.items()]
-    # A list of numpy's numbers, whose shape is (), is one array.
+    # A list of numpy scalars, whose shape is (), is one array.
     if isinstance(value, (list, tuple)) and value and all(getattr(v, "shape", ()) for v in value):
-        # A leading "#" keeps a list of two apart from a dict with the keys "0" and "1".
+        # A leading "#" distinguishes a list of two from a dict with the keys "0" and "1".
         return [(f"{name}/#{index}", item) for index, item in enumerate(value)]
     return [(name, value)]
 
@@ -159,7 +159,7 @@ def _nest_part(part: str, columns: Mapping[str, Any]) -> Any:
 
 
 def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
-    """Check one array of a data set, as `flatten_data` does."""
+    """Check one array of a data set and convert it, as described in `flatten_data`."""
     if np.ma.is_masked(value):
         row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
         raise InputError(
@@ -176,7 +176,9 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         if (way := _TO_DENSE.get(type(value).__name__)) is not None:
             raise InputError(f"`{key}` of `{name}` is a {type(value).__name__}: pass {way}")
         path = (
-            "; a path is for barrier_train, evaluate and result.predict" if is_path(value) else ""
+            "; only barrier_train, evaluate and result.predict accept a path"
+            if is_path(value)
+            else ""
         )
         raise InputError(f"`{key}` of `{name}` is a single value; expected one entry per row{path}")
     if key.startswith("x") and _is_text(array):
@@ -188,7 +190,7 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
         if array.dtype.kind in "mM":
             expected = ": e.g. days, " + _DAYS[array.dtype.kind]
         raise InputError(f"`{key}` of `{name}` has dtype {array.dtype}; expected numbers{expected}")
-    # TensorFlow takes the bytes as they are.
+    # TensorFlow reads the bytes in the machine's order.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not key.startswith("x") and array.dtype.kind == "f" and np.isnan(array).any():
         row = int(np.argwhere(np.isnan(array))[0][0])
@@ -197,12 +199,12 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
 
 
 def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
-    """Numbers in another type of floating point, in which none may become infinite.
+    """Cast numbers to another floating-point type; raise an error if one becomes infinite.
 
     Parameters
     ----------
     name_row
-        Says in which row, counted from 0, which column is.
+        Called with the number of a row, from 0; returns the column and row for the error.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         found = numbers.astype(dtype)
@@ -218,19 +220,19 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Whether a value is a sparse matrix or array of scipy, which is not imported to find out."""
+    """Return whether a value is scipy's sparse matrix or array, without importing scipy."""
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(value))
 
 
 def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
-    """A sparse matrix as the array that models take."""
+    """Convert a sparse matrix to a dense array."""
     dtype = np.dtype(floatx) if matrix.dtype.kind == "f" else matrix.dtype
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:
         raise InputError(
             f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which takes "
-            f"{size / 2**30:.1f} GiB as the dense one that is trained on (at most "
+            f"{size / 2**30:.1f} GiB as the dense array that training needs (at most "
             f"{MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass "
             "a function that makes each worker's batches"
         )
@@ -247,8 +249,8 @@ def _is_text(array: Array) -> bool:
 def _to_text(array: Array, key: str, name: str) -> Ragged:
     if array.size != len(array):
         raise InputError(
-            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts in a row; expected "
-            "one: pass a dict of arrays, an input for each"
+            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts per row; expected "
+            "one: pass a dict of arrays, one for each input"
         )
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)

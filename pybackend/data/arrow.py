@@ -1,4 +1,4 @@
-"""Tensors from Arrow batches, by column groups; errors name the column and a row."""
+"""Convert Arrow batches to tensors by column groups; errors name the column and a row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def describe_schema(schema: Any) -> dict[str, ColumnKind]:
-    """What the columns of an Arrow schema hold."""
+    """Return the kind of each column of an Arrow schema."""
     return {field.name: _describe_type(field.type) for field in schema}
 
 
@@ -51,7 +51,7 @@ def _list_types() -> tuple[Any, ...]:
 
 
 def _is_view(kind: Any, of: str) -> bool:
-    """Whether a type is the view of text or bytes, which old versions of Arrow do not know."""
+    """Return whether a type is a view of text or bytes; old versions of Arrow have no views."""
     import pyarrow as pa
 
     check = getattr(pa.types, f"is_{of}_view", None)
@@ -59,9 +59,9 @@ def _is_view(kind: Any, of: str) -> bool:
 
 
 def drop_views(column: Any) -> Any:
-    """A column (array or chunked) without views of text, bytes or lists.
+    """Convert views of text, bytes or lists in a column (array or chunked) to plain types.
 
-    Arrow computes little with views, which polars and DuckDB write.
+    polars and DuckDB write views; few of Arrow's functions support them.
     """
     import pyarrow as pa
 
@@ -86,7 +86,7 @@ def drop_views(column: Any) -> Any:
 
 
 def has_views(kind: Any) -> bool:
-    """Whether a type is a view, or made of some."""
+    """Return whether a type is a view or contains one."""
     is_list = type(kind).__name__ in ("ListViewType", "LargeListViewType")
     inner = getattr(kind, "value_type", None)
     return (
@@ -98,10 +98,10 @@ def has_views(kind: Any) -> bool:
 
 
 class TensorReader:
-    """Makes the tensors of one batch after another; all rows must be as long as the first ones.
+    """Converts batches to tensors; all rows of a column must have the length of the first ones.
 
-    Errors are `InputError`: they name the column, and a row, that holds a null, a NaN label, an
-    unknown category, or a value of another size.
+    An `InputError` names the column and the row that holds a null, a NaN label, an unknown
+    category, or a value of another size.
     """
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
@@ -111,21 +111,22 @@ class TensorReader:
         self._name_row: Callable[[int], str] = str
 
     def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
-        """The tensors of a batch, by the column_groups' keys.
+        """Return the tensors of a batch, by the keys of the column groups.
 
         Parameters
         ----------
-        where
-            Says which row is meant, by its number in the batch; None: by its values.
+        name_row
+            Called with a row's number in the batch; returns its name for errors. None (default):
+            errors show the row's values.
         """
         self._batch = batch
         self._name_row = name_row or self._describe_row
         return {group.key: self._read_tensor(group) for group in self._groups}
 
     def find_complete(self, batch: Any) -> Array:
-        """Whether each row of a batch has a value, and one of the categories, in every column.
+        """Return whether each row of a batch has a value in every column.
 
-        NaN is none.
+        Null, NaN and unknown categories do not count as values.
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
@@ -134,7 +135,7 @@ class TensorReader:
         return found
 
     def _describe_row(self, row: int) -> str:
-        """A row of a table whose rows have no numbers: what it holds."""
+        """Return the values of a row as text, for tables whose rows have no numbers."""
         names = list_columns(self._groups)
         shown = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
@@ -166,7 +167,7 @@ class TensorReader:
         return found.reshape(-1) if group.is_flat else found
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
-        """Numbers of shape (rows, width)."""
+        """Return numbers of shape (rows, width)."""
         if name in group.categories:
             codes = self._encode_categories(column, name, group.categories[name])
             if name not in group.one_hot:
@@ -204,10 +205,10 @@ class TensorReader:
         known = self._widths.setdefault(name, int(sizes[0]) if promised is None else promised)
         if (wrong := np.flatnonzero(sizes != known)).size:
             row = int(wrong[0])
-            expected = "as `tensors` says" if promised is not None else "as in earlier rows"
+            expected = "as in `tensors`" if promised is not None else "as in earlier rows"
             raise InputError(
                 f"column {name!r} holds {int(sizes[row])} {what} in {self._name_row(row)}; "
-                f"expected {known}, {expected}. For rows of any length, say "
+                f"expected {known}, {expected}. For rows of any length, pass "
                 f"tensors={{{name!r}: (dtype, (None,))}}"
             )
 
@@ -218,7 +219,10 @@ class TensorReader:
         sizes = _measure_lists(column)
         values = self._flatten_lists(column, name, sizes)
         if hasattr(values.type, "value_type"):
-            raise InputError(f"column {name!r} holds arrays of arrays: rows of one length need it")
+            raise InputError(
+                f"column {name!r} holds arrays of arrays, whose rows must have one length: give "
+                "the shape without None in `tensors`"
+            )
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         numbers = _read_numbers(values)
 
@@ -231,7 +235,7 @@ class TensorReader:
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
-        """Numbers in the type of the tensor, in this machine's byte order; none may change."""
+        """Cast numbers to the tensor's type, in this machine's byte order, if they fit into it."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -253,7 +257,7 @@ class TensorReader:
         return cast
 
     def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
-        """What lists hold; ``row_sizes`` counts it by row of the batch."""
+        """Return the elements of lists; ``row_sizes`` is their number by row of the batch."""
 
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
@@ -267,7 +271,7 @@ class TensorReader:
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
                 f"column {name!r} holds {column[row].as_py()!r} in {self._name_row(row)}, which is "
-                f"none of its categories ({listed})"
+                f"not one of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
@@ -285,7 +289,7 @@ class TensorReader:
 
 
 def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
-    """The place of each value among the categories of a column; null for others."""
+    """Return the position of each value among a column's categories; null for other values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -293,15 +297,15 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
         known = pa.array(categories).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {name!r} has type {column.type}, and its categories are "
-            f"{', '.join(map(repr, categories[:10]))}: it must hold these, which are those of the "
-            "training or of `categories`"
+            f"column {name!r} has type {column.type}, which cannot hold its categories "
+            f"{', '.join(map(repr, categories[:10]))} (from the training or `categories`): cast it "
+            "to their type"
         ) from error
     return pc.index_in(column, value_set=known)
 
 
 def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
-    """Whether each value of a column is one of its categories."""
+    """Return whether each value of a column is one of its categories."""
     known: Array = _look_up(_decode(column), name, categories).is_valid()
     return np.asarray(known)
 
@@ -327,7 +331,7 @@ def _decode(column: Any) -> Any:
 
 
 def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> Any:
-    """A column without nulls or a dictionary."""
+    """Return a column without its dictionary encoding; raise an error if it has nulls."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         place = name_row(row)
@@ -348,7 +352,7 @@ def _read_strings(column: Any) -> Ragged:
 
 
 def _read_offsets(wide: Any) -> Array:
-    """Offsets of a large_binary column's rows in its buffer."""
+    """Return the offsets of a large_binary column's rows in its buffer."""
     if not len(wide):
         return np.zeros(1, np.int64)
     every = np.frombuffer(wide.buffers()[1], np.int64)
@@ -357,7 +361,7 @@ def _read_offsets(wide: Any) -> Array:
 
 
 def _measure_lists(lists: Any) -> Array:
-    """Lengths of lists; without nulls, so that fixed-size ones need no look."""
+    """Return the lengths of lists without nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
@@ -366,7 +370,7 @@ def _measure_lists(lists: Any) -> Array:
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Values of each row, from those of the lists in it."""
+    """Return the number of values of each row from those of the lists in it."""
     edges = np.concatenate([[0], np.cumsum(outer)])
     totals = np.concatenate([[0], np.cumsum(inner)])
     summed: Array = totals[edges[1:]] - totals[edges[:-1]]

@@ -1,4 +1,4 @@
-"""Whether a training may go on from a checkpoint: it must be the one that was kept."""
+"""Check that a training may resume from a checkpoint: it must be the training that wrote it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _ROWS = [argument_of(name) for name in ("train", "validation")]
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
-    """The settings that decide on what is trained, as JSON can hold them."""
+    """Return the settings that determine the result of a training, as plain JSON data."""
     described = {name: getattr(job, name) for name in _SETTINGS}
     described["exchange"] = json.loads(encode(job.exchange))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
-    # As runs of equal sizes: a data set of many batches has two.
+    # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
     return dict(json.loads(json.dumps(described)))
 
 
 def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of another training.
+    """Reject a checkpoint of another training.
 
     Parameters
     ----------
     described
-        What is known of this training, by the names of its arguments; `describe_settings` at least.
+        Description of this training, by argument; at least that of `describe_settings`.
 
     Raises
     ------
@@ -56,22 +56,23 @@ def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping
     for name in described:
         if how := _compare(name, kept, job, described[name]):
             raise InputError(
-                f"{which} is of another training: its {how}, or name another folder in `checkpoint`"
+                f"{which} belongs to another training: its {how}, or name another folder in "
+                "`checkpoint`"
             )
     is_other_gang = kept.workers != job.workers
     if is_other_gang and (kept.step or isinstance(job.exchange, LocalSteps)):
         why = (
-            f"lies within an epoch, of which {kept.workers} workers have done their parts"
+            f"is within an epoch, in which {kept.workers} workers have trained on their shards"
             if kept.step
-            else f"has a state for each of {kept.workers} workers, which LocalSteps gives them"
+            else f"has a state for each of {kept.workers} workers, because of LocalSteps"
         )
         raise InputError(f"{which} {why}: resume with workers={kept.workers}")
     if kept.epoch + bool(kept.step) > job.epochs:
-        raise InputError(f"{which} is beyond `epochs`, which is {job.epochs}: raise it")
+        raise InputError(f"{which} is beyond epochs={job.epochs}: increase `epochs`")
 
 
 def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | None]) -> None:
-    """Refuse, as `check_is_same`, data sets of other numbers of rows; None: not known yet."""
+    """Reject a checkpoint of data sets with other numbers of rows; None: not known yet."""
     for name, here in rows.items():
         argument = argument_of(name)
         there = sum(count for count, _ in kept.job.get(argument) or ())
@@ -79,26 +80,26 @@ def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | No
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {kept.place} at {uri!r} is of another training: its "
+                f"the checkpoint of {kept.place} at {uri!r} belongs to another training: its "
                 f"`{argument}` had {there} rows, and here it has {here}. Make the same call again, "
                 "or name another folder in `checkpoint`"
             )
 
 
 def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | None:
-    """How a training differs from the one that was kept, in words; None: not at all."""
+    """Describe how a training differs from the one in the checkpoint; None if it does not."""
     there = kept.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
-    if there and here and kept.workers != job.workers:  # who deal the rows otherwise
+    if there and here and kept.workers != job.workers:  # the rows are then sharded differently
         there, here = [sum(count for count, _ in rows) for rows in (there, here)]
     if there == here:
         return None
-    return f"`{name}` has other rows, or another order of them. Make the same call again"
+    return f"`{name}` has other rows, or the rows in another order. Make the same call again"
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
-    """What differs, and what to do."""
+    """Describe what differs and what to do."""
     differs = f"is {there!r}, and here it is {here!r}"
     if name == "seed":
         return f"`seed` {differs}: give seed={there!r}"
@@ -108,17 +109,17 @@ def _explain(name: str, there: Any, here: Any) -> str:
     if name == "model":
         return (
             "model has other compile settings, or other arguments of layers: build and compile it "
-            "as it was"
+            "as before"
         )
     if name == "weights":
-        return f"model has other weights ({_find_first(there, here)}): build it as it was"
+        return f"model has other weights ({_find_first(there, here)}): build it as before"
     if name == "batches":
-        return "data set was cut into batches of other sizes: cut it as it was"
+        return "data set had batches of other sizes: batch it as before"
     return f"`{name}` {differs}. Make the same call again"
 
 
 def _find_first(there: Any, here: Any) -> str:
-    """The first of two lists' items that differs, in words."""
+    """Describe the first item in which two lists differ."""
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
     return f"number {number} is {one}, and here it is {other}"

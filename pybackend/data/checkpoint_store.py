@@ -1,6 +1,6 @@
 """Checkpoints in a folder: data first, then a small manifest with their digests as the commit.
 
-So a checkpoint is there as a whole or not at all, on file systems and in object stores alike.
+A checkpoint is therefore complete or absent, on file systems and in object stores.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
 
 VERSION = 1
-# Of a folder to which a training writes faster than it can be read.
+# Limit for a folder to which a training writes faster than it can be read.
 _MOST_LISTINGS = 20
 _MANIFEST = re.compile(r"checkpoint-(\d{6})-(\d{9})\.json")
-# Every name that a store writes, and what a killed `write_whole` leaves of it.
+# All names that a store writes, and the partial files that a killed `write_whole` leaves.
 _OWN = re.compile(
     r"(checkpoint-\d{6}-\d{9}(\.json|-[0-9a-f]{8}\.state)|model-[0-9a-f]{8}\.[a-z0-9.]+)"
     r"(\.partial-[0-9a-f]{8})?"
@@ -30,7 +30,7 @@ _OWN = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a checkpoint: its name in the folder, and the SHA-256 of its content."""
+    """File of a checkpoint: its name in the folder and the SHA-256 of its content."""
 
     name: str
     sha256: str
@@ -38,26 +38,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of, and which moment of which training it keeps.
+    """Files of a checkpoint, and the training and step that it belongs to.
 
     Attributes
     ----------
     epoch, step
-        Epochs that are done, and steps of the next one.
+        Completed epochs, and completed steps of the next one.
     workers, seed
         Of the training.
     is_stopped
-        Whether a callback has stopped the training there.
+        Whether a callback stopped the training there.
     job
-        What must be the same in a training that goes on from here, by name.
+        Settings that must be the same in a training that resumes from here, by name.
     model
-        A file of the model, with the weights that it had at first.
+        File of the model with its initial weights.
     model_format, model_weights, inputs
-        What the file's name ends in, `hash_weights` of it, and `describe_inputs` of the rows.
+        Suffix of the model's file, its `hash_weights`, and `describe_inputs` of the rows.
     state
-        The file of what training changes.
+        File of everything that training changes.
     run
-        Which process has written it, at random.
+        Random identifier of the process that wrote it.
     """
 
     epoch: int
@@ -76,25 +76,25 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Its own name in the folder; names sort by time."""
+        """Name of the manifest in the folder; names sort by time."""
         return f"checkpoint-{self.epoch:06d}-{self.step:09d}.json"
 
     @property
     def place(self) -> str:
-        """Where in the training it is, in words."""
+        """Epoch and step as text."""
         return describe_place(self.epoch, self.step)
 
 
 def describe_place(epoch: int, step: int) -> str:
-    """In words, where a training is that has done so many epochs, and steps of the next."""
+    """Describe the point after ``epoch`` completed epochs and ``step`` steps of the next."""
     return f"epoch {epoch + 1}, step {step}" if step else f"epoch {epoch}"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint that was read, and found intact.
+    """An intact checkpoint that was read.
 
-    ``model`` is None if that file is damaged: all checkpoints share it, and resume without it.
+    ``model`` is None if its file is damaged: all checkpoints share it, and resuming works without.
     """
 
     manifest: Manifest
@@ -105,8 +105,8 @@ class Kept:
 class CheckpointStore:
     """The checkpoints of one training.
 
-    It removes what it has written, and what was there when it was opened for that; what other
-    programs or trainings write stays.
+    It removes only files that it wrote or that existed when `open` was called, never files of
+    other programs or trainings.
     """
 
     def __init__(self, uri: str) -> None:
@@ -120,12 +120,12 @@ class CheckpointStore:
         self._runs = {self._run}
 
     def open(self) -> None:
-        """Get ready to write: what is there by now belongs to this training.
+        """Prepare for writing: checkpoints that exist now belong to this training.
 
         Raises
         ------
         ClusterError
-            It cannot be read at this time.
+            The folder cannot be read at this time.
         """
         self._own |= {name for name in self._list() if _OWN.fullmatch(name)}
         known, manifests = set[str](), self.names()
@@ -134,7 +134,7 @@ class CheckpointStore:
                 manifest = self._read_manifest(name)
                 self._runs.add(manifest.run)
                 known |= {manifest.state.name, manifest.model.name}
-        # They may be a killed training's, or those of one that is about to write its manifest.
+        # Left by a killed training, or by one that is about to write its manifest.
         self._orphans = {
             name
             for name in self._own - known
@@ -142,39 +142,39 @@ class CheckpointStore:
         }
 
     def names(self) -> list[str]:
-        """Names of the manifests, oldest first."""
+        """Return the names of the manifests, oldest first."""
         return [name for name in self._list() if _MANIFEST.fullmatch(name)]
 
     def check_is_empty(self) -> None:
-        """Refuse a folder with checkpoints, which a new training would mix with its own.
+        """Reject a folder with checkpoints, which a new training would mix with its own.
 
         Raises
         ------
         InputError
-            There are some.
+            The folder has checkpoints.
         """
         if names := self.names():
             raise InputError(
                 f"there are checkpoints at {self.uri!r} already ({names[-1]}): give resume=True to "
-                "go on from the newest one, or name another folder in `checkpoint`"
+                "resume from the newest one, or name another folder in `checkpoint`"
             )
 
     def find_newest(self, warn: Callable[[str], object] = lambda text: None) -> Kept | None:
-        """The newest intact checkpoint; None if the folder has no checkpoints.
+        """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
-        A training may write and remove some at the same time.
+        Another training may write and remove checkpoints at the same time.
 
         Parameters
         ----------
         warn
-            Called with a sentence for each one that is passed over since it is damaged.
+            Called with a message for each damaged checkpoint that is skipped.
 
         Raises
         ------
         InputError
-            All are damaged, or a newer release has written it.
+            All checkpoints are damaged, or a newer release wrote them.
         ClusterError
-            A file cannot be read at this time, which does not make it a damaged one.
+            A file cannot be read at this time; it may still be intact.
         """
         names = self.names()
         for _ in range(_MOST_LISTINGS):
@@ -183,7 +183,7 @@ class CheckpointStore:
             listed = names if is_whole else self.names()
             if listed == names:
                 break
-            names = listed  # what was missing may just have been removed, after a newer one
+            names = listed  # missing files may have been removed after a newer checkpoint
         for name, error in damaged.items():
             warn(f"the checkpoint {self._folder.path(name)!r} is damaged ({error}): skipped")
         if kept is not None:
@@ -196,7 +196,7 @@ class CheckpointStore:
         return kept
 
     def _find_intact(self, names: Sequence[str]) -> tuple[Kept | None, dict[str, Exception]]:
-        """The last one that is intact, and what is wrong with those behind it."""
+        """Return the newest intact checkpoint, and the errors of the newer ones."""
         damaged: dict[str, Exception] = {}
         for name in reversed(names):
             try:
@@ -209,14 +209,14 @@ class CheckpointStore:
         return None, damaged
 
     def read_manifest(self) -> Manifest | None:
-        """The newest manifest that can be read, whose files were not looked at."""
+        """Return the newest readable manifest, without checking its files."""
         for name in reversed(self.names()):
             with suppress(OSError, ValueError):
                 return self._read_manifest(name)
         return None
 
     def write_model(self, content: bytes, suffix: str) -> Part:
-        """Write the file of the model, to which all checkpoints refer."""
+        """Write the model's file, to which all checkpoints refer."""
         self._folder.make()
         return self._write(f"model-{secrets.token_hex(4)}.{suffix}", content)
 
@@ -226,7 +226,7 @@ class CheckpointStore:
         Raises
         ------
         InputError
-            Another training has written one since this one was opened.
+            Another training wrote a checkpoint since this store was opened.
         """
         self._check_is_alone()
         stem = manifest.name.removesuffix(".json")
@@ -238,23 +238,23 @@ class CheckpointStore:
         self._intact[manifest.name] = manifest
 
     def prune(self, keep: int) -> None:
-        """After a commit, remove the checkpoints that are too many, and those that are damaged.
+        """Remove all but the last ``keep`` checkpoints, and damaged ones; call after a commit.
 
-        An error on the way has removed nothing that is in use.
+        If it fails, no file in use has been removed.
         """
         intact = sorted(self._intact)
         there = self._list_own()
         older = [name for name in there if _MANIFEST.fullmatch(name) and name < intact[0]]
         kept = [*older, *intact][-keep:]
         used = set(kept)
-        for name in kept:  # before anything is removed: a file system may fail to read one
+        for name in kept:  # read all before removing any: a file system may fail to read one
             manifest = self._intact.get(name) or self._read_manifest(name)
             used |= {manifest.state.name, manifest.model.name}
         self._intact = {name: self._intact[name] for name in intact if name in used}
         self._remove(name for name in there if name not in used)
 
     def clear(self) -> None:
-        """Remove all checkpoints of this training, and the folder if nothing else is in it."""
+        """Remove all checkpoints of this training, and then the folder if it is empty."""
         self._remove(iter(self._list_own()))
         self._folder.remove_itself()
 
@@ -263,24 +263,24 @@ class CheckpointStore:
             return self._folder.names() or []
 
     def _list_own(self) -> list[str]:
-        """The files that may be removed.
+        """Return the files that may be removed.
 
-        Before its second commit a training cannot know that it is alone: of two that begin at once,
-        one sees the other's manifest there, and fails.
+        Before its second commit a training cannot know that it is alone. If two begin at once, one
+        of them then finds the other's manifest and fails.
         """
         own = self._own if self._commits > 1 else self._own - self._orphans
         return [name for name in self._list() if name in own]
 
     def _check_is_alone(self) -> None:
         names, runs = self.names(), set[str]()
-        # The other one may be behind, or write under the same names.
+        # Another training may be at an earlier step, or write under the same names.
         for name in {*(name for name in names if name not in self._own), *names[-1:]}:
-            with suppress(Exception):  # what cannot be read says nothing
+            with suppress(Exception):  # an unreadable manifest proves nothing
                 runs.add(self._read_manifest(name).run)
         if runs - self._runs:
             raise InputError(
                 f"another training writes to {self.uri!r}: name another folder in `checkpoint`, or "
-                "end that one and go on with resume=True"
+                "stop that one and pass resume=True"
             )
 
     def _write(self, name: str, content: bytes) -> Part:
@@ -289,9 +289,9 @@ class CheckpointStore:
         return Part(name, _digest(content))
 
     def _remove(self, names: Iterator[str]) -> None:
-        """Remove files, manifests first: one without its data would look damaged."""
+        """Remove files, manifests first: a manifest without its data would look damaged."""
         for name in sorted(names, key=lambda name: not _MANIFEST.fullmatch(name)):
-            if self._folder.size(name) is not None:  # not a folder, all of which would go
+            if self._folder.size(name) is not None:  # never remove a folder with its content
                 self._folder.remove(name)
 
     def _read(self, name: str) -> Kept:
@@ -309,8 +309,8 @@ class CheckpointStore:
         version = re.search(r'"version": (\d+)', text)
         if version and int(version[1]) > VERSION:
             raise InputError(
-                f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (form "
-                f"{version[1]}; this one knows {VERSION}): install that release"
+                f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (format "
+                f"{version[1]}; this release reads {VERSION}): install that release"
             )
         manifest = decode(text, Manifest)
         if manifest.name != name:
@@ -318,8 +318,8 @@ class CheckpointStore:
         return manifest
 
     def _read_part(self, part: Part) -> bytes:
-        if not _OWN.fullmatch(part.name):  # whatever else it may name is not a checkpoint's
-            raise ValueError(f"{part.name!r} is no file of a checkpoint")
+        if not _OWN.fullmatch(part.name):  # a damaged manifest may name any file
+            raise ValueError(f"{part.name!r} is not a file of a checkpoint")
         content = self._folder.read(part.name)
         if content is None:
             raise ValueError(f"{part.name} is missing")
@@ -330,7 +330,7 @@ class CheckpointStore:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Tell a file system that fails from a file that is damaged or missing."""
+    """Raise `ClusterError` if the file system fails, unlike a damaged or missing file."""
     try:
         yield
     except (TfdistError, ValueError, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""How the columns of a table are grouped into tensors: by their types alone."""
+"""Group the columns of a table into tensors, by their types alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
 
-# A table of pixels has hundreds.
+# A table of pixels has hundreds of columns.
 _SHOWN_COLUMNS = 30
 # Dates, times and durations, as Arrow, pandas and Spark call their types.
 _TIMES = re.compile(r"(extension<pandas\.)?(date|time|duration|interval|period)")
@@ -33,12 +33,12 @@ _TIMES = re.compile(r"(extension<pandas\.)?(date|time|duration|interval|period)"
 def group_columns(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], floatx: str, name: str
 ) -> tuple[list[ColumnGroup], list[str]]:
-    """The tensors that a spec asks for, and the columns that are read for them, by their places.
+    """Return the tensors of a spec, and the columns to read for them, in the order of `places`.
 
     Parameters
     ----------
     kinds
-        Of the table's columns.
+        Kind of each column of the table.
     name
         The argument that holds the table, for messages.
 
@@ -77,7 +77,7 @@ def group_columns(
 
 
 class _GroupBuilder:
-    """Builds one `ColumnGroup` after another, and collects the columns that they read."""
+    """Builds `ColumnGroup` objects and collects the columns that they read."""
 
     def __init__(
         self,
@@ -123,7 +123,9 @@ class _GroupBuilder:
             if column in given and column in (self._spec.tensors or {}):
                 raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
             if column in given and self._kinds[column].depth:
-                raise self._build_type_error(column, "one value per row, as `categories` names it")
+                raise self._build_type_error(
+                    column, "one value per row, because `categories` names it"
+                )
         return {column: tuple(given[column]) for column in columns if column in given}
 
     def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
@@ -164,17 +166,17 @@ class _GroupBuilder:
         kind = self._kinds[column]
         dtype, shape = promise
         if kind.holds not in ("binary", "number"):
-            raise self._build_type_error(column, "numbers or bytes, as `tensors` names it")
+            raise self._build_type_error(column, "numbers or bytes, because `tensors` names it")
         if kind.holds == "binary" and (kind.depth or None in shape):
             raise self._build_type_error(
                 column, "one value of bytes per row, of a shape without None"
             )
-        # JSON and messages want Python's own numbers.
+        # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
 
     def _choose_number_type(self, column: str, group: ColumnGroup) -> str:
-        """The type in which numbers of a column are fed."""
+        """Return the type in which a column's numbers are passed to the model."""
         kind = self._kinds[column]
         if column in group.categories:
             return "int32"
@@ -205,12 +207,12 @@ class _GroupBuilder:
         found = self._kinds[column].name
         if found.startswith("struct<type:") and "indices:" in found:
             expected = (
-                "an array: this is an ML vector as Spark writes it to files, so write "
-                "pyspark.ml.functions.vector_to_array() of it"
+                "an array: this is an ML vector in the form that Spark writes to files, so write "
+                "pyspark.ml.functions.vector_to_array() of it instead"
             )
         if _TIMES.match(found):
             expected = (
-                f"numbers: make them of its times, e.g. {_suggest_number(column, found)}, or leave "
+                f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
             )
         is_label = column in list_groups("y", self._spec.label).get("y", [])
@@ -218,7 +220,10 @@ class _GroupBuilder:
         return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
 
     def _to_target(self, group: ColumnGroup) -> ColumnGroup:
-        """Labels: whole numbers as int64, all others as Keras's floats; one number is flat."""
+        """Set the type and shape of labels or weights.
+
+        Whole numbers are int64, all others Keras's floats. One number per row has shape ().
+        """
         kinds = [self._kinds[column] for column in group.columns]
         is_single = len(kinds) == 1 and not kinds[0].depth and group.shape is None
         if group.key == "sample_weight":
@@ -230,7 +235,7 @@ class _GroupBuilder:
 
 
 def _suggest_number(column: str, found: str) -> str:
-    """A number that can be made of times of some type, and how."""
+    """Suggest how to convert a column of dates, times or durations to numbers."""
     pandas, polars = f"df[{column!r}]", f"pl.col({column!r})"
     if "period" in found:
         return f"{pandas}.dt.year * 12 + {pandas}.dt.month, or make dates by .dt.to_timestamp()"

@@ -1,7 +1,7 @@
-"""Which columns of a table make up which tensors, whatever kind of table it is.
+"""Columns of a table and the tensors that they become, for all kinds of tables.
 
-A `ColumnGroup` becomes one tensor that a model is fed with: one column, or several side by side.
-They are chosen from the columns' types alone, on the driver; `pybackend.data.arrow` makes the
+A `ColumnGroup` becomes one tensor of the model's input or labels: one column, or several side by
+side. The driver builds the groups from the columns' types alone; `pybackend.data.arrow` makes the
 tensors.
 """
 
@@ -18,16 +18,16 @@ from pybackend.job.options import Promise
 Names = str | Sequence[str]
 TEXT = "str"
 DEFAULT_LABEL = "label"
-# What pandas, dask and Spark's pandas API write beside the user's columns.
+# Index columns that pandas, dask and Spark's pandas API write next to the data.
 _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__")
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Which columns are used, and as what: arguments of `barrier_train` by the same names.
+    """Columns to use, and their roles: the arguments of `barrier_train` with the same names.
 
-    With ``finds_levels`` False the codes of text are known already: its values must be among the
-    ``categories``. ``known_from`` says in words what has fixed the types of the columns.
+    With ``finds_levels`` False, the codes of text are those of ``categories``; other values raise
+    an error. ``known_from`` is text for messages: the source that determines the columns' types.
     """
 
     features: Any = None
@@ -56,14 +56,14 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What a column holds, by its table's schema.
+    """Kind of a column's values, by its table's schema.
 
     Attributes
     ----------
     holds
-        ``"number"``, ``"binary"`` or ``"text"``; or, with a name for messages, something else.
+        ``"number"``, ``"binary"``, ``"text"`` or ``"other"``.
     dtype
-        Numpy's name of a number's type; None for those of any precision.
+        numpy's name of a number's type; None for other kinds.
     depth
         How many arrays the values are nested in: 0 for one value per row.
     name
@@ -78,26 +78,26 @@ class ColumnKind:
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """One tensor: its place in the structure, and what it is made of.
+    """One tensor: its key in the data's structure, and its columns.
 
     Attributes
     ----------
     key
-        As in `pybackend.data.arrays`: ``x``, ``x/left``, ``y``, ``sample_weight``.
+        Name as in `pybackend.data.arrays`: ``x``, ``x/left``, ``y``, ``sample_weight``.
     columns, places
-        Names, and positions in the Arrow batches, of the columns.
+        Names of the columns, and their positions in the Arrow batches.
     dtype
-        Of the tensor, `TEXT` for strings; None: as the columns are, side by side.
+        Type of the tensor, `TEXT` for strings; None: not chosen yet.
     shape
-        Of a row, if `tensors` gives it; ``(None,)`` for rows of any length, padded.
+        Shape of a row, if `tensors` gives it; ``(None,)`` for rows of any length, padded.
     categories
-        By column, the values that become their positions in this list.
+        Values of each encoded column; a value's code is its position.
     one_hot
-        Those of them of which each value is a number of its own, 1 where a row has it, else 0.
+        Columns of ``categories`` that are one-hot encoded.
     names
-        Of the numbers of a row, in their order; None if a column holds bytes, text or arrays.
+        Names of a row's numbers, in order; None if a column holds bytes, text or arrays.
     is_flat
-        One number per row gives shape ``()``, not ``(1,)``.
+        Whether a row of one number has shape ``()``, not ``(1,)``.
     """
 
     key: str
@@ -112,22 +112,22 @@ class ColumnGroup:
 
     @property
     def is_target(self) -> bool:
-        """Whether this is a label or a weight, in which NaN has no meaning."""
+        """True if this is a label or a weight, in which NaN is not allowed."""
         return not self.key.startswith("x")
 
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table, by the columns that are used of it.
+    """Rows of a table and its columns that are used.
 
     Attributes
     ----------
     column_groups
         The tensors that the columns become.
     spec
-        What the user has asked for, with the categories of a text label added.
+        The user's arguments, with the categories that were found.
     left_out
-        Columns that hold an index, which are no features unless they are named.
+        Index columns, which are features only if they are named.
     """
 
     column_groups: tuple[ColumnGroup, ...]
@@ -136,7 +136,7 @@ class TableRows:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What a `pybackend.api.result.TrainResult` says about the columns, by its names."""
+        """Fields of `pybackend.api.result.TrainResult` that describe the columns."""
         label, categories = self.spec.label, self.spec.categories or {}
         levels = categories.get(label) if isinstance(label, str) else None
         several = [] if isinstance(label, str) else self.spec.label_columns
@@ -155,7 +155,7 @@ class TableRows:
 
     @property
     def feature_names(self) -> dict[str, list[str] | None]:
-        """What the numbers of each input are called, if each is one of a column."""
+        """Names of each input's numbers; None for inputs of bytes, text or arrays."""
         return {
             input_name(group.key): None if group.names is None else list(group.names)
             for group in self._list_inputs()
@@ -172,12 +172,12 @@ class TableRows:
 
 
 def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = ()) -> list[str]:
-    """The columns that hold an index and that no argument names.
+    """Return the index columns that no argument names.
 
     Parameters
     ----------
     index
-        Columns of which the table says so.
+        Columns that are an index according to the table.
     """
     known = set(index)
     found = [column for column in columns if column in known or _INDEX.fullmatch(column)]
@@ -185,7 +185,7 @@ def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = 
 
 
 def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]]:
-    """The feature columns by the keys of their tensors, of a table with these columns."""
+    """Return the feature columns of a table with these columns, by the keys of their tensors."""
     if spec.features is None:
         targets = list_groups("y", spec.label)
         used = {spec.weight, *(column for group in targets.values() for column in group)}
@@ -194,7 +194,7 @@ def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]
 
 
 def list_groups(part: str, names: Any) -> dict[str, list[str]]:
-    """The columns of a part of the data, by the keys of their tensors."""
+    """Return the columns of a part of the data, by the keys of their tensors."""
     if names is None:
         return {}
     if isinstance(names, Mapping):
@@ -203,12 +203,12 @@ def list_groups(part: str, names: Any) -> dict[str, list[str]]:
 
 
 def input_name(key: str) -> str:
-    """The input that a key of a tensor names; empty for an only one."""
+    """Return the input's name in a tensor's key; empty for a single input."""
     return key.partition("/")[2]
 
 
 def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
-    """The user's names of the columns that groups read, in the order of their places."""
+    """Return the names of the columns that groups read, in the order of ``places``."""
     names = {
         p: c for group in column_groups for p, c in zip(group.places, group.columns, strict=True)
     }
@@ -216,7 +216,7 @@ def list_columns(column_groups: Sequence[ColumnGroup]) -> list[str]:
 
 
 def check_column_spec(spec: ColumnSpec) -> None:
-    """Check what can be checked of a spec without a table.
+    """Check the arguments that can be checked without a table.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    """Reject a table with two columns of one name: either could be meant."""
+    """Reject a table with two columns of one name."""
     seen: set[str] = set()
     for column in columns:
         known = column.lower() if ignores_case else column
@@ -244,19 +244,19 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
 
 
 def as_list(names: Any) -> Any:
-    """Names that an index or an array holds, such as ``df.columns[:4]``, as a list."""
+    """Convert names in an index or an array, such as ``df.columns[:4]``, to a list."""
     if isinstance(names, Mapping):
         return {key: as_list(value) for key, value in names.items()}
     return names.tolist() if hasattr(names, "tolist") else names
 
 
 def as_plain(values: Any) -> list[Any]:
-    """Values of a column as Python's own numbers and text."""
+    """Convert values of a column to Python's own numbers and text."""
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
 def list_names(names: Names) -> list[str]:
-    """Names given as one or as several."""
+    """Convert one name or several to a list."""
     return [names] if isinstance(names, str) else list(names)
 
 

@@ -29,14 +29,13 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class DataFrameRows(TableRows):
-    """The columns of a DataFrame that are used, and the tensors they become.
+    """The used columns of a Spark DataFrame, and the tensors that they become.
 
     Attributes
     ----------
     frame
-        A ``pyspark.sql.DataFrame`` of just these columns, renamed to ``c0``, ``c1``, ...
-        Dots and backticks in a user's names then mean nothing to Spark.
-        The column_groups' ``places`` are these columns.
+        A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots
+        and backticks in names need no quoting. The ``places`` of the column groups count these.
     """
 
     frame: Any
@@ -45,8 +44,8 @@ class DataFrameRows(TableRows):
     def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
         """Check names and types against the schema.
 
-        A Spark job is run only for each column without `categories` whose values become codes, a
-        label of text or a feature: sorted, they are 0, 1, 2, ...
+        A Spark job runs for each encoded column (label of text, or feature) without `categories`:
+        its sorted values become the codes 0, 1, 2, ...
 
         Raises
         ------
@@ -70,7 +69,7 @@ class DataFrameRows(TableRows):
 
 
 def describe_type(kind: Any) -> ColumnKind:
-    """What a column of a Spark type holds."""
+    """Return the kind of a column of a Spark type."""
     depth, inner = 0, kind
     while inner.typeName() == "array":
         depth, inner = depth + 1, inner.elementType
@@ -90,15 +89,15 @@ def _collect_distinct(frame: Any, column: str) -> list[Any]:
 
 
 def _quote_column(frame: Any, column: str) -> Any:
-    """A column by its whole name, dots included.
+    """Return a column by its complete name, dots included.
 
-    Not by PySpark's functions: they take one kind of session at a time for the only one.
+    PySpark's functions are not used: they assume that a process has one kind of session.
     """
     return frame["`" + column.replace("`", "``") + "`"]
 
 
 def column_as_array(frame: Any, column: str, kind: Any) -> Any:
-    """A column of a type of Spark's; of ML vectors, dense or sparse, as arrays of doubles."""
+    """Return a column by name; ML vectors, dense or sparse, become arrays of doubles."""
     quoted = _quote_column(frame, column)
     if type(kind).__name__ != "VectorUDT":
         return quoted
@@ -108,7 +107,7 @@ def column_as_array(frame: Any, column: str, kind: Any) -> Any:
 
 
 def _narrow(frame: Any, column: str, kind: Any, holds: ColumnKind, floatx: str) -> Any:
-    """A column as it travels: floats in the precision that is fed, vectors as arrays."""
+    """Return a column as it is sent: floats in the precision of training, vectors as arrays."""
     quoted = _quote_column(frame, column)
     wide = floatx == "float64"
     if type(kind).__name__ == "VectorUDT":

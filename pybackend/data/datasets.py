@@ -1,7 +1,8 @@
 """A ``tf.data.Dataset`` or ``keras.utils.PyDataset`` as training data: read on the driver.
 
-Its batches are the global ones. They are read once, as rows and their number in each batch, and the
-workers share out the rows of every batch: together they train on what one process would.
+Its batches are the global batches. They are read once, as rows and the size of each batch. The rows
+of every batch are distributed to the workers, which together train on the same batches as one
+process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 
-# This process holds them twice for a moment, and sends them to the workers.
+# This process holds the rows twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
 _ELSE = (
     "Pass a function that makes each worker's own batches instead: "
@@ -28,34 +29,35 @@ _ELSE = (
 
 @dataclass(frozen=True)
 class Batches:
-    """What a finite data set of batches gave.
+    """Rows and batch sizes of a finite data set.
 
     Attributes
     ----------
     columns
-        Its rows in order, as `pybackend.data.arrays` names their arrays.
+        Its rows in order, by the names of `pybackend.data.arrays`.
     sizes
-        Rows of each batch that has any.
+        Number of rows of each batch, without empty batches.
     """
 
     columns: Columns
     sizes: tuple[int, ...]
 
     def adapt(self, job: TrainingJob) -> TrainingJob:
-        """The job, with its steps cut as these batches are.
+        """Return the job with these batches as its steps.
 
         Raises
         ------
         InputError
-            The job asks for more steps, for rows in another order, or for steps with a rate that
-            follows the number of workers.
+            The job has more steps per epoch than there are batches, ``shuffle="global"``, or
+            ``scale_lr``.
         """
         if job.shuffle == "global":
             raise InputError("shuffle='global' cannot reorder the batches of a data set")
         if job.scale_lr is not None:
             raise InputError(
-                "`scale_lr` does not go with a data set of batches: workers share each of them, so "
-                "a step has the same rows however many they are. Leave `scale_lr` out, or pass rows"
+                "`scale_lr` cannot be combined with a data set of batches: workers share each "
+                "batch, so the rows of a step do not depend on the number of workers. Leave "
+                "`scale_lr` out, or pass rows"
             )
         if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
             raise InputError(
@@ -67,12 +69,12 @@ class Batches:
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether data are a ``tf.data.Dataset`` or ``keras.utils.PyDataset``; nothing is imported."""
+    """Return whether data are a ``tf.data.Dataset`` or ``PyDataset``, without importing either."""
     return _is_tensorflows(data) or _is_keras(data)
 
 
 def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    """Say that the arrays of a batch have other rows than each other."""
+    """Return the message that the arrays of a batch have different numbers of rows."""
     listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
     return f"a batch of `{name}` has arrays of different lengths ({listed})"
 
@@ -83,17 +85,17 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
     Parameters
     ----------
     data
-        Of elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x`` and ``y``
-        may be lists or dicts of tensors.
+        Data set with elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x``
+        and ``y`` may be lists or dicts of tensors.
     repeats
-        Whether its rows are used in several epochs: they must then be the same in each, so it is
-        read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
+        Whether its rows are used in several epochs. They must then be the same in each, so the data
+        set is read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
 
     Raises
     ------
     InputError
-        The data set is endless, holds more than `MOST_BYTES`, gives other rows at the second
-        reading, or has elements of another structure.
+        The data set is endless, is larger than `MOST_BYTES`, yields other rows when it is read
+        again, or has elements of another structure.
     """
     _check_ends(data, name)
     _check_structure(data, name)
@@ -136,12 +138,13 @@ def _check_ends(data: Any, name: str) -> None:
         is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
     if is_endless:
         raise InputError(
-            f"`{name}` is an endless data set: cut it (.take(), or a PyDataset's __len__). {_ELSE}"
+            f"`{name}` is an endless data set: limit it (.take(), or a PyDataset's __len__). "
+            f"{_ELSE}"
         )
 
 
 def _length(data: Any) -> int | None:
-    """Batches of a PyDataset; None if it says of none."""
+    """Return the number of batches of a PyDataset; None if it is not defined."""
     try:
         length = data.num_batches
     except (NotImplementedError, TypeError):
@@ -150,8 +153,8 @@ def _length(data: Any) -> int | None:
 
 
 def _check_structure(data: Any, name: str) -> None:
-    """Reject what is not batches of dense tensors, before anything is read."""
-    if _is_keras(data):  # it does not describe its elements
+    """Reject elements that are not batches of dense tensors, before reading any."""
+    if _is_keras(data):  # a PyDataset does not describe its elements
         return
     tensorflow = sys.modules["tensorflow"]
     spec = data.element_spec
@@ -160,20 +163,20 @@ def _check_structure(data: Any, name: str) -> None:
         if not isinstance(leaf, tensorflow.TensorSpec) or leaf.shape.rank == 0:
             raise InputError(
                 f"`{key}` of the data set `{name}` is {leaf}; expected batches of dense tensors: "
-                "use .batch(), and pad what is ragged"
+                "use .batch(), and pad ragged tensors"
             )
 
 
 def _check_parts(element: Any, name: str) -> None:
     if isinstance(element, tuple) and not 1 <= len(element) <= 3:
         raise InputError(
-            f"the elements of the data set `{name}` are {len(element)} parts; expected x, (x, y) "
+            f"the elements of the data set `{name}` have {len(element)} parts; expected x, (x, y) "
             "or (x, y, sample_weight)"
         )
 
 
 def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
-    """The arrays of one batch after the other, of those that have rows."""
+    """Yield the arrays of each batch that has rows."""
     for element in _batches(data):
         _check_parts(element, name)
         leaves = {key: np.asarray(leaf) for key, leaf in flatten(element).items()}
@@ -199,7 +202,7 @@ def _batches(data: Any) -> Iterator[Any]:
 
 
 def _as_keras_does(element: Any) -> Any:
-    """An element of a PyDataset, in the structure that Keras gives it."""
+    """Convert an element of a PyDataset to the structure that Keras uses."""
     if isinstance(element, (list, tuple)):
         return tuple(element[:-1] if element[-1:] == [None] else element)
     return element if isinstance(element, Mapping) else (element,)
@@ -218,9 +221,9 @@ def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
         data.on_epoch_end()
     if [_digest(leaves) for leaves in _elements(data, name)] != digests:
         raise InputError(
-            f"`{name}` is a data set that gives other rows at each reading (it shuffles, draws at "
-            "random, or can be read only once), and the workers would see those of one reading in "
-            f"all epochs. Take that out: leave out .shuffle(), use epochs=1. {_ELSE}"
+            f"`{name}` is a data set that yields other rows at each reading (it shuffles, draws at "
+            "random, or can be read only once), but the workers would use the rows of one reading "
+            f"in all epochs. Leave out .shuffle() and other random steps, or use epochs=1. {_ELSE}"
         )
 
 
@@ -229,6 +232,6 @@ def _join(key: str, parts: list[Any], name: str) -> Any:
     if len(shapes) > 1:
         raise InputError(
             f"`{key}` of the data set `{name}` has rows of shape {shapes[0]} and of {shapes[1]} in "
-            "different batches: pad them to one"
+            "different batches: pad them to one shape"
         )
     return np.concatenate(parts)

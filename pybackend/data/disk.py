@@ -1,4 +1,4 @@
-"""Limits of the system that were reached, named: full disks, open files."""
+"""Clear errors for reached limits of the system: full disks, open files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pybackend.job.resources import show_bytes
 
 @contextmanager
 def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
-    """Say which disk is full if a write inside fails for that.
+    """Raise `ClusterError` with the disk's name if a write fails because the disk is full.
 
     Parameters
     ----------
     folder
-        Where it is written.
+        Folder that is written to.
     content
-        What is written, for the message: ``"rows"``.
+        Noun for the message: ``"rows"``.
 
     Raises
     ------
     ClusterError
-        The disk of ``folder`` is full, or the user's share of it is.
+        The disk of ``folder`` is full, or the user's quota on it is reached.
     """
     try:
         yield
@@ -36,20 +36,20 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
             raise
         disk = shutil.disk_usage(folder)
         raise ClusterError(
-            f"the disk of {folder} is full: of its {show_bytes(disk.total)} "
-            f"{show_bytes(disk.free)} are free, and the {content} need more. Free space there, or "
+            f"the disk of {folder} is full: {show_bytes(disk.free)} of "
+            f"{show_bytes(disk.total)} are free, and the {content} need more. Free space there, or "
             "set TMPDIR to a folder on a larger disk"
         ) from error
 
 
 @contextmanager
 def naming_open_files() -> Iterator[None]:
-    """Say so if something inside fails because too many files are open.
+    """Raise `ClusterError` with advice if an operation fails because too many files are open.
 
     Raises
     ------
     ClusterError
-        This process, or the machine, has as many as it may have.
+        This process or the machine has reached its limit.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""How the values of a column become numbers: as codes 0, 1, 2, ..., or one-hot.
+"""Encode the values of a column as numbers: as codes 0, 1, 2, ..., or one-hot.
 
-Codes are positions among the column's categories, which are found here if the user names none.
+Codes are positions in the column's list of categories, which is found here if the user gives none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pybackend.errors import InputError
 
 ONE_HOT = "one_hot"
 MOST_CATEGORIES = 10_000
-# Beyond that a column is rather an identifier: each value would be a number of every row.
+# A column with more values is rather an identifier, and each value would be a number of every row.
 MOST_ONE_HOT = 1_000
 
 Distinct = Callable[[str], Iterable[Any]]
@@ -28,13 +28,13 @@ def find_categories(
     Parameters
     ----------
     distinct
-        Called with a column whose categories the user has not named; returns its values.
+        Called with a column whose categories the user did not name; returns its values.
 
     Raises
     ------
     InputError
-        Names the column: it cannot be encoded, has too many values, or its categories should be
-        those of a training and are not given.
+        Names the column: it cannot be encoded, has too many values, or needs the categories of an
+        earlier training, which are not given.
     """
     spec = _add_label_categories(spec, kinds, distinct)
     encode = choose_encodings(spec, kinds)
@@ -55,15 +55,15 @@ def find_categories(
 def keep_categories(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
 ) -> ColumnSpec:
-    """Add the categories that a table has of columns, in its order, where nothing else is said.
+    """Add the categories that a table defines for its columns, in their order.
 
-    Beside other columns they are one-hot, as text is, and by themselves codes; text by itself
-    remains text.
+    Columns that the arguments specify otherwise are unchanged. A column in an input of several is
+    one-hot encoded, like text; a single column becomes codes, but single text remains text.
 
     Parameters
     ----------
     find
-        Returns the categories of a column; None or nothing if it has none. Called only for columns
+        Returns the categories of a column; None or empty if it has none. Called only for columns
         whose categories are used.
     """
     if not spec.finds_levels or spec.known_from is not None:
@@ -88,7 +88,7 @@ def keep_categories(
 
 
 def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
-    """Refuse to encode a feature of too many values."""
+    """Raise an error if a feature has too many values to encode."""
     most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
     if len(values) > most:
         raise InputError(
@@ -97,23 +97,23 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
             + (
                 f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
                 if encoding == ONE_HOT
-                else "make it an input of its own, which a StringLookup or Hashing layer takes"
+                else "make it a separate input for a StringLookup or Hashing layer"
             )
         )
 
 
 def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[str, str]:
-    """Which feature columns are encoded, and how: ``"one_hot"`` or ``"integer"``.
+    """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
 
-    Text beside other columns is one-hot, unless `encode` says otherwise; text that is an input by
-    itself remains text. Of columns with `categories`, the codes are fed.
+    Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
+    text column that is an input by itself remains text. Columns with `categories` become codes.
     """
     inputs = list_inputs(spec, kinds)
     features = [column for columns in inputs.values() for column in columns]
     if isinstance(spec.encode, Mapping):
         for column in spec.encode:
             if column not in features:
-                raise InputError(f"`encode` names {column!r}, which is none of the features")
+                raise InputError(f"`encode` names {column!r}, which is not one of the features")
     chosen: dict[str, str] = {}
     for columns in inputs.values():
         for column in columns:
@@ -124,21 +124,21 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
 
 
 def encoding_of(spec: ColumnSpec, column: str) -> str:
-    """How a feature column that has categories is encoded."""
+    """Return the encoding of a feature column with categories."""
     if isinstance(spec.encode, Mapping):
         return spec.encode.get(column, "integer")
     return spec.encode or "integer"
 
 
 def expand_names(column: str, categories: Iterable[Any]) -> list[str]:
-    """What the numbers of a one-hot column are called, in their order: ``column_value``."""
+    """Return the names of a one-hot column's numbers, in order: ``column_value``."""
     return [f"{column}_{value}" for value in categories]
 
 
 def _choose_encoding(
     spec: ColumnSpec, column: str, kind: ColumnKind | None, is_alone: bool
 ) -> str | None:
-    if kind is None:  # reported with the columns that there are
+    if kind is None:  # `group_columns` reports it, with the existing columns
         return None
     is_text = kind.holds == "text" and not kind.depth
     has_categories = column in (spec.categories or {})
@@ -174,7 +174,7 @@ def _add_label_categories(
         values = _sort_values(distinct(label))
         if len(values) > MOST_CATEGORIES:
             raise InputError(
-                f"the label column {label!r} holds text of more than {MOST_CATEGORIES:,} values: "
+                f"the label column {label!r} holds more than {MOST_CATEGORIES:,} distinct texts: "
                 "it is not a label"
             )
         if not values:
@@ -187,13 +187,14 @@ def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
     if spec.known_from is not None:
         return f"{what} holds text, but numbers in {spec.known_from}"
     return (
-        f"{what} holds text, and its codes are those of the training: give their values in order, "
-        f"DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as the model"
+        f"{what} holds text, and its codes must be those of the training: give their values in "
+        f"order, DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as "
+        "the model"
     )
 
 
 def _explain_empty(what: str) -> str:
-    return f"{what} has no values to encode: the data have no rows, or it holds nulls alone"
+    return f"{what} has no values to encode: the data have no rows, or it holds only nulls"
 
 
 def _sort_values(values: Iterable[Any]) -> list[Any]:

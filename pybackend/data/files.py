@@ -1,4 +1,4 @@
-"""Files by path or URI: those of this machine by the system, all others through fsspec."""
+"""Files by path or URI: local files through the system, all others through fsspec."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def is_remote(uri: str) -> bool:
-    """Whether a URI names a place other than this machine's file system."""
+    """Return whether a URI refers to storage other than this machine's file system."""
     scheme = _SCHEME.match(uri)
     return scheme is not None and scheme[1].lower() != "file"
 
 
 def local_path(uri: str) -> str:
-    """The path of a file of this machine; a relative one is made absolute."""
+    """Return the absolute path of a local file."""
     return os.path.abspath(re.sub(r"^file:(//)?(?=/)", "", uri))
 
 
 def is_path(data: Any) -> bool:
-    """Whether data are a path, or several."""
+    """Return whether data are a path, or several."""
     several = data if isinstance(data, (list, tuple)) and data else [data]
     return all(isinstance(one, (str, os.PathLike)) for one in several)
 
 
 def as_places(data: Any) -> Places:
-    """A path or URI as text, or several."""
+    """Convert a path or URI, or several, to text."""
     return tuple(map(os.fspath, data)) if isinstance(data, (list, tuple)) else os.fspath(data)
 
 
 def find_files(uri: Places, name: str = "data") -> list[str]:
-    """All data files at a path, sorted: the file itself, or those in a folder.
+    """Return all data files at a path, sorted: the file itself, or those in a folder.
 
-    Names that begin with ``_`` or ``.`` are Spark's notes, not data; folders inside are searched,
-    too. Of several paths, the files follow in the order of the paths. A path may be a pattern, with
-    ``*`` and the like.
+    Names that begin with ``_`` or ``.`` are Spark's metadata, not data. Folders are searched
+    recursively. The files of several paths follow in the order of the paths. A path may be a glob
+    pattern.
 
     Raises
     ------
     InputError
-        The place does not exist, or has no files, or a file is named twice.
+        The path does not exist or has no files, or a file is named twice.
     """
     if isinstance(uri, tuple):
         found = [file for one in uri for file in find_files(one, name)]
@@ -74,18 +74,18 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
 
 
 def is_pattern(uri: str) -> bool:
-    """Whether a path stands for all that it matches: it has signs of a pattern, and no file."""
+    """Return whether a path is a glob pattern: it has wildcards, and is not an existing file."""
     return bool(_MAGIC.search(uri)) and (is_remote(uri) or not os.path.lexists(local_path(uri)))
 
 
 def find_root(uri: str) -> str:
-    """The part of a path before the signs of a pattern, written as `find_files` writes files."""
+    """Return the folder before a path's wildcards, in the notation of `find_files`."""
     root = _MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri
     return root if is_remote(root) else local_path(root)
 
 
 def _match(uri: str, name: str) -> list[str]:
-    """What a pattern matches, but for Spark's notes."""
+    """Return the matches of a pattern, without Spark's metadata."""
     if is_remote(uri):
         filesystem, path = find_filesystem(uri, name)
         found = [str(filesystem.unstrip_protocol(match)) for match in filesystem.glob(path)]
@@ -103,13 +103,13 @@ def open_file(uri: str, mode: str = "rb") -> Any:
 
 
 def read_file(uri: str) -> bytes:
-    """All bytes of a file."""
+    """Return the content of a file."""
     with open_file(uri) as file:
         return bytes(file.read())
 
 
 def get_size(uri: str) -> int:
-    """Bytes of a file."""
+    """Return the size of a file in bytes."""
     if not is_remote(uri):
         return os.path.getsize(local_path(uri))
     filesystem, path = find_filesystem(uri)
@@ -117,7 +117,7 @@ def get_size(uri: str) -> int:
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Refuse a file of this machine for which no folder can be made; nothing is written.
+    """Raise an error if a local file's folder cannot be created or written; writes nothing.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def check_folder(uri: str, argument: str) -> None:
 
 
 def _find_folder(uri: str) -> str:
-    """The folder of a file, or that in which it is made when there is something to put there."""
+    """Return the folder of a file, or the nearest parent that exists."""
     folder = os.path.dirname(local_path(uri))
     while not os.path.lexists(folder):
         folder = os.path.dirname(folder)
@@ -144,12 +144,12 @@ def _find_folder(uri: str) -> str:
 
 
 def check_writable(uri: str) -> None:
-    """Write a file beside the one to be written later, and remove it.
+    """Check that a file can be written, by writing and removing another in the same folder.
 
     Raises
     ------
     InputError
-        It is not possible.
+        It cannot be written.
     """
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
@@ -165,7 +165,7 @@ def check_writable(uri: str) -> None:
 
 
 def write_whole(uri: str, content: bytes) -> None:
-    """Write a file under another name, then give it its own: nobody sees half of it."""
+    """Write a file under a temporary name, then rename it, so that it is never incomplete."""
     partial = f"{uri}.partial-{secrets.token_hex(4)}"
     if not is_remote(uri):
         os.makedirs(os.path.dirname(local_path(uri)), exist_ok=True)
@@ -193,7 +193,7 @@ def remove_file(uri: str) -> None:
 
 
 def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
-    """The fsspec file system that a URI names, and the path in it."""
+    """Return the fsspec file system of a URI, and the path in it."""
     try:
         import fsspec
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A folder to write into: of this machine by the system, all others through fsspec."""
+"""Folders to write into: local ones through the system, all others through fsspec."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from pybackend.data.files import find_filesystem, is_remote, local_path, write_w
 
 
 class Folder(Protocol):
-    """What is done inside a folder; names are those of files and folders in it."""
+    """Operations inside a folder; ``name`` is a file or folder in it."""
 
     def make(self) -> bool:
-        """Make it, and say whether it was not there before."""
+        """Create the folder; return whether it is new."""
 
     def names(self) -> list[str] | None:
-        """The names in it, sorted; None if there is no such folder."""
+        """Return the names in it, sorted; None if there is no such folder."""
 
     def is_file(self) -> bool:
-        """Whether there is a file in its place."""
+        """Return whether its path is a file."""
 
     def path(self, name: str) -> str:
-        """The path of a file, as `pybackend.data.files` takes it."""
+        """Return the path of a file for the functions of `pybackend.data.files`."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None if there is none."""
+        """Return the size of a file in bytes; None if it does not exist."""
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None if there is none."""
+        """Return a file's content; None if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write or replace a file at one stroke."""
+        """Write or replace a file atomically."""
 
     def move(self, name: str, new: str) -> None:
-        """Give a file another place inside."""
+        """Rename a file within the folder."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with everything in it; nothing if there is none."""
+        """Remove a file, or a folder with its content; do nothing if it does not exist."""
 
     def remove_itself(self) -> None:
         """Remove the folder if it is empty."""
 
 
 def open_folder(uri: str) -> Folder:
-    """The folder at a path or URI, which need not exist."""
+    """Return the folder at a path or URI, which need not exist."""
     if not is_remote(uri):
         return LocalFolder(local_path(uri))
-    find_filesystem(uri, "uri")  # its errors come before any other
+    find_filesystem(uri, "uri")  # reports errors of the URI early
     return RemoteFolder(uri)
 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder of this machine, or one that it has mounted; see `Folder`."""
+    """Folder of this machine, or mounted on it."""
 
     root: str
 
@@ -65,7 +65,7 @@ class LocalFolder:
         return is_new
 
     def names(self) -> list[str] | None:
-        # Not os.path.isdir: it says False of a disk that does not answer, too.
+        # Not os.path.isdir: it is also False for a disk that does not respond.
         try:
             return sorted(os.listdir(self.root))
         except (FileNotFoundError, NotADirectoryError):
@@ -108,7 +108,7 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A folder of any file system that fsspec knows; see `Folder`."""
+    """Folder of a file system that fsspec supports."""
 
     uri: str
 
@@ -121,7 +121,7 @@ class RemoteFolder:
     def names(self) -> list[str] | None:
         filesystem, path = find_filesystem(self.uri)
         filesystem.invalidate_cache()
-        try:  # isdir and isfile say False of a store that does not answer, too
+        try:  # isdir and isfile are also False for a store that does not respond
             if filesystem.info(path)["type"] != "directory":
                 return None
             listed = filesystem.ls(path, detail=False)

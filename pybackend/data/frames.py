@@ -1,7 +1,7 @@
-"""A table in memory as training data: its columns become tensors by way of Arrow.
+"""A table in memory as training data: its columns become tensors through Arrow.
 
-It is a pandas DataFrame, or a table of a library that exports Arrow streams (polars, pyarrow,
-DuckDB); labels and weights may be arrays beside it.
+The table is a pandas DataFrame, or one of a library that exports Arrow streams (polars, pyarrow,
+DuckDB). Labels and weights may be separate arrays.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class FrameRows(TableRows):
-    """Rows of a table, as what its columns become.
+    """Rows of a table, converted to tensors.
 
     Attributes
     ----------
     columns
-        Arrays with one entry per row, as `pybackend.data.arrays` names them; text is `Ragged`.
+        Arrays with one entry per row, by the names of `pybackend.data.arrays`; text is `Ragged`.
         Empty if there are no rows.
     complete
         If incomplete rows were left out: whether each row of the table is in ``columns``.
@@ -64,16 +64,16 @@ class FrameRows(TableRows):
     def of(
         cls, data: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
     ) -> FrameRows:
-        """Turn the columns that are used into tensors, by the rules for a Spark DataFrame.
+        """Convert the used columns to tensors, by the rules for a Spark DataFrame.
 
-        Without `categories`, the sorted values of a column that is encoded are 0, 1, 2, ...
+        Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
 
         Parameters
         ----------
         data
             A table, or a tuple of a table, labels and weights (see `holds_frame`).
         skips_incomplete
-            Whether to leave out rows with a null or an unknown category; then there may be none.
+            Whether to leave out rows with a null or an unknown category; no rows are then allowed.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class FrameRows(TableRows):
 
         arrow = pa.table(columns)
         if skips_incomplete and any(map(pa.types.is_null, arrow.schema.types)):
-            nothing = np.zeros(table.rows, bool)  # a column of nulls alone has no type
+            nothing = np.zeros(table.rows, bool)  # a column of only nulls has no type
             return cls((), spec, {}, left_out=tuple(left_out), complete=nothing)
         known = describe_schema(arrow.schema)
         kinds = {column: known.get(column) or table.describe(column) for column in names}
@@ -119,7 +119,10 @@ class FrameRows(TableRows):
 def _read_tensors(
     table: Any, groups: Sequence[ColumnGroup], skips_incomplete: bool
 ) -> tuple[Columns, Array | None]:
-    """The tensors of a table's rows; if incomplete ones are left out, also which rows these are."""
+    """Return the tensors of a table's rows; if incomplete rows are skipped, also a mask of rows.
+
+    The mask is True for complete rows.
+    """
     import pyarrow as pa
 
     reader = TensorReader(groups)
@@ -135,46 +138,46 @@ def _read_tensors(
         if batch.num_rows:
             parts.append(reader.read(batch, partial(_name_row, rows)))
     tensors = {key: _join([part[key] for part in parts]) for key in (parts or [{}])[0]}
-    kept = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
-    if kept is not None and len(kept) and not kept.any():
+    is_complete = np.concatenate([np.empty(0, bool), *complete]) if skips_incomplete else None
+    if is_complete is not None and len(is_complete) and not is_complete.any():
         _warn_of_other_values(table, groups)
-    return tensors, kept
+    return tensors, is_complete
 
 
 def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
-    """Say so if a column has not one value of those that it had in the training."""
+    """Warn if no value of a column is one of its categories in the training."""
     for group in groups:
         for name, values in group.categories.items():
             column = table[name].drop_null().unique()
             if len(column) and not find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
-                    f"column {name!r} has none of its categories ({known}"
-                    f"{', ...' if len(values) > _LISTED else ''}) but {column[0].as_py()!r}, say: "
-                    "no row has a prediction",
+                    f"column {name!r} has no value among its categories ({known}"
+                    f"{', ...' if len(values) > _LISTED else ''}), but e.g. "
+                    f"{column[0].as_py()!r}: no row has a prediction",
                     stacklevel=2,
                 )
 
 
 def is_frame(data: Any) -> bool:
-    """Whether data are a table in memory; no library is imported to find out."""
+    """Return whether data are a table in memory, without importing its library."""
     is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
         hasattr(data, "columns") or hasattr(data, "schema")
     )
-    # A DataFrame of Spark exports a stream, too, by collecting all rows.
+    # A Spark DataFrame also exports a stream, by collecting all rows.
     return is_pandas(data) or (is_arrow and not type(data).__module__.startswith("pyspark."))
 
 
 def is_pandas(data: Any) -> bool:
-    """Whether data are a pandas DataFrame."""
+    """Return whether data are a pandas DataFrame."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def holds_frame(data: Any) -> bool:
-    """Whether data are a table, alone or as the x of (x,), (x, y) or (x, y, sample_weight).
+    """Return whether data are a table, or (x,), (x, y) or (x, y, sample_weight) with a table x.
 
-    Labels of several outputs, as a list or dict of arrays, belong to arrays.
+    A table with labels as a list or dict of arrays (several outputs) counts as arrays.
     """
     if not isinstance(data, (list, tuple)):
         return is_frame(data)
@@ -190,14 +193,14 @@ def _is_nested(part: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that are read only if they are used.
+    """Columns that are read when they are used.
 
     Attributes
     ----------
     read
-        Returns a column as Arrow's.
+        Returns a column as an Arrow array.
     describe
-        Returns the kind of a column that is not read, for messages only.
+        Returns the kind of a column that is not read, for messages.
     find_categories
         Returns the categories of a column, in their order; None if it has none.
     """
@@ -224,7 +227,7 @@ def _read_table(frame: Any, name: str) -> _Table:
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
             f"`{name}`, of class {type(frame).__qualname__}, has a column that Arrow cannot read: "
-            f"{error}. Cast it to one of 64 bits, or leave it out"
+            f"{error}. Cast it to a 64-bit type, or leave it out"
         ) from error
     reject_duplicate_columns(table.column_names, name)
     kinds = describe_schema(table.schema)
@@ -256,7 +259,7 @@ def _read_pandas(frame: Any, name: str) -> _Table:
 def _add_targets(
     spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
 ) -> tuple[ColumnSpec, _Table]:
-    """Make labels, and weights, columns of the table that they are passed with."""
+    """Add labels and weights as columns to the table that they are passed with."""
     keys = {"y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL}
     keys["sample_weight"] = spec.weight or "sample_weight"
     parts = {key: part for key, part in zip(keys, targets, strict=False) if part is not None}
@@ -267,8 +270,8 @@ def _add_targets(
         column = keys[key]
         if column in table.names:
             raise InputError(
-                f"the data frame in `{name}` has a column {column!r}, and {key} is passed beside "
-                "it: drop the column, or pass the data frame alone"
+                f"the data frame in `{name}` has a column {column!r}, and {key} is passed, too: "
+                "drop the column, or pass the data frame alone"
             )
         array = _read_target(part, key, floatx, name)
         if len(array) != table.rows:
@@ -297,7 +300,7 @@ def _add_targets(
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
-    """Labels or weights as a column of Arrow's."""
+    """Convert labels or weights to an Arrow column."""
     import pyarrow as pa
 
     pandas = sys.modules.get("pandas")
@@ -315,13 +318,13 @@ def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
 
 
 def _categories(series: Any) -> Any:
-    """The categories of a Categorical, in their order; None for another column."""
+    """Return the categories of a Categorical, in their order; None for other columns."""
     found = getattr(series.dtype, "categories", None)
     return None if found is None else list(found)
 
 
 def _name_intervals(frame: Any) -> Any:
-    """Categories that are neither text nor numbers, such as those of ``pandas.cut``, as text."""
+    """Convert categories that are not text or numbers, e.g. those of ``pandas.cut``, to text."""
     others = {
         column: frame[column].cat.rename_categories(str)
         for column in frame.columns
@@ -339,7 +342,7 @@ def _check_names(frame: Any, name: str) -> None:
     bad = [column for column in names if not isinstance(column, str)]
     if bad:
         raise InputError(
-            f"`{name}` has a column named {bad[0]!r}: columns are named by text, e.g. "
+            f"`{name}` has a column named {bad[0]!r}: column names must be text, e.g. "
             "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
         )
     reject_duplicate_columns(names, name)
@@ -350,8 +353,8 @@ def _arrow_column(series: Any, name: str) -> Any:
 
     try:
         if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
-            return pa.array(series.to_numpy())  # in pandas' own way, NaN would become null
-        if hasattr(series.dtype, "fill_value"):  # pandas' own sparse columns
+            return pa.array(series.to_numpy())  # pandas' conversion would turn NaN into null
+        if hasattr(series.dtype, "fill_value"):  # pandas' sparse columns
             series = series.sparse.to_dense()
         return pa.Array.from_pandas(_nested_lists(series))
     except OverflowError as error:
@@ -364,13 +367,13 @@ def _arrow_column(series: Any, name: str) -> Any:
         ) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` has values of different types, or of one that "
-            f"Arrow does not know ({error}): expected numbers, arrays of numbers, bytes or text"
+            f"column {series.name!r} of `{name}` has values of different types, or of a type that "
+            f"Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or text"
         ) from error
 
 
 def _nested_lists(series: Any) -> Any:
-    """Arrays of several dimensions as lists of arrays: Arrow takes no others."""
+    """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
     if series.dtype != object or not any(np.ndim(value) > 1 for value in series.iloc[:1]):
         return series
     return series.map(_nest)
@@ -385,7 +388,7 @@ def _name_row(rows: Array, row: int) -> str:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Parts of a column as one, ragged numbers padded with zeros to the longest row."""
+    """Concatenate parts of a column; ragged numbers are padded with zeros to the longest row."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     column = concatenate(parts)

@@ -1,4 +1,4 @@
-"""What the rows in a spool consist of: written beside them, and compared between workers."""
+"""Layout of a row store: a file with its columns' types, compared between workers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from pybackend.job.job import argument_of
 Array = npt.NDArray[Any]
 
 _LAYOUT = "layout.json"
-# Where the values of a ragged row begin, and how many there are.
+# Start and number of the values of a ragged row.
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8")])
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a column holds.
+    """Type and shape of a column's values.
 
     Attributes
     ----------
     dtype
-        Numpy's name of the values' type.
+        numpy's name of the values' type.
     shape
-        Of a row; None for a ragged column, whose rows are padded with zeros to the ``longest``.
+        Shape of a row; None for a ragged column, whose rows are padded with zeros to ``longest``.
     longest
-        Of a ragged column's rows, on any worker.
+        Length of a ragged column's longest row on any worker.
     is_text
-        A row is a string, whose bytes are the values.
+        Whether a row is a string, whose bytes are the values.
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class Kind:
 
     @classmethod
     def of(cls, column: Array | Ragged) -> Kind:
-        """The kind of a column in memory."""
+        """Return the kind of a column in memory."""
         if isinstance(column, Ragged):
             longest = int(column.lengths.max(initial=0))
             return cls(column.values.dtype.str, None, longest, column.is_text)
@@ -56,12 +56,12 @@ class Kind:
 
     @property
     def field(self) -> Any:
-        """Its place in a row of the file: type and shape."""
+        """Type and shape of the column's field in the file's structured type."""
         return PLACE if self.shape is None else (self.dtype, self.shape)
 
     @property
     def row(self) -> tuple[Any, tuple[int, ...]]:
-        """Type and shape of a row as it is fed to a model; strings are objects of ``bytes``."""
+        """Type and shape of a row as a model's input; strings are objects of ``bytes``."""
         if self.is_text:
             return np.dtype(object), (1,)
         return np.dtype(self.dtype), (self.longest,) if self.shape is None else self.shape
@@ -71,12 +71,12 @@ Kinds = dict[str, Kind]
 
 
 def describe_columns(columns: Mapping[str, Array | Ragged]) -> Kinds:
-    """The kind of each column."""
+    """Return the kind of each column."""
     return {key: Kind.of(column) for key, column in columns.items()}
 
 
 def row_dtype(kinds: Kinds) -> np.dtype[Any]:
-    """The structured type of a row of the file: fields ``f0``, ``f1``, ... in column order."""
+    """Return the structured type of a row: fields ``f0``, ``f1``, ... in column order."""
     fields = [(f"f{place}", kind.field) for place, kind in enumerate(kinds.values())]
     return np.dtype(
         [(name, *field) if isinstance(field, tuple) else (name, field) for name, field in fields]
@@ -84,7 +84,7 @@ def row_dtype(kinds: Kinds) -> np.dtype[Any]:
 
 
 def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
-    """Header of an ``.npy`` file; of one length, whatever the number of rows."""
+    """Build the header of an ``.npy`` file; its length does not depend on the number of rows."""
     buffer = io.BytesIO()
     fields = {
         "descr": np.lib.format.dtype_to_descr(dtype),
@@ -96,7 +96,7 @@ def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
 
 
 def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
-    """Columns of fixed width as one array of `row_dtype`."""
+    """Pack columns of fixed width into one array of `row_dtype`."""
     count = len(next(iter(columns.values()))) if columns else 0
     rows = np.empty(count, row_dtype(kinds))
     for place, column in enumerate(columns.values()):
@@ -105,25 +105,25 @@ def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
 
 
 def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
-    """Write down what a folder of rows contains; again once all workers' rows are known."""
+    """Write the layout of a folder of rows; called again once all workers' rows are known."""
     layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
     layout["sha256"] = _digest(layout)
     (folder / _LAYOUT).write_text(json.dumps(layout))
 
 
 def read_layout(folder: Path) -> tuple[int, Kinds]:
-    """Number of rows, and what their columns hold."""
+    """Read the number of rows and the kinds of their columns."""
     layout = _read(folder / _LAYOUT)
     return layout["rows"], read_kinds(layout["columns"])
 
 
 def read_layouts(folder: Path) -> dict[str, Any]:
-    """What `write_layout` wrote into the folders in a folder, as JSON can carry it."""
+    """Read the layouts of all folders in a folder, as plain JSON data."""
     return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{_LAYOUT}"))}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A layout, if it is as it was written; `ClusterError` if not."""
+    """Read a layout; raise `ClusterError` if it was altered."""
     try:
         layout = json.loads(path.read_text())
         if layout.pop("sha256") == _digest(layout):
@@ -134,10 +134,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def report_damage(path: Path) -> ClusterError:
-    """The error for a file of rows that is not as it was written."""
+    """Return the error for an altered file of rows."""
     return ClusterError(
-        f"{path}, of this worker's rows, was altered or cut off after it had been written, on "
-        f"{socket.gethostname()}: look at that disk, or set TMPDIR to a folder on another one, and "
+        f"{path}, a file of this worker's rows, was altered or truncated after it was written, on "
+        f"{socket.gethostname()}: check that disk, or set TMPDIR to a folder on another one, and "
         "start again"
     )
 
@@ -148,12 +148,12 @@ def _digest(layout: Mapping[str, Any]) -> str:
 
 
 def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
-    """Reject data sets without rows, and rows that differ from worker to worker.
+    """Reject data sets without rows, and rows whose types differ between workers.
 
     Parameters
     ----------
     layouts
-        What `read_layouts` gives on each worker.
+        Result of `read_layouts` on each worker.
     """
     for name in layouts[0]:
         found = [layout[name] for layout in layouts]
@@ -173,7 +173,7 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
-    """Kinds from JSON of their fields."""
+    """Convert the kinds' fields from JSON to `Kind`."""
     return {
         key: Kind(
             fields["dtype"],

@@ -44,7 +44,7 @@ class Mnist:
     source
         The file they were read from, or ``"download"``.
     subset
-        Whether these are only the few thousand images that come with tfdist.
+        Whether these are only the few thousand images that are shipped with tfdist.
     """
 
     x_train: Array
@@ -65,8 +65,8 @@ def find_mnist(
     path, limit
         As in `pybackend.mnist`.
     download
-        Called if there is no file; returns images and labels to train with, and those to test with,
-        or None.
+        Called if there is no file; returns the images and labels of the training and test sets, or
+        None.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Arrays of the driver as rows of bytes, so that Spark can carry each shard to its worker."""
+"""Pack the driver's arrays into rows of bytes, so that Spark can send each shard to its worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 from pybackend.job.job import argument_of
 
-# Below Spark's own advice for the size of a task, in which such a row travels.
+# Below the size of a task that Spark recommends; a task contains such a row.
 BLOB_BYTES = 900_000
 SCHEMA = "key long, dataset string, first_row long, content binary"
 Layout = dict[str, Kinds]
@@ -21,19 +21,19 @@ Counts = Mapping[str, list[int]]
 
 
 def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
-    """What the columns of each data set hold.
+    """Return the kinds of each data set's columns.
 
     Raises
     ------
     InputError
-        One holds text, whose rows have no common width.
+        A column holds text, whose rows differ in width.
     """
     layout = {name: describe_columns(columns) for name, columns in datasets.items()}
     for name, kinds in layout.items():
         for key, kind in kinds.items():
             if kind.shape is None:
                 raise InputError(
-                    f"`{argument_of(name)}` has text in {key!r}, which Spark does not carry as "
+                    f"`{argument_of(name)}` has text in {key!r}, which Spark cannot send as "
                     "arrays: pass a Spark DataFrame, e.g. spark.createDataFrame(frame)"
                 )
     return layout
@@ -42,7 +42,7 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
 def count_rows_to_send(
     datasets: Mapping[str, Columns], workers: int, to_all: Collection[str] = ()
 ) -> Counts:
-    """Rows that each rank is sent, by data set: its shard, or all if named in ``to_all``."""
+    """Count the rows to send to each rank, by data set: its shard, or all rows for ``to_all``."""
     return {
         name: [
             count_rows(columns if name in to_all else shard(columns, workers, rank))
@@ -55,7 +55,7 @@ def count_rows_to_send(
 def pack_blobs(
     datasets: Mapping[str, Columns], keys: list[int], to_all: Collection[str] = ()
 ) -> Iterator[tuple[int, str, int, bytes]]:
-    """Rows of `SCHEMA`: what `count_rows_to_send` says for rank r under ``keys[r]``."""
+    """Yield rows of `SCHEMA`; those for rank r have ``keys[r]``. See `count_rows_to_send`."""
     layout = describe_layout(datasets)
     for rank, key in enumerate(keys):
         for name, columns in datasets.items():
@@ -69,9 +69,9 @@ def pack_blobs(
 def spool_blobs(
     batches: Iterable[Any], layout: Layout, counts: Counts, rank: int, folder: Path
 ) -> None:
-    """Write a worker's shards from Arrow batches of `SCHEMA`, in whatever order they arrive.
+    """Write a worker's shards from Arrow batches of `SCHEMA`, which may arrive in any order.
 
-    Each data set becomes a folder of its name.
+    Each data set becomes a folder with its name.
     """
     missing = sum(counts[name][rank] * row_dtype(layout[name]).itemsize for name in layout)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Parquet files as rows by number: row groups are read as they are needed, by column."""
+"""Parquet files as numbered rows: row groups and columns are read when they are needed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pybackend.data.arrow import drop_views, has_views
 from pybackend.data.files import Places, find_files, find_root, open_file
 from pybackend.errors import InputError
 
-# What Hive and Spark call a folder of rows without a value.
+# Hive's and Spark's name of a partition without a value.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-# Python would read more as numbers: "2026_01", "nan".
+# int() and float() accept more: "2026_01", "nan".
 _NUMBERS: dict[type, re.Pattern[str]] = {
     int: re.compile(r"-?[0-9]{1,18}"),
     float: re.compile(r"-?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE),
 }
 _BATCH_BYTES = 2 << 20
 _MOST_ROWS = 8192
-# Columns of row groups whose nulls are asked for, of a file: 5 ms.
+# Column chunks of a file whose null counts are read: 5 ms.
 _MOST_NOTES = 1000
-# Footers of remote files: each takes a round trip or two.
+# Threads that read footers: a remote one takes a round trip or two.
 _THREADS = 16
 
 
@@ -43,9 +43,9 @@ class ParquetFiles:
     index
         Columns that are the index of the pandas data frame that was written.
     partitions
-        Columns that the names of folders hold (``day=1/``), last in the schema: a value per file.
+        Columns in the names of folders (``day=1/``), last in the schema: one value per file.
     nulls
-        Of columns that are said to hold nulls, the number of the first file that does.
+        For each column with nulls according to the statistics, the first such file's number.
     """
 
     files: tuple[str, ...]
@@ -57,7 +57,7 @@ class ParquetFiles:
 
     @classmethod
     def at(cls, uri: Places, name: str = "data") -> ParquetFiles:
-        """The files at paths or URIs; only their footers are read.
+        """Open the files at paths or URIs; reads only their footers.
 
         Raises
         ------
@@ -104,17 +104,17 @@ class ParquetFiles:
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, Any]]:
-        """First row's number, and Arrow batch, of parts of ranges of rows, of these columns.
+        """Yield Arrow batches of ranges of rows, with the number of each batch's first row.
 
-        Each row group is read once, however many of the ranges, which are in order, it holds.
+        The ranges must be in order. Each row group is read once for all of its ranges.
 
         Raises
         ------
         InputError
-            A file is not the one that was looked at before.
+            A file has changed since its footer was read.
         """
         own = [column for column in columns if column not in self.partitions]
-        own = own or self.schema.names[:1]  # by whose rows the others are repeated
+        own = own or self.schema.names[:1]  # gives the number of rows of partition columns
         begin = 0
         for number, (file, groups) in enumerate(zip(self.files, self.groups, strict=True)):
             end = begin + sum(groups)
@@ -125,7 +125,7 @@ class ParquetFiles:
             begin = end
 
     def _add_partitions(self, batch: Any, number: int, columns: Sequence[str]) -> Any:
-        """The columns of a batch of a file, those of its folders' names among them."""
+        """Add a file's partition columns to a batch, in the order of ``columns``."""
         if not self.partitions:
             return batch
         import pyarrow as pa
@@ -140,9 +140,9 @@ class ParquetFiles:
 
 
 def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Columns that the names of folders hold, as Hive and Spark write them: a value per file.
+    """Return the columns in the names of folders (Hive partitions), with one value per file.
 
-    They are whole numbers, other numbers or text, as all values of a column can be read.
+    A column is of integers, or else floats, if all of its values can be parsed as such; else text.
     """
     roots = [find_root(one) for one in ([uri] if isinstance(uri, str) else uri)]
     found: list[dict[str, str]] = []
@@ -165,7 +165,7 @@ def _parse(values: Sequence[str | None]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class _Footer:
-    """What a file says of itself: rows by row group, its schema, and columns that hold nulls."""
+    """Footer of a file: rows of each row group, schema, and columns with nulls."""
 
     groups: tuple[int, ...]
     schema: Any
@@ -187,7 +187,7 @@ def _read_footer(file: str, name: str) -> _Footer:
 
 
 def _find_nulls(groups: Sequence[Any]) -> frozenset[str]:
-    """Columns, not nested ones, that hold nulls, as far as their writer has noted it."""
+    """Return the columns, except nested ones, with nulls according to the file's statistics."""
     some = groups[: max(1, _MOST_NOTES // max(1, groups[0].num_columns))] if groups else ()
     columns = (group.column(number) for group in some for number in range(group.num_columns))
     noted = ((column.path_in_schema, column.statistics) for column in columns)
@@ -195,11 +195,11 @@ def _find_nulls(groups: Sequence[Any]) -> frozenset[str]:
 
 
 def _read_index(metadata: Mapping[bytes, bytes] | None) -> tuple[str, ...]:
-    """What pandas has noted in a file; an index that only counts has no column."""
+    """Return the index columns in pandas' metadata; a RangeIndex has no column."""
     try:
         noted = json.loads((metadata or {}).get(b"pandas", b"{}"))
         return tuple(name for name in noted.get("index_columns", []) if isinstance(name, str))
-    except (ValueError, AttributeError, TypeError):  # another program's
+    except (ValueError, AttributeError, TypeError):  # written by another program
         return ()
 
 
@@ -212,7 +212,7 @@ def _read_ranges(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Not buffered ahead: a column of a row group may be larger than the memory for it.
+    # No pre-buffering: a column of a row group may be larger than the memory for it.
     with open_file(file) as source, pq.ParquetFile(source, buffer_size=1 << 20) as parquet:
         metadata = parquet.metadata
         if tuple(metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)) != tuple(
@@ -241,7 +241,7 @@ def _read_ranges(
 def _cut_ranges(
     batch: Any, place: int, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Any]]:
-    """The parts of a batch, whose first row has the number ``place``, that are in the ranges."""
+    """Yield the parts of a batch that are in the ranges; its first row has number ``place``."""
     for first, last in ranges:
         begin, end = max(first, place), min(last, place + batch.num_rows)
         if begin < end:
@@ -253,16 +253,14 @@ def _choose_batch_rows(group_bytes: int, rows: int) -> int:
 
 
 def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
-    """The first column in which two files differ; they may have thousands."""
+    """Describe the first column in which two files differ."""
     for one, two in zip_longest(schema, other):
         if one is None or two is None or not one.equals(two):
-            there, here = (
-                "none" if column is None else f"{column.name!r} ({column.type})"
-                for column in (one, two)
-            )
+            there = "no more columns" if one is None else f"{one.name!r} ({one.type})"
+            here = "missing" if two is None else f"{two.name!r} ({two.type})"
             place = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (
-        f"the columns of {file} are not those of {first}: in place {place + 1} it has {here}, "
-        f"where that has {there}"
+        f"the columns of {file} are not those of {first}: column {place + 1} is {here}, expected "
+        f"{there}"
     )

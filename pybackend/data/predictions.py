@@ -1,4 +1,4 @@
-"""The columns that a model's outputs become beside the rows that they were computed from."""
+"""Prediction columns: convert a model's outputs to columns next to the input rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.errors import InputError
 
 Array = npt.NDArray[Any]
 TEXT = "str"
-# How a table holds what a model computes, by the kind of number and its bytes.
+# Types of a table's columns, by the types of the model's outputs.
 _TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uint64": "int64"}
 
 
@@ -30,24 +30,24 @@ class Output:
 
     @property
     def depth(self) -> int:
-        """How many arrays the numbers of a row are nested in; one number is none."""
+        """Number of nested arrays around a row's numbers; 0 for a single number."""
         return 0 if self.shape == (1,) else len(self.shape)
 
     @property
     def held(self) -> str:
-        """The type of the numbers in a table."""
+        """Type of the numbers in a table."""
         if self.dtype == "bool" or self.dtype in _TABLE_DTYPES:
             return _TABLE_DTYPES.get(self.dtype, "bool")
         return "int32" if "int" in self.dtype else "float32"
 
     def make_empty(self) -> Array:
-        """What the model gives for no rows."""
+        """Return the output for no rows."""
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column: its name, the type of its values, and how many arrays these are nested in."""
+    """A column: its name, the type of its values, and the number of nested arrays around them."""
 
     name: str
     dtype: str
@@ -56,21 +56,22 @@ class Field:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What becomes of a model's outputs.
+    """Conversion of a model's outputs to columns.
 
     Attributes
     ----------
     outputs
-        In the order in which Keras flattens them.
+        The model's outputs, in the order in which Keras flattens them.
     has_class
-        ``.pred_class``: the class with the largest number.
+        Whether to return ``.pred_class``, the class with the largest number.
     has_numbers
-        A column for each class, ``.pred_<level>``. One number per row is the probability of the
-        second of two classes.
+        Whether to return a column for each class, ``.pred_<level>``. One number per row is the
+        probability of the second of two classes.
     levels
         Names of the classes; None: 0, 1, 2, ...
     are_logits
-        Whether the numbers become probabilities by softmax or, one per row, by the sigmoid.
+        Whether to convert the numbers to probabilities by softmax or, if there is one per row, by
+        the sigmoid.
 
     With neither the class nor its numbers, each output is a column: ``.pred``, or
     ``.pred_<output>`` if there are several.
@@ -84,7 +85,7 @@ class Predictions:
 
     @property
     def fields(self) -> list[Field]:
-        """The columns, in order."""
+        """Columns in order."""
         if not (self.has_class or self.has_numbers):
             return [
                 Field(f".pred_{output.name}" if output.name else ".pred", output.held, output.depth)
@@ -100,15 +101,15 @@ class Predictions:
         return found
 
     def arrow(self, outputs: Sequence[Array], complete: Array | None = None) -> list[Any]:
-        """The columns as Arrow arrays.
+        """Return the columns as Arrow arrays.
 
         Parameters
         ----------
         outputs
-            What the model gave for the same rows: arrays of shape (rows, ...).
+            The model's outputs for the rows: arrays of shape (rows, ...).
         complete
-            If the model was given some of the rows only: whether each row was among them. The
-            others are null.
+            Mask of the rows for which the model computed outputs, if not all; other rows become
+            null.
         """
         if complete is None or complete.all():
             return self._arrow(outputs)
@@ -137,7 +138,7 @@ class Predictions:
         return found + [pa.array(column) for column in columns]
 
     def columns(self, outputs: Sequence[Array]) -> list[Array]:
-        """The columns as arrays of a number per row; outputs as they are.
+        """Return the columns as arrays of one number per row; outputs are returned unchanged.
 
         The class is its code, or -1 if any of its numbers is NaN.
         """
@@ -151,7 +152,7 @@ class Predictions:
         return found
 
     def _tell_classes(self, numbers: Array) -> Array:
-        """A number for each class: a probability, unless the model gives scores."""
+        """Return a number for each class: a probability, unless the model computes scores."""
         numbers = numbers.astype(self.outputs[0].held)  # half precision would round the sums
         if self.are_logits and numbers.shape[1] == 1:
             numbers = np.concatenate([np.zeros_like(numbers), numbers], axis=1)
@@ -176,7 +177,7 @@ def _check_shape(output: Output, numbers: Array) -> None:
 
 
 def spread_rows(outputs: Array, complete: Array) -> Array:
-    """Outputs for all rows, from those of the complete ones; the others are NaN."""
+    """Return outputs for all rows from those of the complete rows; the others are NaN."""
     spread = np.full(
         (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
     )
@@ -185,7 +186,7 @@ def spread_rows(outputs: Array, complete: Array) -> Array:
 
 
 def nest_lists(numbers: Array, depth: int) -> Any:
-    """Rows of numbers as Arrow lists, one in another."""
+    """Convert rows of numbers to nested Arrow lists."""
     import pyarrow as pa
 
     found = pa.array(np.ascontiguousarray(numbers).reshape(-1))

@@ -29,11 +29,11 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        """Values of each row."""
+        """Number of values of each row."""
         return np.diff(self.offsets)
 
     def __getitem__(self, rows: slice) -> Ragged:
-        """A copy of some rows."""
+        """Copy some rows."""
         places = np.arange(len(self))[rows]
         lengths = self.lengths[places]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -42,7 +42,7 @@ class Ragged:
 
 
 def concatenate(parts: Sequence[Ragged]) -> Ragged:
-    """The rows of several ragged columns of one type as one column."""
+    """Concatenate ragged columns of the same type."""
     lengths = np.concatenate([part.lengths for part in parts])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = [part.values[part.offsets[0] : part.offsets[-1]] for part in parts]
@@ -50,12 +50,12 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
 
 
 def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
-    """A column as an array: text as strings of shape (rows, 1), numbers padded with zeros.
+    """Convert a column to an array: strings of shape (rows, 1), or numbers padded with zeros.
 
     Parameters
     ----------
     longest
-        The least length of padded rows.
+        Minimum length of padded rows.
     """
     if not isinstance(column, Ragged):
         return column
@@ -70,7 +70,7 @@ def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
 
 
 def to_strings(texts: Sequence[bytes]) -> Array:
-    """Text as a column of shape (rows, 1)."""
+    """Convert texts to a column of shape (rows, 1)."""
     strings = np.empty((len(texts), 1), object)
     strings[:, 0] = texts
     return strings

@@ -1,4 +1,4 @@
-"""Data that a worker reads for itself, in its own process: files, or the user's pipeline."""
+"""Data that a worker reads in its own process: files, or the user's input function."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ Counts = dict[str, list[int]]
 
 @dataclass(frozen=True)
 class Sources:
-    """What a worker has read for itself.
+    """Data that a worker read itself.
 
     Attributes
     ----------
     names
-        Data sets whose rows are now in its folder.
+        Data sets whose rows are now in the worker's row store.
     stream
-        The ``tf.data.Dataset`` to train on, if the user's function returns one: it is not written
-        down.
+        The ``tf.data.Dataset`` to train on, if the user's function returns one; it is not stored.
     """
 
     names: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Sources:
         return bool(self.names) or self.stream is not None
 
     def settle(self, job: Job, collective: Collective, folder: Path) -> Counts:
-        """Make the rows alike on all workers; how many each visits in an epoch, by data set."""
+        """Make the layouts the same on all workers; return each rank's rows per epoch."""
         counts = {}
         for name in self.names:
             layouts = _settle_layouts(collective, folder, name)
@@ -61,30 +60,30 @@ class Sources:
 
 
 def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
-    """Write down the rows of all data sets that this worker reads for itself.
+    """Store the rows of all data sets that this worker reads itself.
 
     Parameters
     ----------
     order
-        What the launcher has sent: its ``peers`` are the addresses of all workers.
+        The launcher's order, whose ``peers`` are the addresses of all workers.
 
     Raises
     ------
     InputError
-        What is wrong with the rows, or with what the function returned.
+        The rows, or the result of the function, are not valid.
     """
     names = []
     stream = None
     for path in sorted(folder.glob(f"*{SOURCE}")):
         name = path.name.removesuffix(SOURCE)
         argument = argument_of(name)
-        # Written by the launcher on this machine, from the driver's own objects.
+        # The launcher wrote it on this machine from the driver's objects.
         source = cloudpickle.loads(path.read_bytes())
         if not isinstance(source, FunctionRows):
             shared = job.is_elastic or (name == "train" and job.shuffles_globally)
             source.spool(folder / name, job.workers, rank, shared)
         else:
-            # What it draws at random is to differ between the workers.
+            # The function's random numbers should differ between workers.
             keras.utils.set_random_seed((job.seed + rank) % 2**32)
             data = call_pipeline(source, _make_context(job, rank, order), argument)
             if name == "train" and job.kind == "train":
@@ -96,19 +95,19 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
 
 
 def read_all_sources(job: Job, folder: Path) -> dict[str, int]:
-    """Write down all rows of the files that this worker reads for itself; rows by data set."""
+    """Store all rows of the files that this worker reads itself; return their number by name."""
     sources = read_sources(job, 0, folder, Order("", ()))
     counts = sources.settle(replace(job, workers=1), Alone(), folder)
     return {name: rows for name, (rows,) in counts.items()}
 
 
 def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> Any:
-    """Call the user's function, and check that it returns a data set of batches.
+    """Call the user's function and check that it returns a data set of batches.
 
     Raises
     ------
     InputError
-        Shows what it returned, and what was expected.
+        The function returned something else.
     """
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
@@ -125,7 +124,7 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
             raise InputError(
                 f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
-                "dense tensors: use .batch(), and pad what is ragged"
+                "dense tensors: use .batch(), and pad ragged tensors"
             )
     return data
 
@@ -136,7 +135,7 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 
 def _settle_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    """The layouts of all workers' rows, made one."""
+    """Gather the layouts of all workers' rows and make them the same."""
     text = json.dumps({name: read_layouts(folder)[name]}).encode()
     parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
     everyone = [json.loads(part.tobytes()) for part in parts]
@@ -155,8 +154,8 @@ def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
             counts = {key: len(leaf) for key, leaf in leaves.items()}
             if len(set(counts.values())) > 1:
                 raise InputError(
-                    f"{describe_uneven(argument, counts)}. Only training takes such batches: call "
-                    "`evaluate` of the trained model on them"
+                    f"{describe_uneven(argument, counts)}. Only training accepts such batches: "
+                    "call `evaluate` of the trained model on them"
                 )
             if any(counts.values()):
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})

@@ -1,4 +1,4 @@
-"""Rows to feed to a model, by row number: from arrays in memory, or from a spool on disk."""
+"""Rows for a model, by row number: from arrays in memory, or from a row store on disk."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pybackend.data.ragged import Ragged, to_dense, to_strings
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
-# Up to this size the first rows are mapped, and the values of a ragged column held in memory.
+# Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
 _KEPT_BYTES = 40 << 20
-# Texts from which the mean length of all is estimated.
+# Number of texts from which the mean length is estimated.
 _SAMPLED_TEXTS = 1000
 
 
@@ -37,12 +37,12 @@ class Rows(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """Mean memory of a row."""
+        """Mean size of a row in memory, in bytes."""
 
     def __len__(self) -> int: ...
 
     def take(self, places: Array) -> Columns:
-        """The rows of those numbers, in that order."""
+        """Return the rows with these numbers, in this order."""
 
 
 class ArrayRows:
@@ -55,7 +55,7 @@ class ArrayRows:
 
     @property
     def row_bytes(self) -> int:
-        """As `Rows`."""
+        """Mean size of a row in memory, in bytes."""
         columns = [
             array[:_SAMPLED_TEXTS] for array in self._columns.values() if array.dtype.kind == "O"
         ]
@@ -66,22 +66,22 @@ class ArrayRows:
         return self._count
 
     def take(self, places: Array) -> Columns:
-        """As `Rows`."""
+        """Return the rows with these numbers, in this order."""
         return {key: array[places] for key, array in self._columns.items()}
 
 
 class SpooledRows:
-    """Rows of a folder that a `SpoolWriter` has filled; only those asked for are in memory.
+    """Rows of a folder that a `SpoolWriter` wrote; only requested rows are in memory.
 
     Parameters
     ----------
     in_memory
-        Read all of them now.
+        Read all rows into memory now.
 
     Raises
     ------
     ClusterError
-        The files are not as they were written; from `take`, too.
+        The files were altered. `take` raises it, too.
     """
 
     def __init__(self, folder: Path, in_memory: bool = False) -> None:
@@ -99,14 +99,14 @@ class SpooledRows:
 
     @property
     def row_bytes(self) -> int:
-        """As `Rows`."""
+        """Mean size of a row in memory, in bytes."""
         return self._row_bytes
 
     def __len__(self) -> int:
         return self._count
 
     def take(self, places: Array) -> Columns:
-        """As `Rows`."""
+        """Return the rows with these numbers, in this order."""
         records = np.ndarray(len(places), self._dtype, self._records.take(places))
         found = {}
         for place, (key, (dtype, shape)) in enumerate(self.spec.items()):
@@ -119,25 +119,25 @@ class SpooledRows:
 
 
 class _Items:
-    """Items of one size in a file behind a header, by number; the first are mapped into memory."""
+    """Items of equal size in a file after a header; the first ones are memory-mapped."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int, in_memory: bool) -> None:
         self._size = size = dtype.itemsize
         self._path = path
-        # Of no columns nothing is written.
+        # Without columns, the file is empty.
         self._start = _check_file(path, dtype, count)[0] if dtype.names else 0
         self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
         kept: Array = np.empty(0, np.uint8)
         if in_memory:
             kept = np.fromfile(path, np.uint8, offset=self._start)
-        elif self._kept_count * size:  # what is mapped comes at first use
+        elif self._kept_count * size:  # pages are read at first use
             kept = np.memmap(path, np.uint8, "r", self._start, self._kept_count * size)
         self._kept = np.asarray(kept).reshape(self._kept_count, size)
         self._is_whole = self._kept_count == count
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Bytes of shape (number of places, size), contiguous."""
+        """Return contiguous bytes of shape (number of places, size)."""
         if self._is_whole:
             return np.take(self._kept, places, axis=0)
         is_kept = places < self._kept_count
@@ -157,7 +157,7 @@ class _Items:
 
 
 class _RaggedValues:
-    """The values of a ragged column; its rows know where theirs are."""
+    """Values of a ragged column; the rows store the places of theirs."""
 
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
@@ -172,7 +172,7 @@ class _RaggedValues:
         self._number = None if is_kept else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
+        """Return padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
         width, ends = self._dtype.itemsize, places["start"] + places["length"]
         lengths, longest = places["length"], self._kind.longest
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
@@ -195,7 +195,7 @@ class _RaggedValues:
 
 
 def _check_file(path: Path, dtype: np.dtype[Any], count: int | None = None) -> tuple[int, int]:
-    """Where the items of a file begin, and how many there are, if they are all there."""
+    """Return the offset and the number of a file's items; raise an error if it is incomplete."""
     header = build_header(dtype, 0)
     try:
         with path.open("rb") as file:
@@ -214,31 +214,31 @@ def _are_within(starts: Array, ends: Array, count: int) -> bool:
 
 
 def _open_descriptor(owner: object, path: Path) -> int:
-    """A file's descriptor, which lives as long as its owner."""
+    """Open a file descriptor that is closed when its owner is deleted."""
     number = os.open(path, os.O_RDONLY)
     weakref.finalize(owner, os.close, number)
     return number
 
 
 def _measure_row(spec: Spec) -> int:
-    """Memory of a row but for the letters of its texts, each an object and a pointer to it."""
+    """Return the memory of a row in bytes; a text counts as an object without its characters."""
     sizes = {key: 64 if dtype.kind == "O" else dtype.itemsize for key, (dtype, _) in spec.items()}
     return sum(sizes[key] * math.prod(shape) for key, (_, shape) in spec.items())
 
 
 def to_rows(columns: Rows | Mapping[str, Any]) -> Rows:
-    """Arrays as rows; rows as they are."""
+    """Convert arrays to `Rows`; return rows unchanged."""
     return ArrayRows(dict(columns)) if isinstance(columns, Mapping) else columns
 
 
 def make_zero_row(rows: Rows) -> Columns:
-    """One row of the columns' shapes and types, which are known even if there are no rows."""
+    """Return one row of zeros with the columns' shapes and types, even if there are no rows."""
     zero = {key: b"" if dtype.kind == "O" else 0 for key, (dtype, _) in rows.spec.items()}
     return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
 
 
 class Reshaped:
-    """The same rows, with those of one column in another shape."""
+    """The same rows with one column in another shape."""
 
     def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
         self._rows = rows
@@ -248,20 +248,20 @@ class Reshaped:
 
     @property
     def row_bytes(self) -> int:
-        """As `Rows`."""
+        """Mean size of a row in memory, in bytes."""
         return self._rows.row_bytes
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def take(self, places: Array) -> Columns:
-        """As `Rows`."""
+        """Return the rows with these numbers, in this order."""
         found = self._rows.take(places)
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
 
 
 class DealtRows:
-    """Of rows that every worker holds, those that `sharding.deal` gives to one."""
+    """One worker's shard, by `sharding.deal`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
         self._rows = rows
@@ -271,12 +271,12 @@ class DealtRows:
 
     @property
     def row_bytes(self) -> int:
-        """As `Rows`."""
+        """Mean size of a row in memory, in bytes."""
         return self._rows.row_bytes
 
     def __len__(self) -> int:
         return len(range(self._rank, len(self._rows), self._workers))
 
     def take(self, places: Array) -> Columns:
-        """As `Rows`."""
+        """Return the rows with these numbers, in this order."""
         return self._rows.take(places * self._workers + self._rank)

@@ -1,9 +1,9 @@
-"""Which rows a worker uses at which step: each row exactly once per epoch.
+"""Assignment of rows to workers and steps: each row is used exactly once per epoch.
 
 With c_w rows on worker w and at most b rows per local batch, an epoch has
 S = max over w of ceil(c_w / b) steps, and worker w takes at step s its rows
-[floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, none waits for
-a batch that does not come, none drops a row, and unequal shards are used up at the same time.
+[floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, so that none
+waits for a missing batch; no row is dropped, and unequal shards end at the same step.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ _BLOCK = 8192
 
 
 def count_steps(counts: Sequence[int], batch_size: int) -> int:
-    """Steps in which workers with ``counts`` rows use each row once."""
+    """Return the number of steps in which workers with ``counts`` rows use each row once."""
     return max(-(-count // batch_size) for count in counts)
 
 
 def cut_rows(count: int, steps: int) -> Index:
-    """First row of each step's local batch, and the end of the last; shape (steps + 1,)."""
+    """Return the first row of each step's local batch and the end of the last one.
+
+    The shape is (steps + 1,).
+    """
     return np.arange(steps + 1, dtype=np.int64) * count // steps
 
 
 def permute(places: Index, count: int, *keys: int) -> Index:
-    """The new places of some of ``range(count)`` under a permutation drawn by ``keys``.
+    """Return the new places of some of ``range(count)`` under the permutation of ``keys``.
 
-    No array of ``count`` numbers is needed for it, so data of any size can be shuffled: a
+    It needs no array of ``count`` numbers, so that data of any size can be shuffled. It is a
     generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
-    domains", 2002), whose round function is the finalizer of SplitMix64 (Steele et al., "Fast
-    splittable pseudorandom number generators", 2014) but for its last step, which leaves the high
-    bits alone: only those are used.
+    domains", 2002). Its round function is the finalizer of SplitMix64 (Steele et al., "Fast
+    splittable pseudorandom number generators", 2014) without the last step, which does not change
+    the high bits: only these are used.
     """
     if count < 2:
         return places.copy()
@@ -50,7 +53,7 @@ def permute(places: Index, count: int, *keys: int) -> Index:
     right = -(-count // left)
     rounds = np.random.SeedSequence(keys).generate_state(_ROUNDS, np.uint64)
     found = _encipher(places.astype(np.uint64), left, right, rounds)
-    # The cipher permutes left x right numbers, a few more than asked for: those walk on.
+    # The cipher permutes left x right numbers, a few more than ``count``: encipher those again.
     while (outside := np.flatnonzero(found >= count)).size:
         found[outside] = _encipher(found[outside], left, right, rounds)
     moved: Index = found.astype(np.int64)
@@ -62,34 +65,34 @@ def _encipher(numbers: Any, left: int, right: int, rounds: Any) -> Any:
     one = numbers - other * np.uint64(left)
     for number, key in enumerate(rounds):
         size = np.uint64(right if number % 2 else left)
-        # The high half of a random number's product with the size is a random number below it, and
-        # takes much less time than a division.
+        # The high half of a random number times the size is a random number below the size; this is
+        # much faster than a division.
         moved = one + ((_mix(other ^ key) >> np.uint64(32)) * size >> np.uint64(32))
-        # If nothing is to be taken off, the difference wraps round to a huge number.
+        # If moved < size, the difference wraps around to a huge number.
         one, other = other, np.minimum(moved, moved - size)
     return one + other * np.uint64(left)
 
 
 def _mix(numbers: Any) -> Any:
-    """Numbers whose high bits depend on all bits of those given."""
+    """Mix numbers so that the high bits depend on all bits of the input."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
 class Visits:
-    """Which of its rows a worker visits when.
+    """Order in which a worker visits its rows.
 
     The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
-    process can replay what many did.
+    process can replay the order of many.
 
     Attributes
     ----------
     rows
-        Rows that the worker holds.
+        Number of rows that the worker holds.
     shared_by
-        For ``shuffle="global"``, the world size: every worker holds all rows, and takes every
-        ``shared_by``-th of a new order of all of them, from its rank on.
+        World size for ``shuffle="global"``, else None: every worker holds all rows and, in each
+        epoch's order of all rows, takes every ``shared_by``-th from its rank on.
     """
 
     rows: int
@@ -99,7 +102,7 @@ class Visits:
     shared_by: int | None = None
 
     def between(self, first: int, last: int, epoch: int) -> Index:
-        """The rows visited from the ``first``-th to before the ``last``-th in an epoch."""
+        """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
         if not self.shuffle and self.shared_by is None:
             return np.arange(first, last, dtype=np.int64)
         numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
@@ -110,7 +113,7 @@ class Visits:
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """The rows of a block of visits, by its number; drawn together they cost less."""
+    """Return the rows of a block of visits; drawing them together is faster."""
     is_own = visits.shared_by is None
     step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
     keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
@@ -120,22 +123,22 @@ def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
 
 
 def deal(rows: int, workers: int, rank: int) -> slice:
-    """Rows of an array that go to ``rank``: every ``workers``-th, so sorted data stay mixed."""
+    """Return a rank's shard of an array: every ``workers``-th row, which mixes sorted data."""
     return slice(rank, rows, workers)
 
 
 def count_dealt(rows: int, workers: int) -> list[int]:
-    """Rows of each rank, as `deal` deals them."""
+    """Return the number of rows in each rank's shard of `deal`."""
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
 def order_dealt(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
-    """Order of the data, for consecutive rows of each rank after `deal`.
+    """Return the places that restore the data's order after `deal`, for a range of each shard.
 
     Parameters
     ----------
     firsts, counts
-        By rank: which of its own rows is the first, and the number of rows.
+        First row of the range in each rank's shard, and the number of rows.
 
     Returns
     -------
@@ -148,17 +151,17 @@ def order_dealt(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) ->
 
 
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
-    """Where among its own rows, those of `deal`, a worker's share of each batch begins.
+    """Return the start of a worker's share of each batch, as a row of its shard of `deal`.
 
     Parameters
     ----------
     sizes
-        Rows of all workers' batches together, by step.
+        Rows of the global batch of each step.
 
     Returns
     -------
     int64 array of shape (steps + 1,)
-        Ends with the end of the last.
+        The last entry is the end of the last share.
     """
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     return np.maximum(0, -(-(ends - rank) // workers))

@@ -1,4 +1,4 @@
-"""Data that every worker reads itself: files, or what a user's function returns."""
+"""Data that every worker reads itself: files, or the data set of a user's function."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pybackend.data.parquet import ParquetFiles
 from pybackend.data.spool import SpoolWriter
 from pybackend.errors import InputError
 
-# Ranges that a worker's rows consist of: many, so that rows sorted by label are mixed.
+# Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
 _TURNS = 64
 _PARQUET = b"PAR1"
-# How pandas reads what is neither Parquet nor TFRecord.
+# pandas' functions for files that are neither Parquet nor TFRecord.
 _READERS = {
     ".arrow": "read_feather",
     ".dta": "read_stata",
@@ -64,7 +64,7 @@ class RowFiles(Protocol):
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, Any]]:
-        """First row's number, and Arrow batch, of parts of ranges of rows, of these columns."""
+        """Yield Arrow batches of ranges of rows, with the number of each batch's first row."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FileRows(TableRows):
 
     @classmethod
     def at(cls, path: Any, spec: ColumnSpec, floatx: str, name: str) -> FileRows:
-        """Files at a path or URI, or at several; checked by their schema.
+        """Open the files at a path or URI, or at several, and check their schema.
 
         Raises
         ------
@@ -105,11 +105,11 @@ class FileRows(TableRows):
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows of all files."""
         return self.files.rows
 
     def counts(self, workers: int) -> list[int]:
-        """Rows that every worker visits in an epoch, by rank."""
+        """Return the number of rows that each rank visits in an epoch."""
         return [len(range(rank, self.rows, workers)) for rank in range(workers)]
 
     def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
@@ -122,7 +122,7 @@ class FileRows(TableRows):
                 writer.append(reader.read(batch, partial(self._name_row, place)))
 
     def reject_nulls(self) -> None:
-        """Raise `InputError` for the first null of a column that files say to hold some."""
+        """Raise `InputError` for the first null in columns with nulls in the files' statistics."""
         ends = [0, *itertools.accumulate(self.files.counts)]
         nulls = self.files.nulls
         for column in filter(nulls.__contains__, list_columns(self.column_groups)):
@@ -131,14 +131,14 @@ class FileRows(TableRows):
                 require_values(batch.column(0), column, partial(self._name_row, place))
 
     def _name_row(self, place: int, row: int) -> str:
-        """A row of a batch that begins at a place, as a row of its file."""
+        """Return the name of a row, by its file; ``place`` is the first row of the batch."""
         ends = list(itertools.accumulate(self.files.counts))
         file = bisect.bisect_right(ends, place + row)
         inside = place + row - (ends[file - 1] if file else 0)
         return f"row {inside} (counting from 0) of {self.files.files[file]}"
 
     def _deal_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
-        """The ranges of rows of each worker, in order: a small one of each in turn."""
+        """Return each worker's ranges of rows, in order; small ranges are assigned in turn."""
         turns = _TURNS if self.spec.repartition else 1
         found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
         first = 0
@@ -153,7 +153,7 @@ class FileRows(TableRows):
 
 @dataclass(frozen=True)
 class FunctionRows:
-    """Rows that a user's function returns on each worker.
+    """Rows from a user's function, which is called on each worker.
 
     ``fn(context)``, with a `WorkerContext`, returns a ``tf.data.Dataset`` whose
     elements are local batches: ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
@@ -163,7 +163,7 @@ class FunctionRows:
 
 
 def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
-    """The categories of a column that pandas has written as Categorical, in their order."""
+    """Return the categories of a column that pandas wrote as Categorical, in their order."""
     import pyarrow as pa
 
     if not isinstance(files.schema.field(column).type, pa.DictionaryType):
@@ -177,7 +177,7 @@ def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
 
 
 def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
-    """A ``pyarrow.Table`` of the columns of files that a spec uses, as `FileRows.at` reads them."""
+    """Return a ``pyarrow.Table`` of the files' columns that a spec uses, as in `FileRows.at`."""
     import pyarrow as pa
 
     files, left_out = _open(path, spec, name)
@@ -190,14 +190,14 @@ def read_table(path: Any, spec: ColumnSpec, name: str) -> Any:
 
 
 def _open(path: Any, spec: ColumnSpec, name: str) -> tuple[RowFiles, list[str]]:
-    """Files, and their columns that hold an index."""
+    """Return the files and their index columns."""
     files = open_row_files(as_places(path), spec.tfrecord_spec, name)
     reject_duplicate_columns(files.schema.names, name)
     return files, find_index(spec, files.schema.names, files.index)
 
 
 def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: str) -> RowFiles:
-    """Parquet by a file's first bytes, else TFRecord."""
+    """Open Parquet files, recognized by the first bytes, or else TFRecord files."""
     from pybackend.data.files import open_file
 
     found = find_files(uri, name)
@@ -208,7 +208,7 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
     except OSError as error:
         raise InputError(f"`{name}`: {first} cannot be read: {error}") from error
     if is_parquet:
-        # The training data's holds for validation data, too, but these may be of another kind.
+        # `tfrecord_spec` also applies to validation data, but they may have another format.
         if tfrecord_spec is not None and name == "data":
             raise InputError(f"`tfrecord_spec` is given, but {first} is a Parquet file")
         return ParquetFiles.at(uri, name)

@@ -1,12 +1,12 @@
-"""A worker's rows on disk, read back by row number in memory that does not grow with them.
+"""Row store: a worker's rows on disk, read by row number with bounded memory.
 
-Columns of fixed width lie row by row in one ``.npy`` file of a structured type, so that one read
-gets a whole row. A ragged column has its place and length there, and its values in a separate
-``.npy`` file.
+Columns of fixed width are stored row by row in one ``.npy`` file of a structured type, so that one
+read returns a whole row. For a ragged column, this file has the place and length of each row's
+values; the values are in a separate ``.npy`` file.
 
-Beyond the first ones, rows are read by ``pread``, not through a memory map: a map of shuffled rows
-makes the whole file resident, which counts against the limits that containers and resource managers
-set.
+All but the first rows are read by ``pread``, not through a memory map: reading shuffled rows from a
+map makes the whole file resident, which counts towards the memory limits of containers and resource
+managers.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _CHUNK_BYTES = 4 << 20
 
 
 class SpoolWriter:
-    """Writes rows into a new folder as they come.
+    """Writes rows into a new folder.
 
     Parameters
     ----------
     kinds
-        What the columns hold; None: as the first rows show.
+        Kinds of the columns; None: those of the first rows.
     """
 
     def __init__(self, folder: Path, kinds: Kinds | None = None) -> None:
@@ -75,7 +75,7 @@ class SpoolWriter:
         self.close()
 
     def append(self, columns: Mapping[str, Array | Ragged]) -> None:
-        """Write rows of the kinds that the first ones had."""
+        """Write rows; their kinds must be those of the first ones."""
         if self.kinds is None:
             self._begin(describe_columns(columns))
         assert self.kinds is not None
@@ -97,7 +97,7 @@ class SpoolWriter:
         self.rows += len(next(iter(fields.values())))
 
     def place(self, first_row: int, content: bytes) -> None:
-        """Write packed rows at a row number; what is before it may come later."""
+        """Write packed rows at a row number; earlier rows may follow later."""
         assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
         with naming_full_disk(self._folder, "rows"):
@@ -105,7 +105,7 @@ class SpoolWriter:
         self.rows = max(self.rows, first_row + len(content) // max(1, size))
 
     def close(self) -> None:
-        """Write what is known only now: how many rows there are."""
+        """Write the headers with the final number of rows, and close the files."""
         if not self._file.closed:
             with naming_full_disk(self._folder, "rows"):
                 self._complete()
@@ -149,9 +149,9 @@ class SpoolWriter:
 
 
 def settle_layout(folder: Path, layouts: Sequence[Mapping[str, Any]]) -> None:
-    """Make a folder's layout the one of all workers' rows.
+    """Set a folder's layout to the common one of all workers' rows.
 
-    A worker without rows learns what their columns hold, and all pad ragged rows alike.
+    A worker without rows gets the other workers' columns, and all pad ragged rows to one length.
     """
     own, _ = read_layout(folder)
     every = [read_kinds(layout["columns"]) for layout in layouts if layout["columns"]]
@@ -175,7 +175,7 @@ def write_columns(folder: Path, columns: Columns) -> None:
 
 
 def link_columns(folder: Path, source: Path) -> None:
-    """Make a folder of the same rows without a copy."""
+    """Make a folder of the same rows by hard links, without a copy."""
     folder.mkdir()
     for file in source.iterdir():
         os.link(file, folder / file.name)

@@ -1,4 +1,4 @@
-"""Plain data and arrays as one file: JSON that refers to the arrays behind it, and never code."""
+"""Plain data and arrays in one file: JSON, followed by the arrays it refers to; never code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pybackend.errors import SerializationError
 _MAGIC = b"tfdist-1"
 _HEAD = struct.Struct("<8sQ")
 _TYPE = re.compile(r"[<>|][biufcSU]\d{1,9}")
-# Types that numpy knows only when ml_dtypes is there, as it is with TensorFlow.
+# Types that numpy supports only with ml_dtypes, which TensorFlow installs.
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def encode_state(value: Any) -> bytes:
-    """Nested dicts, lists, tuples, sets, numbers, text, bytes, None and arrays as bytes.
+    """Encode nested dicts, lists, tuples, sets, numbers, text, bytes, None and arrays.
 
     Raises
     ------
     SerializationError
-        Something in it is of another type.
+        A value has another type.
     """
     arrays: list[Any] = []
     tree = _pack(value, arrays)
@@ -36,17 +36,17 @@ def encode_state(value: Any) -> bytes:
 
 
 def decode_state(data: bytes) -> Any:
-    """What `encode_state` was given.
+    """Decode the bytes of `encode_state`.
 
     Raises
     ------
     SerializationError
-        The bytes are not of that form.
+        The bytes are damaged.
     """
     try:
         magic, size = _HEAD.unpack_from(data)
         if magic != _MAGIC:
-            raise ValueError("it begins otherwise")
+            raise ValueError(f"it does not begin with {_MAGIC.decode()}")
         place = _HEAD.size + size
         tree, kinds = json.loads(data[_HEAD.size : place])
         arrays = []
@@ -117,6 +117,6 @@ def _find_type(name: str) -> Any:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, name))
-    if not _TYPE.fullmatch(name):  # numpy reads much more into a text than these
+    if not _TYPE.fullmatch(name):  # numpy accepts many other strings
         raise ValueError(f"it has an array of {name}")
     return np.dtype(name)

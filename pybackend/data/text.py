@@ -1,4 +1,4 @@
-"""Arrow batches as lines of text, for programs through which bytes do not pass.
+"""Arrow batches as lines of text, for programs that cannot transfer bytes.
 
 A line is a checksum (CRC-32, 8 hexadecimal digits) and the base64 of an Arrow stream.
 """
@@ -14,15 +14,15 @@ from typing import Any
 from pybackend.errors import ClusterError
 
 TEXT_SCHEMA = "text string"
-# Spark holds a line in one row, and the program it goes through reads it as one string.
+# Spark stores a line in one row, and the program that transfers it reads it as one string.
 _LINE_BYTES = 4 << 20
 _DIGITS = 8
 
 
 def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches with one column ``text``: each row a line.
+    """Encode batches as batches with one column ``text``; each row is a line.
 
-    There is always one row at least, as sparklyr runs no R for a partition without rows.
+    There is always at least one row: sparklyr does not run R for a partition without rows.
     """
     import pyarrow as pa
 
@@ -38,12 +38,12 @@ def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def decode_lines(path: Path) -> Iterator[Any]:
-    """The batches of a file of such lines.
+    """Decode the batches of a file of such lines.
 
     Raises
     ------
     ClusterError
-        Names the line that was damaged on its way.
+        A line is damaged; the message has its number.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -53,7 +53,7 @@ def decode_lines(path: Path) -> Iterator[Any]:
                 except Exception as error:  # damage ends in errors of all kinds
                     raise ClusterError(
                         f"line {number} of {path} is damaged ({error}): these are rows that Spark "
-                        "has brought to this worker. Run the job again"
+                        "sent to this worker. Run the job again"
                     ) from error
                 yield from batches
 
@@ -65,13 +65,13 @@ def _decode_line(line: bytes) -> list[Any]:
     if line[:_DIGITS] != b"%08x" % zlib.crc32(content):
         raise ValueError("its checksum is wrong")
     with pa.ipc.open_stream(content) as stream:
-        stream.schema.names  # noqa: B018 (fails if one is no text, which Arrow looks at only now)
+        stream.schema.names  # noqa: B018 (fails if a name is not valid text)
         batches = list(stream)
     for batch in batches:
-        # A row takes a bit at least, but without columns a batch may claim any number of them.
+        # A row takes at least a bit, but a batch without columns may claim any number of rows.
         if batch.num_rows > 8 * len(content):
             raise ValueError(f"it claims {batch.num_rows} rows")
-        # Arrow itself follows offsets without a look at where they lead.
+        # Arrow does not check offsets when it follows them.
         batch.validate(full=True)
     return batches
 

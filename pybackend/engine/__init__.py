@@ -1,1 +1,1 @@
-"""Training inside one worker: Keras's own ``fit``, made exact over all workers."""
+"""Training inside one worker: Keras's own ``fit``, exact over all workers."""

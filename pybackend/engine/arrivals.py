@@ -1,30 +1,30 @@
-"""When the batches of an epoch were there, beside when its steps wanted them."""
+"""Times at which the batches of an epoch were ready, compared with when its steps needed them."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
-# More are not read ahead; and of an evaluation nobody takes them.
+# More are not read ahead; the times of an evaluation are never taken.
 _MOST = 4096
 
 
 class Arrivals:
-    """When the batches of an epoch were there, noted by whoever reads them, often ahead."""
+    """Times at which the batches of an epoch were ready, noted by their reader, often ahead."""
 
     def __init__(self) -> None:
         self._noted: deque[tuple[int, float]] = deque(maxlen=_MOST)
 
     def clear(self) -> None:
-        """An epoch begins: what was read ahead is not used."""
+        """Begin an epoch: batches that were read ahead are not used."""
         self._noted.clear()
 
     def note(self, steps: int) -> None:
-        """The batches of so many more steps are there."""
+        """Note that the batches of more steps are ready."""
         self._noted.append((steps, time.perf_counter()))
 
     def take(self, steps: int) -> list[float]:
-        """When each of the next so many batches was there; fewer if that is not known of all."""
+        """Return when each of the next batches was ready; fewer if the time of some is unknown."""
         found: list[float] = []
         while len(found) < steps and self._noted:
             there, at = self._noted.popleft()

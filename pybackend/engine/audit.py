@@ -1,14 +1,14 @@
-"""Repeats some steps as one process takes them, and compares what became of all variables.
+"""Repetition of some steps in one process, with a comparison of all variables.
 
-The rows of all workers go to rank 0. It puts back the variables as they were before the step, takes
-Keras's own step on the global batch, and compares every change with what the workers have made of
-it; then the state after the step is put back, bit for bit. Nothing is assumed about losses, layers
-or a train_step: whatever they do, one process has done it, too.
+The rows of all workers go to rank 0. It restores the variables from before the step, takes Keras's
+own step on the global batch, and compares every change with that of the workers; then the state
+after the step is restored, bit for bit. Nothing is assumed about losses, layers or a train_step:
+one process has executed them, too.
 
-A difference is explained by rounding if one process shows such a one itself when its weights and
-rows are moved by as much as their type rounds them (Adam divides a gradient that is nothing but
-rounding errors by its own size). If the step draws random numbers, all workers take it once more
-with constants in their place, and what they make of it is compared; and on GPUs, with all digits.
+A difference is explained by rounding if one process shows such a difference itself when its weights
+and rows change by as much as their type rounds them (Adam divides a gradient that consists of
+rounding errors by its own size). If the step draws random numbers, all workers repeat it with
+constants in their place, and that result is compared; on GPUs they repeat it in full precision.
 """
 
 from __future__ import annotations
@@ -55,31 +55,32 @@ from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.model.layers import find_custom_parts
 
-# Of the time of an epoch that audits may take, from the third epoch on.
+# Share of an epoch's time that audits may take, from the third epoch on.
 _SHARE = 0.02
-# Of the memory that is free.
+# Share of the free memory.
 _SHARE_OF_MEMORY = 0.5
-# With more workers the step of one process takes longer than many of theirs.
+# With more workers, one process's step takes longer than many of theirs.
 _MANY = 16
 _MOST_STEPS = 128
-# By which part of the distance between two of them audited steps, but for the first, lie later in
-# each epoch: never in the same places again (the golden ratio).
+# Audited steps except the first lie later in each epoch, by this part of the distance between two
+# of them: never at the same positions again (the golden ratio).
 _TURN = 0.618034
-# Of a long first epoch these are compared, too.
+# Steps of a long first epoch that are also compared.
 _ALSO = (1000, 10_000, 100_000)
 _NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_SKIPPING = (
-    "a step of epoch {} could not be compared with one process, so nothing is known of it: {}"
+    "a step of epoch {} could not be compared with one process, so it was not checked: {}"
 )
 _ABOUT_FIXED = (
-    "random numbers are drawn by a fixed seed: each worker draws the same for its own rows, while "
-    "one process draws others for each row of a batch. A `keras.random.SeedGenerator` gives each "
-    "worker its own"
+    "random numbers are drawn with a fixed seed: each worker draws the same ones for its own rows, "
+    "while one process draws different ones for each row of a batch. A "
+    "`keras.random.SeedGenerator` gives each worker its own"
 )
 _ABOUT_TRACED = (
-    "what the step reads in Python has changed since it was traced; the traced step goes on"
+    "Python values that the step reads have changed since it was traced; the traced step still "
+    "uses the old ones"
 )
-_ABOUT_WARNING = "; the training goes on, as `audit` is 'warn'"
+_ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
 
 @dataclass
@@ -87,8 +88,8 @@ class _Window:
     """Steps that are compared as one: those whose gradients the optimizer adds up, or a single one.
 
     ``before`` has the values before the first of them, ``memory`` the bytes of the process then,
-    ``known`` the variables that there were, ``changed`` the numbers that callbacks have changed
-    before each step, and ``digest`` what else they must not change in between.
+    ``known`` the variables that existed, ``changed`` the numbers that callbacks changed before each
+    step, and ``digest`` a checksum of the variables that they must not change in between.
     """
 
     before: Values
@@ -102,14 +103,14 @@ class _Window:
 
 
 class Auditor:
-    """Audits a training by two callbacks: `beginning` is the last of all, `ending` before others.
+    """Audit of a training by two callbacks: `beginning` is the last of all, `ending` the first.
 
     Parameters
     ----------
     others
         Variables of other callbacks that the steps use.
     report
-        What was found so far.
+        Results so far.
     """
 
     def __init__(
@@ -123,10 +124,10 @@ class Auditor:
     ) -> None:
         model, feed, job = replica.model, replica.feed, replica.job
         self.report = Audit() if report is None else report
-        """What was found so far."""
+        """Results so far."""
         self._before = self.report.steps
         self.noise = Noise()
-        """To be watched while the training lasts."""
+        """Records random draws for as long as the training lasts."""
         self._model = model
         self._collective = replica.collective
         self._feed = feed
@@ -160,7 +161,7 @@ class Auditor:
         self.ending = keras.callbacks.LambdaCallback(on_train_batch_end=self._end)
 
     def _plan(self, epoch: int, logs: Any = None) -> None:
-        """Choose the steps of an epoch; rank 0 does, by the time that audits have taken."""
+        """Choose the steps of an epoch on rank 0, by the time that audits have taken."""
         now = time.monotonic()
         spent, passed, last = self._spent, now - self._began, now - self._epoch_began
         self._epoch, self._epoch_began = epoch, now
@@ -174,9 +175,9 @@ class Auditor:
         elif self._epochs and is_paid:
             each = spent / max(1, done)
             affordable = int((_SHARE * (passed + last) - spent) / each) if each else 1
-            # Of a pipeline the first batch is kept alone.
+            # A pipeline retains only the first batch.
             most = 1 if isinstance(self._feed, PipelineFeed) else steps
-            # Of epochs that take milliseconds, the third, fifth, ninth and so on.
+            # If epochs take milliseconds: the third, fifth, ninth and so on.
             least = 2 if self._epochs & (self._epochs - 1) == 0 else 0
             count = min(max(least, affordable), most)
             turn = self._epochs * _TURN % 1
@@ -184,7 +185,7 @@ class Auditor:
                 int(steps * (number + turn * bool(number)) / count) for number in range(count)
             ]
         if isinstance(self._feed, PipelineFeed) and self._feed.is_endless and self._epochs:
-            chosen = []  # the first batch of a later epoch was read ahead, among others
+            chosen = []  # the first batch of a later epoch was read ahead with others
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
@@ -200,7 +201,7 @@ class Auditor:
 
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._window is None:
-            if not self._due:  # as of most steps
+            if not self._due:  # most steps
                 return
             last = batch + self._count_together() - 1
             is_due = any(step <= last for step in self._due)
@@ -216,9 +217,9 @@ class Auditor:
             if self._window.digest != self._digest():
                 self._window.reason = "a callback changes weights while gradients are added up"
             values = self._read_numbers()
-            kept = self._window.numbers
+            saved = self._window.numbers
             self._window.changed.append(
-                {key: value for key, value in values.items() if value != kept.get(key)}
+                {key: value for key, value in values.items() if value != saved.get(key)}
             )
         self._window.steps.append(batch)
 
@@ -229,7 +230,7 @@ class Auditor:
         if window is None:
             return
         last = min(batch, self._feed.steps - 1)
-        # Several steps per execution come without a call between them.
+        # Several steps per execution run without a call between them.
         for step in range(window.steps[-1] + 1, last + 1):
             window.steps.append(step)
             window.changed.append({})
@@ -244,18 +245,18 @@ class Auditor:
         self.waited += self._collective.waited - waited
 
     def _count_accumulated(self) -> int:
-        """Steps whose gradients the optimizer has not applied yet."""
+        """Return the number of steps whose gradients the optimizer has not applied yet."""
         each = count_accumulated_steps(self._model.optimizer)
         return self._exchange.count_calls() % each if each > 1 else 0
 
     def _count_together(self) -> int:
-        """Steps between two moments at which a window can end."""
+        """Return the number of steps between two moments at which a window can end."""
         model = self._model
         executed = 1 if model.run_eagerly else int(model.steps_per_execution)
         return max(executed, count_accumulated_steps(model.optimizer))
 
     def _digest(self) -> int:
-        """Of all variables but single numbers, where they are compared."""
+        """Return a checksum of all variables except scalars on rank 0, which compares them."""
         if self._collective.rank:
             return 0
         digest = 0
@@ -265,9 +266,9 @@ class Auditor:
         return digest
 
     def _is_repeated(self, is_random: bool) -> bool:
-        """Whether the workers take the step once more, as the one process does.
+        """Return whether the workers repeat the step, as the one process does.
 
-        GPUs, and XLA on them, round as they choose to compute: by three digits in TF32.
+        On GPUs, also with XLA, rounding depends on the kernel: three digits in TF32.
         """
         return is_random or self._exchange.is_compressed or self._has_gpus
 
@@ -286,7 +287,7 @@ class Auditor:
             self._has_said_fixed = True
             self._emit(Note(_ABOUT_FIXED))
         if has_made:
-            self._delay(window, "the step has made variables")
+            self._delay(window, "the step created variables")
             return
         reason = _NO_MEMORY if is_short else self._refuse(window, is_random)
         if reason is not None:
@@ -295,7 +296,7 @@ class Auditor:
         after = self._state.read()
         settings = find_own_settings(self._model)
         places: tuple[float, ...] = PLACES[:1]
-        if is_random:  # at first here and there, then in turn
+        if is_random:  # in the first comparison all places, then each in turn
             count = self._compared
             places = PLACES[count % len(PLACES) :][:1] if count else PLACES
         is_repeated = self._is_repeated(is_random)
@@ -311,12 +312,12 @@ class Auditor:
         if has_learned:
             self._compared += 1
         else:
-            self._delay(window, "no weight has changed, or to no number")
+            self._delay(window, "no weight changed, or weights became NaN or infinite")
 
     def _compare(
         self, window: _Window, after: Values, place: float, is_repeated: bool
     ) -> dict[str, Any]:
-        """What rank 0 finds, with random numbers at some place; on all ranks."""
+        """Return rank 0's result, with random numbers replaced by a constant; on all ranks."""
         found, reason = after, window.reason
         self._process.place = place
         with stand_in_noise(place):
@@ -344,7 +345,7 @@ class Auditor:
         return dict(json.loads(text))
 
     def _confirm(self, window: _Window, after: Values, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Withdraw an error if the workers' own step is another one by now than that was traced."""
+        """Withdraw an error if the workers' own step now differs from the one that was traced."""
         if self._refuse(window, is_random=True) is not None:
             return verdict
         found, failed = self._repeat(window)
@@ -355,7 +356,7 @@ class Auditor:
         return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
 
     def _delay(self, window: _Window, reason: str) -> None:
-        """Audit a later step in place of this one, later each time."""
+        """Audit a later step instead of this one, at a growing distance."""
         step = window.steps[-1] + 2**self._delays
         self._delays += 1
         if step < self._feed.steps:
@@ -367,16 +368,21 @@ class Auditor:
         return bool(all_sum(self._collective, [value])[0])
 
     def _refuse(self, window: _Window, is_random: bool) -> str | None:
-        """Why steps cannot be compared; the same on all workers."""
+        """Return why steps cannot be compared, or None; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
-            return "of the batches of a function `data` the first of an epoch alone is kept"
+            return "if `data` is a function, only the first batch of an epoch is stored"
         if isinstance(self._feed, PipelineFeed) and self._feed.is_uneven:
-            return "arrays of a batch differ in their rows, and cannot be joined over the workers"
+            return (
+                "arrays of a batch have different numbers of rows, and cannot be concatenated over "
+                "the workers"
+            )
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"
         model = self._model
         if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
-            return "a callback has changed attributes of layers: the traced step goes on as before"
+            return (
+                "a callback changed attributes of layers: the traced step still uses the old ones"
+            )
         if model.run_eagerly and find_custom_parts(model):
             return (
                 "custom layers, losses or train_steps that run eagerly may change Python attributes"
@@ -384,21 +390,21 @@ class Auditor:
         if not self._is_repeated(is_random):
             return None
         if not self._exchange.is_repeatable:
-            return "the step would have to be repeated, which TensorFlow's collectives cannot"
-        # `rows_at` may ask the other workers.
+            return "the step would have to be repeated, which TensorFlow's collectives cannot do"
+        # `rows_at` may communicate with the other workers.
         if self._exchange.is_split and not all(
             all(self._feed.rows_at(step)) for step in window.steps
         ):
-            return "the step would have to be repeated, and has no rows on a worker where XLA runs"
+            return "the step would have to be repeated, but has no rows on a worker that uses XLA"
         return None
 
     def _has_made_variables(self, window: _Window) -> bool:
-        """Whether there are new ones but those of metrics: what they were before is not known."""
+        """Return whether there are new variables, except metrics: their old values are unknown."""
         made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
     def _repeat(self, window: _Window) -> tuple[Values, str | None]:
-        """What becomes of the variables if the workers take the steps again, or why they cannot."""
+        """Return the variables after the workers repeat the steps, or why they cannot."""
         self._state.write(window.before)
         reason = None
         try:
@@ -407,22 +413,22 @@ class Auditor:
                     self._state.write(changed)
                     batch = nest(self._feed.read_step(step)[0])
                     self._process.take(self._model.train_step, batch)
-        except Exception as error:  # what needs a graph fails on all workers alike
+        except Exception as error:  # operations that need a graph fail on all workers
             reason = (
-                f"it has to be repeated, and fails outside of a graph ({describe_error(error)})"
+                f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
             )
         if self._is_true_anywhere(reason is not None):
-            reason = reason or "it has to be repeated, and fails on another worker"
+            reason = reason or "it has to be repeated, but fails on another worker"
         return self._state.read(), reason
 
     def _pack(self, window: _Window, found: Values) -> bytes:
-        """What rank 0 needs of this worker."""
+        """Return what rank 0 needs from this worker."""
         changes = {}
         for name, keys in (
             ("metrics", self._state.list_metrics(self._exchange.shared_variables)),
             ("statistics", self._state.list_statistics()),
         ):
-            # Metrics that the step has made are not known before.
+            # Metrics that the step created have no value before.
             pairs = [(n, key) for n, key in enumerate(keys) if key in window.before]
             changes[name] = {
                 n: found[key].astype(np.float64) - window.before[key]
@@ -433,14 +439,14 @@ class Auditor:
         return encode_state({"rows": rows, **changes})
 
     def _lacks_memory(self, window: _Window) -> bool:
-        """Whether a step with the rows of all workers may need more than there is."""
-        # What this worker's own rows have taken at most.
+        """Return whether a step with the rows of all workers may need more than there is."""
+        # The most that this worker's own rows have taken.
         self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
         needed = self._collective.world_size * self._own_memory + self._state.count_bytes()
         return needed > self._find_room()
 
     def _find_room(self) -> float:
-        """Bytes that an audit may take."""
+        """Return the bytes that an audit may take."""
         limit = np.inf if self._limit is None else max(0.0, self._limit - read_memory())
         return _SHARE_OF_MEMORY * min(find_free_memory(), limit)
 
@@ -450,7 +456,7 @@ class Auditor:
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
     def _obey(self, verdict: dict[str, Any], is_new: bool) -> None:
-        """Note what rank 0 has found; on all ranks."""
+        """Record rank 0's result; on all ranks."""
         report = self.report
         if "skipped" in verdict:
             self._skip(verdict["skipped"])
@@ -463,12 +469,12 @@ class Auditor:
         if error is None:
             return
         if not self._only_warns:
-            raise InputError(f"{error}. `audit='warn'` of `exchange` only warns")
+            raise InputError(f"{error}. With `audit='warn'` in `exchange`, this is only a warning")
         if not report.differences:
             self._emit(Note(error + _ABOUT_WARNING))
         report.differences.append(error)
 
 
 def _read_traced(model: Any) -> Any:
-    """What a traced step has read of a model in Python."""
+    """Return the Python values of a model that a traced step has read."""
     return find_trained(model), find_own_settings(model)

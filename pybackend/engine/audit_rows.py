@@ -1,4 +1,4 @@
-"""The rows of a step on their way to the rank that audits it, and their order there."""
+"""Rows of a step, packed for the rank that audits it, and their order there."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Array = npt.NDArray[Any]
 
 
 class UnequalRows(Exception):
-    """The rows of several workers make no batch: they differ in shape."""
+    """Rows of several workers that cannot form a batch because they differ in shape."""
 
 
 @dataclass(frozen=True)
 class GlobalRows:
-    """The rows of all workers at one step.
+    """Rows of all workers at one step.
 
     Attributes
     ----------
     batch
         ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as one process has them.
     parts
-        Which rows of it each worker has had, by rank.
+        Positions of each worker's rows in it, by rank.
     """
 
     batch: Any
@@ -37,29 +37,29 @@ class GlobalRows:
 
     @property
     def counts(self) -> Array:
-        """Rows of each worker."""
+        """Number of rows of each worker."""
         return np.array([len(part) for part in self.parts])
 
 
 def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
-    """One worker's rows of a step.
+    """Pack one worker's rows of a step.
 
     Parameters
     ----------
     first
-        Which of its own rows, in the order in which it takes them, is the first of these.
+        Position of the first of them among its own rows, in the order in which it takes them.
     """
     packed = {name: _pack(np.asarray(column)) for name, column in columns.items()}
     return encode_state({"first": first, "columns": packed})
 
 
 def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
-    """What `pack_rows` has packed on each rank, as one batch.
+    """Unpack the rows from `pack_rows` of each rank into one batch.
 
     Parameters
     ----------
     is_dealt
-        Whether consecutive rows of the batch belong to consecutive ranks; else the rows are
+        True if consecutive rows of the batch belong to consecutive ranks; else the rows are
         listed rank by rank.
 
     Raises
@@ -68,7 +68,7 @@ def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
         The rows of the workers differ in shape.
     """
     decoded = [decode_state(packed) for packed in everyone]
-    columns = [{name: _unpack(*kept) for name, kept in one["columns"].items()} for one in decoded]
+    columns = [{name: _unpack(*one) for name, one in part["columns"].items()} for part in decoded]
     counts = [len(next(iter(one.values()))) for one in columns]
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)

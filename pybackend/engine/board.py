@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a training: Keras writes it on rank 0, and it goes to the driver."""
+"""TensorBoard's event files of a training: Keras writes them on rank 0, which sends them on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, EventBytes
 from pybackend.job.tensorboard import check_installed, is_uri
 
-# Figures of single steps, those of rank 0's rows, come so often.
+# Steps between metrics of single steps, which are those of rank 0's rows.
 _STEPS = 50
-# Within a long epoch, files go to the driver so often.
+# Within a long epoch, files are sent to the driver at this interval.
 _SECONDS = 10.0
 _PART_BYTES = 256 << 10
-# To add to a file of an object store is to write all of it.
+# Appending to a file of an object store rewrites all of it.
 _REMOTE_FLUSH_MILLIS = 120_000
 
 
 def make_board(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
-    """The callbacks of rank 0 that write for TensorBoard; none if the job does not ask for it.
+    """Return the callbacks of rank 0 that write for TensorBoard; none if it is not requested.
 
     Parameters
     ----------
     folder
-        The worker's own, which is removed when it ends.
+        The worker's own folder, which is removed when it ends.
 
     Raises
     ------
@@ -55,17 +55,17 @@ def _check_writable(uri: str) -> None:
     except tf.errors.OpError as error:
         raise InputError(
             f"`tensorboard`: TensorFlow cannot write to {uri!r} ({error.message}): name a folder "
-            "without a scheme, to which this session writes"
+            "without a scheme; the driver writes to it"
         ) from error
 
 
 class _Board(keras.callbacks.TensorBoard):
-    """Keras's, but for what it leaves out if it writes figures of some steps.
+    """Keras's callback, which also writes every epoch's metrics if it writes those of some steps.
 
     Parameters
     ----------
     flush_millis
-        What is older than this reaches the file with the next figure.
+        Values that are older are written to the file with the next value.
     """
 
     def __init__(self, folder: str, flush_millis: int) -> None:
@@ -74,17 +74,17 @@ class _Board(keras.callbacks.TensorBoard):
 
     @property
     def summary(self) -> Any:
-        """By which Keras writes."""
+        """Module with which Keras writes."""
         return _Summary(self._flush_millis)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # Else the epoch's figures are written only if its last step is one of those.
+        # Else the epoch's metrics are written only if its last step is one of those.
         with tf.summary.record_if(True):
             super().on_epoch_end(epoch, logs)
 
 
 class _Summary:
-    """TensorFlow's module for summaries, whose writers flush when they are told to."""
+    """TensorFlow's module for summaries, whose writers flush at a given interval."""
 
     def __init__(self, flush_millis: int) -> None:
         self._flush_millis = flush_millis
@@ -93,20 +93,20 @@ class _Summary:
         return getattr(tf.summary, name)
 
     def scalar(self, name: str, data: Any, step: Any = None) -> None:
-        """See TensorFlow's; a metric of several values has a curve for each, counted from 1."""
-        figures = np.asarray(data)
-        if figures.ndim == 0:
+        """Write a metric; one of several values has a curve for each, counted from 1."""
+        values = np.asarray(data)
+        if values.ndim == 0:
             tf.summary.scalar(name, data, step=step)
-        for number, figure in enumerate(figures.ravel() if figures.ndim else (), start=1):
-            tf.summary.scalar(f"{name}_{number}", figure, step=step)
+        for number, value in enumerate(values.ravel() if values.ndim else (), start=1):
+            tf.summary.scalar(f"{name}_{number}", value, step=step)
 
     def create_file_writer(self, folder: str) -> Any:
-        """See TensorFlow's."""
+        """Create a writer that flushes at the given interval."""
         return tf.summary.create_file_writer(folder, flush_millis=self._flush_millis)
 
 
 class _Send(keras.callbacks.Callback):
-    """Sends what has been added to the files."""
+    """Callback that sends what was added to the files."""
 
     def __init__(self, folder: Path, emit: Emit) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A thread that sends the buckets of a step while later ones are still being computed."""
+"""Thread that sends the buckets of a step while later ones are still being computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 class BucketSender:
-    """Sends the buckets of a step in their order, on a thread, as soon as each is ready."""
+    """Thread that sends the buckets of a step in their order, as soon as each is ready."""
 
     def __init__(self, buckets: int, send: Callable[[Array, int], None]) -> None:
         self._buckets = buckets
@@ -25,23 +25,23 @@ class BucketSender:
         threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
 
     def buffer(self, make: Callable[[], Array]) -> Array:
-        """The buffer of this step; the first to ask makes it."""
+        """Return the buffer of this step; the first caller creates it."""
         with self._lock:
             if self._flat is None:
                 self._flat = make()
             return self._flat
 
     def mark_ready(self, bucket: int) -> None:
-        """Say that a bucket is filled; buckets may become ready in any order."""
+        """Mark a bucket as filled; buckets may become ready in any order."""
         self._ready.put(bucket)
 
     def finish(self) -> Array:
-        """Wait for the last bucket; the buffer is the caller's then.
+        """Wait for the last bucket; the caller then owns the buffer.
 
         Raises
         ------
         TfdistError
-            What went wrong on the thread.
+            Sending failed on the thread.
         """
         error = self._done.get()
         if error is not None:
@@ -51,7 +51,7 @@ class BucketSender:
         return flat
 
     def close(self) -> None:
-        """End the thread after what it is doing."""
+        """End the thread when it has sent what is ready."""
         self._ready.put(None)
 
     def _run(self) -> None:
@@ -60,7 +60,7 @@ class BucketSender:
         while (bucket := self._ready.get()) is not None:
             waiting.add(bucket)
             try:
-                # In one order on all workers, whatever the order in which they became ready.
+                # In the same order on all workers, although they become ready in any order.
                 while due in waiting:
                     waiting.remove(due)
                     assert self._flat is not None

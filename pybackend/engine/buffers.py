@@ -14,11 +14,10 @@ Array = npt.NDArray[Any]
 
 
 class Buffers:
-    """Buffers of one size, aligned so that TensorFlow takes them over as they are.
+    """Buffers of one size, aligned so that TensorFlow uses them without a copy.
 
-    TensorFlow may keep what it is given, even as the value of a variable: a buffer is used again
-    only when nobody else refers to it. New memory at every step would be cleared by the system
-    first.
+    TensorFlow may retain an array, even as the value of a variable: a buffer is reused only when
+    nothing else refers to it. The system would have to clear new memory at every step.
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
@@ -29,7 +28,7 @@ class Buffers:
         self._unused = 0
 
     def take(self) -> Array:
-        """A buffer of any content; zeros wherever no gradient lies."""
+        """Return a buffer with arbitrary content, but zeros between the gradients."""
         for number in range(len(self._made)):
             if self._count_references(number) == self._unused:
                 return self._align(self._made[number])
@@ -38,7 +37,7 @@ class Buffers:
         return self._align(self._made[-1])
 
     def _count_references(self, number: int) -> int:
-        """References to a buffer: views of it, and a fixed number of our own."""
+        """Count the references to a buffer: views of it, and a fixed number of our own."""
         return sys.getrefcount(self._made[number])
 
     def _align(self, raw: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What callbacks keep in their attributes, as plain data: read from them, and given back."""
+"""Attributes of callbacks, read as plain data for a checkpoint and restored from it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import keras
 from pybackend.data.state_file import encode_state
 from pybackend.errors import InputError, SerializationError
 
-# Of the training that runs, not of what was before.
+# Attributes that belong to the current training.
 _NOT_KEPT = {"params", "_model"}
-# What is longer, as bytes, is shown by its digest.
+# Longer values, in bytes, are described by their digest.
 _SHOWN_BYTES = 250
 
 
 def describe_callback(callback: Any) -> dict[str, str]:
-    """The attributes that a checkpoint keeps, as texts that differ if they do."""
+    """Return the attributes that a checkpoint stores, as texts that differ if the values do."""
     return _describe_all(_read(callback))
 
 
 def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
-    """The attributes of a callback that are plain data, or operations of Keras by their name.
+    """Return the attributes of a callback that are plain data, or names of Keras operations.
 
     Parameters
     ----------
     first
-        What `describe_callback` gave before the training began.
+        Result of `describe_callback` before the training began.
     """
     state = _read(callback)
     now = _describe_all(state)
@@ -44,39 +44,38 @@ def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
 
 
 def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str, str]) -> None:
-    """Give a callback the attributes that `read_callback` read; paths stay those of this training.
+    """Restore the attributes that `read_callback` read; paths remain those of this training.
 
     Parameters
     ----------
     first
-        What `describe_callback` gave before this training began.
+        Result of `describe_callback` before this training began.
 
     Raises
     ------
     InputError
-        A setting is not what it was: an attribute that training had not changed, or a parameter of
-        the class.
+        A setting differs: an attribute that training had not changed, or a parameter of the class.
     """
     here = {name for name, text in state["settings"].items() if first.get(name) != text}
     for name in sorted(here):
-        there, own = state["settings"][name], first.get(name, "not there")
+        there, own = state["settings"][name], first.get(name, "missing")
         if not (_is_path(there) and _is_path(own)):
             raise InputError(
-                f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, and "
-                f"here it is {own}. Give it as it was, set it in `on_train_begin` if it is no "
+                f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, but "
+                f"{own} now. Pass the old value, set it in `on_train_begin` if it is not a "
                 "setting, or name another folder in `checkpoint`"
             )
-    kept = (here - set(state["changed"])) | _find_derived_paths(callback)
+    unchanged = (here - set(state["changed"])) | _find_derived_paths(callback)
     operations = {name: getattr(keras.ops, one) for name, one in state["operations"].items()}
     for name, value in {**state["values"], **operations}.items():
-        if name not in kept and _may_have(callback, name):
+        if name not in unchanged and _may_have(callback, name):
             setattr(callback, name, value)
     if "filename" not in here:
         cut_log(callback, state["log"])
 
 
 def find_lost(callbacks: Iterable[Any]) -> list[str]:
-    """Attributes of the user's own callbacks that are no plain data, as ``Class.name``."""
+    """Return attributes of custom callbacks that are not plain data, as ``Class.name``."""
     return [
         f"{type(callback).__name__}.{name}"
         for callback in callbacks
@@ -90,13 +89,13 @@ def find_lost(callbacks: Iterable[Any]) -> list[str]:
 
 
 def _read(callback: Any) -> dict[str, dict[str, Any]]:
-    """Plain attributes, and the names of operations.
+    """Return plain attributes, and the names of operations.
 
     Keras's monitoring callbacks choose an operation (``keras.ops.less``) once, and change their
-    ``min_delta`` as they do so: one is not right without the other.
+    ``min_delta`` with it: they must be restored together.
     """
     values, operations = {}, {}
-    # Keras asks the file whether it has a header.
+    # Keras reads from the file whether it has a header.
     is_log = isinstance(callback, keras.callbacks.CSVLogger)
     not_kept = {*_NOT_KEPT, "append_header"} if is_log else _NOT_KEPT
     for name, value in vars(callback).items():
@@ -123,19 +122,19 @@ def _describe(value: Any) -> str:
 
 
 def _find_derived_paths(callback: Any) -> set[str]:
-    """Folders in which a `TensorBoard` writes: it derives them from `log_dir` as it begins."""
+    """Return the folders of a `TensorBoard`: it derives them from `log_dir` when it begins."""
     if not isinstance(callback, keras.callbacks.TensorBoard):
         return set()
     return {n for n, v in vars(callback).items() if isinstance(v, str) and _is_path(repr(v))}
 
 
 def _is_path(shown: str) -> bool:
-    """Whether a described attribute is text that may be a path or the name of a file."""
+    """Return whether a described attribute is text that may be a path or a file name."""
     return shown[0] in "\"'" and any(mark in shown for mark in (".", "/", os.sep))
 
 
 def _may_have(callback: Any, name: str) -> bool:
-    """Whether `read_callback` may have found an attribute; never a method or a property."""
+    """Return whether `read_callback` may have found an attribute; never a method or property."""
     if name in vars(callback):
         return name not in _NOT_KEPT
     # Training may have added it, perhaps over a default of the class.
@@ -158,23 +157,23 @@ def _is_plain(value: Any) -> bool:
 
 
 def continue_log(callback: Any) -> None:
-    """Before a resumed training: have a `CSVLogger` keep the rows that its file has."""
+    """Make a `CSVLogger` of a resumed training append to its file."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         callback.append = True
 
 
 def measure_log(callback: Any) -> int | None:
-    """The bytes in a `CSVLogger`'s file, if it is one of this machine."""
+    """Return the size of a `CSVLogger`'s file in bytes, if it is on this machine."""
     if not isinstance(callback, keras.callbacks.CSVLogger):
         return None
     return os.path.getsize(callback.filename) if os.path.isfile(callback.filename) else None
 
 
 def cut_log(callback: Any, size: int | None) -> None:
-    """Remove the rows that were written after the checkpoint, whose epochs come again."""
+    """Remove the rows that were written after the checkpoint; their epochs are repeated."""
     now = measure_log(callback)
     if size is not None and now is not None and now > size:
-        # Keras has opened the file to append: what it writes goes to the new end.
+        # Keras opened the file to append: it continues at the new end.
         os.truncate(callback.filename, size)
         if not size:
             callback.append_header = True

@@ -1,4 +1,4 @@
-"""The collective calls of one training step, in one order on all workers."""
+"""Collective calls of one training step, in the same order on all workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pybackend.errors import InputError
 
 
 class StepCalls:
-    """Chains the calls of the step being traced, and knows what a step without rows does instead.
+    """Chain of the calls of the step being traced, with the replacements for a step without rows.
 
-    TensorFlow keeps no order between calls to the host, and every worker must make its calls in the
-    same one. Each moves a counter, for which the next one waits, be it of the next step.
+    TensorFlow does not order calls to the host, and every worker must make its calls in the same
+    order. Each increments a counter, for which the next one waits, also that of the next step.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class StepCalls:
             self._turn = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._exchanges = 0
         self.rows: Any = None
-        """Of the local batch: a scalar tensor."""
+        """Rows of the local batch: a scalar tensor."""
         self._last: list[Any] = []
         self._replacements: list[Callable[[], object]] = []
 
     def begin(self, rows: Any) -> None:
-        """Forget the calls of the step before, and of the branch of a graph before."""
+        """Discard the calls of the previous step, and of the previous branch of a graph."""
         self.rows, self._last, self._replacements = rows, [], []
         self._exchanges = 0
         if not tf.executing_eagerly():
@@ -36,13 +36,13 @@ class StepCalls:
 
     @contextmanager
     def next(self) -> Iterator[None]:
-        """What is made in this context comes after the call before."""
+        """Order the operations created in this context after the previous call."""
         known = _list_graphs()
         if not all(tensor.graph in known for tensor in self._last):
             raise InputError(
-                "the workers exchange something inside a loop or a tf.function of the model's own, "
-                "so that the order of their exchanges is not known: leave the tf.function out, and "
-                "take layers with synchronized=True out of loops"
+                "the workers exchange values inside a loop or a tf.function of the model itself, "
+                "so the order of their exchanges is unknown: remove the tf.function, and move "
+                "layers with synchronized=True out of loops"
             )
         with tf.control_dependencies(self._last):
             yield
@@ -54,12 +54,12 @@ class StepCalls:
                 self._last = [self._turn.assign_add(1, read_value=False)]
 
     def count_exchange(self) -> int:
-        """Number of the exchange of gradients that begins, from 0 in each step."""
+        """Return the number of the gradient exchange that begins, from 0 in each step."""
         self._exchanges += 1
         return self._exchanges - 1
 
     def record(self, replacement: Callable[[], object]) -> None:
-        """Note what a worker without rows does in place of the call that was just made."""
+        """Note what a worker without rows does instead of the call that was just made."""
         self._replacements.append(replacement)
 
     def replace(self, default: Callable[[], object]) -> None:
@@ -68,17 +68,17 @@ class StepCalls:
         Parameters
         ----------
         default
-            Used if this worker has made no step with rows yet.
+            Used if this worker has not made a step with rows yet.
         """
-        kept = list(self._replacements)
+        replacements = list(self._replacements)
         self.begin(tf.constant(0))
-        for replacement in kept or [default]:
+        for replacement in replacements or [default]:
             replacement()
-        self._replacements = kept
+        self._replacements = replacements
 
 
 def _list_graphs() -> list[Any]:
-    """The graph being traced, and those around it."""
+    """Return the graph being traced, and those around it."""
     graphs = [tf.compat.v1.get_default_graph()]
     while (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
         graphs.append(outer)

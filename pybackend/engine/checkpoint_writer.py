@@ -1,4 +1,4 @@
-"""Writes checkpoints from a thread, beside the training."""
+"""Thread that writes checkpoints while the training continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pybackend.job.messages import Emit, Note
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; of those that wait for it, the newest alone.
+    """Thread that writes one checkpoint at a time; if several wait, only the newest.
 
-    A checkpoint that cannot be written is reported, and the training goes on without it: until as
-    many as are kept have failed in a row, or another training writes to the folder.
+    A checkpoint that cannot be written is reported, and the training continues without it, until
+    ``keep`` (at least two) have failed in a row, or another training writes to the folder.
 
     Parameters
     ----------
     keep
-        How many checkpoints stay.
+        Number of checkpoints to retain.
     """
 
     def __init__(self, store: CheckpointStore, keep: int, emit: Emit) -> None:
@@ -37,18 +37,18 @@ class CheckpointWriter:
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, manifest: Manifest, state: bytes) -> None:
-        """Have a checkpoint written."""
+        """Request that a checkpoint is written."""
         with self._changed:
             self._waiting = manifest, state
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Report what has failed since the last time.
+        """Report failures since the last call.
 
         Raises
         ------
         ClusterError
-            As many checkpoints as are to be kept have failed in a row.
+            ``keep`` checkpoints, at least two, have failed in a row.
         InputError
             Another training writes to the folder.
         """
@@ -58,26 +58,26 @@ class CheckpointWriter:
         if self._failed_in_a_row >= max(2, self._keep):
             raise ClusterError(
                 f"{self._failed_in_a_row} checkpoints in a row could not be written to "
-                f"{self._store.uri!r}; {self._describe_last()}. Look at that disk, then go on "
-                "with resume=True"
+                f"{self._store.uri!r}; {self._describe_last()}. Check that disk, then resume with "
+                "resume=True"
             )
 
     def finish(self, seconds: float) -> None:
-        """Wait until all is written, but not forever, and report what has failed."""
+        """Wait until all is written, up to a time limit, and report failures."""
         if not self._wait(seconds):
             self._failures.append(
-                f"the last checkpoint was not written to {self._store.uri!r} within {seconds:g} s, "
-                f"and is not waited for; {self._describe_last()}"
+                f"the last checkpoint was not written to {self._store.uri!r} within {seconds:g} s; "
+                f"no longer waiting for it; {self._describe_last()}"
             )
-        self._report()  # no more: what was trained is about to be handed over
+        self._report()  # without an error: the trained model is about to be returned
 
     @property
     def newest(self) -> str | None:
-        """The place of the newest one that is written."""
+        """Epoch and step of the newest written checkpoint."""
         return self._last
 
     def clear(self, seconds: float) -> None:
-        """Write no more, and remove all checkpoints; a note says if that was not possible."""
+        """Stop writing, and remove all checkpoints; a note reports if that was not possible."""
         with self._changed:
             self._waiting = None
         try:
@@ -92,7 +92,7 @@ class CheckpointWriter:
         self._report()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until nothing is to be written, and say whether it is so."""
+        """Wait until nothing is left to write; False if the time limit passed."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._is_busy and self._waiting is None, seconds
@@ -103,7 +103,7 @@ class CheckpointWriter:
             self._emit(Note(self._failures.popleft()))
 
     def _describe_last(self) -> str:
-        return f"the newest one there is of {self._last}" if self._last else "there is none"
+        return f"the newest one is of {self._last}" if self._last else "none has been written yet"
 
     def _run(self) -> None:
         while True:
@@ -141,5 +141,5 @@ class CheckpointWriter:
             if could:
                 self._failures.append(
                     f"older checkpoints at {self._store.uri!r} could not be removed "
-                    f"({type(error).__name__}: {error}); tried again after each new one"
+                    f"({type(error).__name__}: {error}); retrying after each new one"
                 )

@@ -1,4 +1,4 @@
-"""Last of the callbacks: makes checkpoints, and puts back the one that a training resumes from."""
+"""Last of the callbacks: writes checkpoints, and restores the one that a training resumes from."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from pybackend.job.notice import PreemptedError
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a training needs to be kept, and to resume.
+    """Checkpoints of a training, and the point from which it resumes.
 
     Attributes
     ----------
     start
-        Where it begins.
+        Epoch and step at which it begins.
     writer, manifest
-        On rank 0: who writes, and what all checkpoints of this training have in common.
+        On rank 0: the writer, and what all checkpoints of this training have in common.
     """
 
     options: Checkpoint
@@ -42,18 +42,18 @@ class Checkpoints:
     manifest: Manifest | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait for what is being written, but not forever."""
+        """Wait for the checkpoint that is being written, up to a time limit."""
         if self.writer is not None:
             self.writer.finish(seconds)
 
     def clear(self, seconds: float) -> None:
-        """Remove all of them, after waiting for what is being written."""
+        """Remove all checkpoints, after waiting for the one that is being written."""
         if self.writer is not None:
             self.writer.clear(seconds)
 
 
 class Checkpointing(keras.callbacks.Callback):
-    """Keeps the state of the training when it is due; on all ranks at the same step."""
+    """Callback that stores the state of the training when due; on all ranks at the same step."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Checkpointing(keras.callbacks.Callback):
         self._final: tuple[Manifest, bytes] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # What other callbacks have set at their own begin is undone.
+        # This overwrites what other callbacks set in their `on_train_begin`.
         if not self._checkpoints.start.is_within_epoch:
             self._restore()
         self._report_lost()
@@ -94,32 +94,32 @@ class Checkpointing(keras.callbacks.Callback):
         done = min(batch + 1, self._steps)
         is_due = self._schedule.advance(done - self._seen)
         self._seen = done
-        # The end of the epoch is kept instead.
+        # A checkpoint at the end of the epoch replaces this one.
         if done == self._steps or self.model.stop_training:
             return
-        told = self._leaving.find_told(is_epoch_end=False)
-        if is_due or told:
+        preempted = self._leaving.find_told(is_epoch_end=False)
+        if is_due or preempted:
             self._keep(self._epoch, done)
-        if told:
-            self._leave(told, self._epoch, done)
+        if preempted:
+            self._leave(preempted, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
         is_due = self._schedule.is_each_epoch or self._schedule.advance(0)
-        told = () if is_over else self._leaving.find_told(is_epoch_end=True)
-        if is_due or is_over or told:
+        preempted = () if is_over else self._leaving.find_told(is_epoch_end=True)
+        if is_due or is_over or preempted:
             self._keep(epoch + 1, 0)
-        if told:
-            self._leave(told, epoch + 1, 0)
+        if preempted:
+            self._leave(preempted, epoch + 1, 0)
 
     def finish(self) -> None:
-        """Callbacks have had their last word: keep the weights that they have left."""
+        """Store the final weights if the last callbacks changed them."""
         if self._final is None or self._checkpoints.writer is None:
             return
         manifest, encoded = self._final
         state, weights = decode_state(encoded), self._state.read_weights()
-        kept = state["variables"][: len(weights)]
-        if not all(map(_is_same, kept, weights)):
+        stored = state["variables"][: len(weights)]
+        if not all(map(_is_same, stored, weights)):
             encoded = encode_state({**state, "final": weights})
             self._checkpoints.writer.submit(manifest, encoded)
 
@@ -132,10 +132,10 @@ class Checkpointing(keras.callbacks.Callback):
             self._to_restore = None
 
     def _report_lost(self) -> None:
-        """Name what is not kept, once; hooks may have made it."""
+        """Report attributes that are not stored, once each; hooks may have created them."""
         lost = [name for name in self._state.find_lost() if name not in self._reported]
         if lost:
-            text = f"checkpoints do not keep {', '.join(lost)} of the callbacks: not plain data"
+            text = f"checkpoints do not store {', '.join(lost)} of the callbacks: not plain data"
             self._emit(Note(text))
             self._reported.update(lost)
 
@@ -153,21 +153,21 @@ class Checkpointing(keras.callbacks.Callback):
             self._final = (manifest, state) if is_over else None
         self._schedule.restart()
 
-    def _leave(self, told: Sequence[int], epoch: int, step: int) -> NoReturn:
-        """End this training here, once the last checkpoint is written; all ranks together."""
+    def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
+        """End this training after the last checkpoint is written; all ranks together."""
         place, is_kept = describe_place(epoch, step), np.zeros(1, np.int64)
         if self._checkpoints.writer is not None:
             self._checkpoints.writer.finish(self._job.timeout)
             is_kept[0] = self._checkpoints.writer.newest == place
-        # Nobody leaves before: with the first one's end, those that run the workers end the others.
+        # No worker exits earlier: when the first one exits, the launcher ends the others.
         self._collective.broadcast(is_kept)
-        raise PreemptedError(told, place, bool(is_kept[0]))
+        raise PreemptedError(preempted, place, bool(is_kept[0]))
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
-    """The callbacks of a training that begins in the middle of an epoch, which takes two fits.
+    """Callbacks of a training that begins in the middle of an epoch, which needs two fits.
 
-    They see one: with the numbers of the steps as they would have been.
+    They see one fit, with the step numbers of an uninterrupted epoch.
     """
 
     def __init__(self, callbacks: list[Any], skip: int, **params: Any) -> None:
@@ -178,7 +178,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._last_logs: Any = None
 
     def begin_rest(self) -> None:
-        """The epoch that was resumed is done."""
+        """Begin the second fit, after the epoch that was resumed."""
         self._skip, self._is_first_fit = 0, False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -205,14 +205,11 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool(one.tobytes() == np.ascontiguousarray(other).tobytes())
 
 
-# When a checkpoint is due: all workers say so at the same step.
-
-
 class Schedule:
-    """Counts steps, or the seconds of rank 0's clock.
+    """Steps or seconds until a checkpoint is due, at the same step on all workers.
 
-    The clock is looked at together, at steps that lie as far apart as the time that is left allows:
-    to agree at every step would cost a message each.
+    Seconds are those of rank 0's clock. All workers look at it together, at steps as far apart as
+    the remaining time allows: to agree at every step would cost a message each.
     """
 
     def __init__(self, checkpoint: Checkpoint, collective: Collective) -> None:
@@ -223,13 +220,13 @@ class Schedule:
         self.restart()
 
     def restart(self) -> None:
-        """A checkpoint was made just now."""
+        """Count from now, after a checkpoint."""
         self._done = 0
         self._next_look = 1
         self._began = time.monotonic()
 
     def advance(self, steps: int) -> bool:
-        """Count steps; whether a checkpoint is due after them. Ranks call it together."""
+        """Count steps; return whether a checkpoint is due. All ranks call it together."""
         self._done += steps
         if self._steps is not None:
             return self._done >= self._steps
@@ -240,11 +237,11 @@ class Schedule:
         left = self._seconds - float(passed[0])
         if left > 0:
             pace = max(float(passed[0]), 1e-9) / self._done
-            # The first steps are slow: never more than as many again.
+            # The first steps are slow: never more steps than were done already.
             self._next_look = self._done + max(1, min(int(left / pace), self._done))
         return left <= 0
 
     @property
     def is_each_epoch(self) -> bool:
-        """Whether the end of each epoch is kept."""
+        """True if each epoch ends with a checkpoint."""
         return self._every_epoch

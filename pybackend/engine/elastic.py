@@ -1,4 +1,4 @@
-"""A training whose workers may change: each epoch's beginning is kept in every worker's memory."""
+"""Training whose workers may change: every worker stores each epoch's beginning in its memory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from pybackend.model.load import LoadedModel
 
 
 class GangChangesError(Exception):
-    """The epoch is done, and the workers are to find together anew."""
+    """End of an epoch after which the workers form a new generation."""
 
 
 @dataclass(frozen=True)
 class EpochState:
-    """The state at the beginning of an epoch, as `TrainingState.read` gives it."""
+    """State at the beginning of an epoch, as `TrainingState.read` returns it."""
 
     epoch: int
     state: bytes = field(repr=False)
@@ -46,28 +46,30 @@ class EpochState:
 
 @dataclass
 class Memory:
-    """What a worker remembers from one gang to the next.
+    """State of a worker that lasts from one generation to the next.
 
     Attributes
     ----------
     member
-        The worker's number, which no other ever has; its rank when it was started.
+        The worker's unique number; its rank when it was started.
     loaded
         The model and the callbacks.
     is_asked
-        Whether another worker waits to join.
+        Returns whether another worker waits to join.
     notice
-        Whether this process was told to end.
+        Returns whether this process was preempted.
     first
-        See `TrainingState`.
+        Attributes of callbacks before the training, as in `TrainingState`.
     kept
-        The beginning of the epoch that is trained, once every worker has kept it.
+        The beginning of the epoch that is trained, once every worker has stored it.
     next
-        The beginning of an epoch that not every worker may have kept yet.
+        The beginning of an epoch that some workers may not have stored yet.
     is_seeded
-        Whether this process has its own random numbers already.
+        True if this process has its own random numbers already.
+    is_own
+        True if this process had the state with which the generation began.
     audit
-        What the audits of all gangs have found, since this process is one of them.
+        Results of the audits of all generations that this process belonged to.
     """
 
     member: int
@@ -90,7 +92,7 @@ class ElasticLifecycle(Lifecycle):
     memory
         Of this worker, from all groups that it belonged to.
     epoch
-        Back to whose beginning the training goes; None: it begins.
+        Epoch to whose beginning the training returns; None at the start of the training.
     """
 
     def __init__(self, job: TrainingJob, memory: Memory, epoch: int | None) -> None:
@@ -100,16 +102,16 @@ class ElasticLifecycle(Lifecycle):
         self.audit = memory.audit
 
     def load_model(self, folder: Path) -> LoadedModel:
-        """The model and the callbacks as the last group has left them."""
+        """Return the model and the callbacks, in the state after the last group."""
         return self._memory.loaded
 
     def seed(self, rank: int) -> None:
-        """As `Lifecycle.seed`, once in this process, and by a number that no other worker has."""
+        """Seed random numbers once in this process, by the unique number of the worker."""
         if not self._memory.is_seeded:
             super().seed(self._memory.member)
 
     def begin(self, replica: Replica) -> None:
-        """See `Lifecycle.begin`."""
+        """Return to the beginning of the epoch, and prepare the replica for it."""
         self.start = self._go_back(replica.collective)
         if self.start.state is not None:
             replica.feed.resume(self.job.initial_epoch)
@@ -118,7 +120,7 @@ class ElasticLifecycle(Lifecycle):
         self._memory.notice.expect()
 
     def share_state(self, replica: Replica) -> None:
-        """See `Lifecycle.share_state`; a group that goes back restores its state later."""
+        """Send rank 0's weights to all ranks; a group that goes back restores its state later."""
         if not self._memory.is_seeded:
             offset_seeds(replica.model, self._memory.member)
             self._memory.is_seeded = True
@@ -128,36 +130,36 @@ class ElasticLifecycle(Lifecycle):
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
-        """See `Lifecycle.make_callbacks`."""
-        memory, kept = self._memory, keep_callbacks(replica)
-        state = TrainingState(replica.model, sync, synchronizer, kept, memory.first)
-        return [kept[HISTORY], EpochKeeper(replica, memory, self.start, state)]
+        """Return the callbacks that store each epoch's beginning and restore it."""
+        memory, stateful = self._memory, keep_callbacks(replica)
+        state = TrainingState(replica.model, sync, synchronizer, stateful, memory.first)
+        return [stateful[HISTORY], EpochKeeper(replica, memory, self.start, state)]
 
     def close(self, replica: Replica) -> None:
-        """See `Lifecycle.close`."""
+        """Wait until rank 0 has written the model."""
         wait_for_all(replica)
 
     def _go_back(self, collective: Collective) -> Start:
-        """Where the training goes on; rank 0 gives the state to those that do not have it."""
+        """Return where to resume; rank 0 sends the state to workers that do not have it."""
         memory, epoch = self._memory, self._epoch
         if epoch is None:
             memory.kept = memory.next = None
             return self.start
-        held = next((k for k in (memory.kept, memory.next) if k and k.epoch == epoch), None)
-        memory.is_own = held is not None
+        saved = next((s for s in (memory.kept, memory.next) if s and s.epoch == epoch), None)
+        memory.is_own = saved is not None
         if not np.all(collective.all_gather(np.array([memory.is_own], np.int64))):
-            received = broadcast_bytes(collective, held.state if held else b"")
-            held = held or EpochState(epoch, received)
-        assert held is not None
-        memory.kept, memory.next = held, None
-        state = decode_state(held.state)
+            received = broadcast_bytes(collective, saved.state if saved else b"")
+            saved = saved or EpochState(epoch, received)
+        assert saved is not None
+        memory.kept, memory.next = saved, None
+        state = decode_state(saved.state)
         return Start(epoch, is_stopped=state["is_stopped"], state=state)
 
 
 class EpochKeeper(keras.callbacks.Callback):
-    """Last of the callbacks: keeps each epoch's beginning, and lets workers go and come.
+    """Last of the callbacks: stores each epoch's beginning, and lets workers leave and join.
 
-    An epoch is over once every worker has kept the beginning of the next one: a worker that has
+    An epoch is over once every worker has stored the beginning of the next one: a worker that has
     passed the exchange after it knows that all have.
     """
 
@@ -180,16 +182,19 @@ class EpochKeeper(keras.callbacks.Callback):
             self._state.restore(self._start.state, *own)
             self._start.state.clear()  # it may be large, and others refer to it
         if lost := self._state.find_lost():
-            text = f"an epoch that is repeated begins with {', '.join(lost)} of the callbacks as "
-            self._emit(Note(text + "the interrupted one has left them: not plain data"))
+            text = (
+                f"an epoch that is repeated cannot restore {', '.join(lost)} of the callbacks (not "
+                "plain data): they have the values from the interruption"
+            )
+            self._emit(Note(text))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        # No epoch is left after one that has stopped the training.
+        # No epoch follows one that has stopped the training.
         following = self._job.epochs if self.model.stop_training else epoch + 1
-        is_told, is_change = self._keep(following)
+        is_preempted, is_change = self._keep(following)
         if following == self._job.epochs or not is_change:
             return
-        if is_told:
+        if is_preempted:
             raise LeftError(epoch + 1)
         raise GangChangesError
 
@@ -198,11 +203,11 @@ class EpochKeeper(keras.callbacks.Callback):
         return self._collective.rank, self._collective.world_size
 
     def _keep(self, epoch: int) -> tuple[bool, bool]:
-        """Whether this worker was told to end, and whether any was or another is to join."""
+        """Return whether this worker was preempted, and whether any was or another joins."""
         memory = self._memory
         memory.next = EpochState(epoch, self._state.read(self._collective))
-        is_told = memory.notice()
-        wishes = np.array([is_told, memory.is_asked()], np.int64)
-        is_change = bool(np.any(self._collective.all_gather(wishes)))
+        is_preempted = memory.notice()
+        requests = np.array([is_preempted, memory.is_asked()], np.int64)
+        is_change = bool(np.any(self._collective.all_gather(requests)))
         memory.kept, memory.next = memory.next, None
-        return is_told, is_change
+        return is_preempted, is_change

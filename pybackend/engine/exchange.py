@@ -1,9 +1,9 @@
-"""Averages the gradients of all workers inside the optimizer.
+"""Average of the gradients of all workers inside the optimizer.
 
-Each worker's mean gradient is weighted by the rows it was computed from; the rows travel in the
-same buffer, and the sum is divided by their total. That is the mean gradient over the global
-batch, whatever the split. Clipping, weight decay and momenta act after it, inside the optimizer,
-as in one process.
+Each worker's mean gradient is weighted by the rows it was computed from; their number is sent in
+the same buffer, and the sum is divided by the total. That is the mean gradient over the global
+batch, for any split. Clipping, weight decay and momenta act after it, inside the optimizer, as in
+one process.
 """
 
 from __future__ import annotations
@@ -41,38 +41,39 @@ from pybackend.model.layers import find_half_variables, find_optimizers
 from pybackend.model.masks import has_masked_loss
 
 Kinds = list[str | None]
-"""Per gradient ``"dense"``, ``"sparse"`` or None if there is none."""
+"""Per gradient ``"dense"``, ``"sparse"``, or None without a gradient."""
 
 
 class GradientExchange:
-    """Couples one compiled model to a collective for the duration of a ``fit``.
+    """Gradient exchange of one compiled model for the duration of a ``fit``.
 
-    Every optimizer *instance* gets a new ``apply``, not its class, so that saved models know
-    nothing of it.
+    Every optimizer *instance* gets a new ``apply``, not its class, so saved models do not contain
+    it.
 
     Parameters
     ----------
     position
-        Of this step in its epoch; advanced with every step.
+        Position of this step in its epoch; advanced with every step.
     may_be_empty
-        Local batches may have no rows: such a step skips the model and adds nothing to the sum.
+        True if local batches may have no rows: such a step skips the model and adds zeros to the
+        sum.
     graph
-        Exchanges by TensorFlow's collectives instead, without compression; every step exchanges.
+        Exchange by TensorFlow's collectives, without compression; every step exchanges.
     over
         What is computed from the rows of the global batch.
     clock
-        Notes for how long exchanges hold up the steps.
+        Records how long exchanges delay the steps.
 
     Attributes
     ----------
     plain_step
         The model's own ``train_step``, while the exchange is installed.
     is_repeatable
-        Whether the workers can take a step again, outside of the function that was traced.
+        True if the workers can repeat a step outside of the function that was traced.
     is_compressed
-        What is exchanged is rounded; if a step is repeated, it is not.
+        True if exchanged values are rounded; those of a repeated step are not.
     is_split
-        XLA compiles what lies before and after the exchange, but not the exchange.
+        True if XLA compiles the parts before and after the exchange, but not the exchange.
     """
 
     is_exact = True
@@ -97,15 +98,15 @@ class GradientExchange:
         self._gathered = GatheredRows(watched, self._calls, position.find_order)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._collective = watched
-        # Of the steps that have begun; a step may exchange several times.
+        # Position of the steps that have begun; a step may exchange several times.
         self._begun = copy(position)
         self._is_paused = False
         self.plain_step: Callable[[Any], Any] = model.train_step
         self._error: BaseException | None = None
         self._means = StepMeans(model, self._calls, self._count_rows, self._sum)
         is_masked = has_masked_loss(model) and not over.loss
-        # In half precision a worker's gradients are to be as large as those of one process: they
-        # overflow then where its would.
+        # In half precision a worker's gradients must be as large as those of one process, so that
+        # they overflow in the same cases.
         is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
         self._shares_loss = is_scaled and has_keras_train_step(model) and not is_masked
         self._half = find_half_variables(model) if self._shares_loss else set()
@@ -114,17 +115,17 @@ class GradientExchange:
         self._share: Any = None
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
-        # Whose sparse gradients are of the same indices on all workers, as those of positions are.
+        # Variables whose sparse gradients have the same indices on all workers, e.g. positions.
         self._shared: set[int] = set()
         self._knows_shared = False
-        # Masks decide the weights, if there are any.
+        # If there are masks, they determine the weights.
         knows_totals = self._valid is None and position.total_rows is not None
-        # A custom train_step may call apply as often as it likes.
+        # A custom train_step may call apply any number of times.
         accumulates = knows_totals and graph is None and has_keras_train_step(model)
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
         self.over = over
-        self.is_repeatable = graph is None  # TensorFlow's collectives need one
+        self.is_repeatable = graph is None  # TensorFlow's collectives need a graph
         self.is_split = bool(model.jit_compile)
         self.is_compressed = settings.compression is not None
         self._host = HostExchange(
@@ -134,12 +135,13 @@ class GradientExchange:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Exchange gradients while the context lasts; the model is as it was afterwards."""
+        """Exchange gradients while the context lasts; afterwards the model is restored."""
         model, optimizer = self._model, self._model.optimizer
         train_step, apply = model.train_step, optimizer.apply
         self.plain_step = train_step
         with ExitStack() as stack:
-            # What was traced exchanges; a model may be trained on without, after a loss, too.
+            # The traced function exchanges; the model may be trained without it afterwards, also
+            # if a worker was lost.
             stack.callback(model.make_train_function, force=True)
             stack.enter_context(self._global_batch.install())
             stack.enter_context(self._means.install())
@@ -156,7 +158,7 @@ class GradientExchange:
                 stack.enter_context(override(model, "train_step", step))
             else:
                 stack.enter_context(self._exchanging())
-            # A model that was fitted before keeps the function traced then, without the exchange.
+            # A model that was fitted before has a function that was traced without the exchange.
             model.make_train_function(force=True)
             try:
                 yield
@@ -165,7 +167,7 @@ class GradientExchange:
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        """In this context the model's step exchanges where it applies gradients."""
+        """Make the model's step exchange where it applies gradients, in this context."""
         model, apply = self._model, self._model.optimizer.apply
         with ExitStack() as stack:
             for each in find_optimizers(model):
@@ -177,7 +179,7 @@ class GradientExchange:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let steps that are taken in this context be those of one process."""
+        """Take steps as one process, without an exchange, in this context."""
         self._is_paused = True
         try:
             yield
@@ -186,7 +188,7 @@ class GradientExchange:
 
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
-        """Let all workers take the last steps once more in this context, outside of a graph."""
+        """Let all workers repeat the last steps in this context, outside of a graph."""
         begun, gathered, kinds = self._begun.step, self._gathered.step, self._kinds
         self._begun.step -= steps
         self._gathered.step -= steps
@@ -200,12 +202,12 @@ class GradientExchange:
             self._begun.step, self._gathered.step, self._kinds = begun, gathered, kinds
 
     def count_calls(self) -> int:
-        """How often the optimizer was called."""
+        """Return the number of calls of the optimizer."""
         return _read_calls(self._model.optimizer)
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong in an exchange: TensorFlow passes on the text alone."""
+        """Error of an exchange, or None: TensorFlow only passes on its text."""
         return self._error or self._host.error or self._gathered.error or self._statistics.error
 
     @property
@@ -214,7 +216,7 @@ class GradientExchange:
         return self._global_batch.variables
 
     def begin_training(self) -> None:
-        """Read how far the optimizer is: a callback may have restored it."""
+        """Read the optimizer's number of calls: a callback may have restored it."""
         self._host.begin_training(_read_calls(self._model.optimizer))
 
     def begin_epoch(self) -> None:
@@ -224,10 +226,10 @@ class GradientExchange:
         self._host.begin_epoch()
 
     def end_epoch(self) -> None:
-        """Nothing is left to exchange: every step has."""
+        """Do nothing: every step has exchanged its gradients."""
 
     def read_state(self) -> dict[str, Any]:
-        """See `Synchronizer`."""
+        """Return the position in the epoch and the state of the exchange, for a checkpoint."""
         requested = self.agreement.is_requested
         return {
             "step": self._begun.step,
@@ -237,7 +239,7 @@ class GradientExchange:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """See `Synchronizer`."""
+        """Restore what `read_state` returned."""
         self._begun.step = state["step"]
         self._gathered.step = state.get("gathered", state["step"])
         self.agreement.is_requested = state["requested"]
@@ -249,11 +251,11 @@ class GradientExchange:
         return None if self._valid is None else self._host.mean_loss
 
     def begin_step(self, rows: Any) -> Any:
-        """Forget the exchanges of the step before, and of the branch of a graph before.
+        """Discard the exchanges of the previous step, and of the previous branch of a graph.
 
-        Returns what `weigh_means` takes.
+        Returns the argument of `weigh_means`.
         """
-        # With any number of rows, a known number of indices cannot come from the rows.
+        # If the number of rows is unknown, a known number of indices cannot come from the rows.
         self._knows_shared = tf.get_static_value(rows) is None
         self._calls.begin(rows)
         share = self._means.compute_share()
@@ -261,17 +263,17 @@ class GradientExchange:
         return share
 
     def weigh_means(self, share: Any) -> AbstractContextManager[None]:
-        """In this context means of one number per step are weighed."""
+        """Weight means that have one value per step, in this context."""
         return self._means.weigh(share)
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
-        """Gradients of a step without rows, of the kinds that the others have."""
+        """Return the gradients of a step without rows, of the same kinds as the others'."""
         variables = variables or self._model.trainable_variables
         kinds = kinds or self._kinds or ["dense"] * len(variables)
         return [_make_zero(v, kind) for v, kind in zip(variables, kinds, strict=True)]
 
     def weigh_step(self, rows: Any) -> tuple[Any, Any]:
-        """What the gradients of the step being traced weigh, and its mean loss, as scalars."""
+        """Return the weight of the gradients of the step being traced, and its mean loss."""
         if self._valid is None:
             return tf.cast(rows, tf.float32), tf.constant(0.0)
         return self._valid.weight(rows), self._valid.loss
@@ -282,16 +284,16 @@ class GradientExchange:
     def average(
         self, gradients: list[Any], weight: Any, loss: Any, variables: Any = None
     ) -> list[Any]:
-        """Mean gradients over the global batch; the same on every worker.
+        """Return the mean gradients over the global batch; the same on every worker.
 
         Parameters
         ----------
         gradients
             Tensors, ``IndexedSlices`` and None.
         variables
-            What they are the gradients of; None for all trainable variables.
+            Variables of these gradients; None for all trainable variables.
         weight, loss
-            Scalars: what each gradient is the mean over, and this worker's mean loss.
+            Scalars: this worker's weight in the means, e.g. its rows, and its mean loss.
         """
         self._kinds = [self._classify(gradient) for gradient in gradients]
         dense = [n for n, kind in enumerate(self._kinds) if kind == "dense"]
@@ -299,11 +301,11 @@ class GradientExchange:
         if not dense and not sparse:
             return gradients
         variables = list(variables or self._model.trainable_variables)
-        # TensorFlow does not know the shape of every gradient, of a Dense on sequences for one.
+        # TensorFlow does not know the shape of every gradient, e.g. of a Dense on sequences.
         tensors = [
             tf.ensure_shape(tf.convert_to_tensor(gradients[n]), variables[n].shape) for n in dense
         ]
-        # Of one type on all workers, even if there are no rows.
+        # The same type on all workers, even without rows.
         slices = [(tf.cast(gradients[n].indices, tf.int64), gradients[n].values) for n in sparse]
         anchor = min((variables[n] for n in [*dense, *sparse]), key=_count_elements)
         with self._calls.next():  # a step that applies twice exchanges twice
@@ -330,7 +332,7 @@ class GradientExchange:
         return id(variable) in self._shared
 
     def _count_rows(self, rows: int) -> float:
-        """Rows of the global batch of the step that begins; called once for each."""
+        """Return the rows of the global batch of the step that begins; called once per step."""
         total = self._begun.total_rows
         self._begun.advance()
         if total is not None:
@@ -365,7 +367,7 @@ class GradientExchange:
         return self._host.average(dense, slices, shared, weight, loss, anchor, number)
 
     def _undo_share(self, gradient: Any) -> Any:
-        """The gradient of a worker's mean loss from that of its share of it."""
+        """Return the gradient of a worker's mean loss, given that of its share of the loss."""
         if self._share is None:
             return gradient
         return tf.math.divide_no_nan(gradient, tf.cast(self._share, gradient.dtype))
@@ -380,7 +382,7 @@ class GradientExchange:
     def _classify(self, gradient: Any) -> str | None:
         if gradient is None:
             return None
-        # What is accumulated, or summed by TensorFlow, is dense.
+        # Gradients that are accumulated, or summed by TensorFlow, are dense.
         adds_up = self._micro_steps > 1 or self._graph is not None
         return "sparse" if isinstance(gradient, tf.IndexedSlices) and not adds_up else "dense"
 
@@ -415,8 +417,8 @@ class GradientExchange:
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             if trainable_variables is None and not is_models:
                 raise InputError(
-                    "`apply` of an optimizer that compile() was not given needs the variables: "
-                    "apply(gradients, variables)"
+                    "`apply` needs the variables for an optimizer that was not passed to "
+                    "compile(): apply(gradients, variables)"
                 )
             if self._is_paused:
                 return apply(grads, trainable_variables)
@@ -430,7 +432,7 @@ class GradientExchange:
         return averaging_apply
 
     def _apply_zeros(self, apply: Callable[..., Any], kinds: Kinds | None, variables: Any) -> None:
-        """What a worker without rows does: as a step with rows, to the same variables."""
+        """Apply zero gradients to the variables of a step with rows, on a worker without rows."""
         zeros = self.make_zeros(kinds, variables)
         share, self._share = self._share, None
         apply(self.average(zeros, 0.0, 0.0, variables), variables)
@@ -438,16 +440,16 @@ class GradientExchange:
 
 
 def count_accumulated_steps(optimizer: Any) -> int:
-    """Steps whose gradients may travel as one sum.
+    """Return the number of steps whose gradients may be exchanged as one sum.
 
-    One if the optimizer looks at each step's gradients: a loss-scaling one skips those that
-    are not finite.
+    One if the optimizer inspects each step's gradients: a loss-scaling one skips those that are
+    not finite.
     """
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 def _read_calls(optimizer: Any) -> int:
-    """How often the optimizer was called: with accumulation, its ``iterations`` count updates."""
+    """Return an optimizer's calls: with accumulation, its ``iterations`` only count updates."""
     return next(int(v.numpy()) for v in optimizer.variables if v.name == "iteration")
 
 

@@ -1,4 +1,4 @@
-"""Feeds one worker's rows to Keras: local batches of the epoch's order, cut as in `sharding`."""
+"""Feed of one worker's rows to Keras: local batches in the epoch's order, cut as in `sharding`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
 from pybackend.model.labels import check_are_classes
 
-# What is read at once; some such blocks are in memory at a time.
+# Bytes that are read at once; a few such blocks are in memory at a time.
 _BLOCK_BYTES = 2 << 20
-# Batches so large are read one by one: to cut them out of a block costs more than reading them.
+# Larger batches are read one by one: to cut them out of a block costs more than reading them.
 _LARGE_BATCH_BYTES = 512 << 10
 _LABELS_AT_ONCE = 10_000
 
 
 class Feed:
-    """A worker's shard as a ``tf.data.Dataset`` of one epoch, whose order depends on it.
+    """Shard of a worker as a ``tf.data.Dataset`` of one epoch, in that epoch's order.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Feed:
     counts
         Rows that every worker visits in an epoch, by rank.
     shuffle
-        ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: the
-        workers share out a new order of all rows; False: as they come.
+        ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: a new
+        order of all rows, sharded between the workers; False: the original order.
     limit
-        Steps of an epoch, or None for all rows. Fewer than all rows give go on where the epoch
-        before ended, and begin anew, in a new order, when all rows were visited.
+        Steps of an epoch, or None for all rows. If there are fewer steps than for all rows, the
+        next epoch continues with the remaining rows; after all rows, a new order begins.
     batches
-        Rows of each global batch, if they are not to follow from ``batch_size``.
+        Rows of each global batch, if they do not follow from ``batch_size``.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class Feed:
     total_rows
         Rows of the global batch by step; int64 array of shape (steps,).
     arrivals
-        When the batches of this epoch were read.
+        Times at which the batches of this epoch were read.
     is_dealt
-        Whether consecutive rows of a batch belong to consecutive ranks.
+        True if consecutive rows of a batch belong to consecutive ranks.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Feed:
         self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
 
     def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
-        """Weight 1 for the classes that are not named: Keras looks each one up."""
+        """Add weight 1 for the classes without a weight: Keras looks up each class."""
         _, shape = self._columns.spec["y"]
         last = max(class_weight)
         if shape and shape[-1] > 1:  # one-hot
@@ -114,7 +114,7 @@ class Feed:
         return {}
 
     def resume(self, first_epoch: int) -> None:
-        """Begin later than a training did whose first epoch this was: it decides on the rows."""
+        """Set the first epoch of the training that is resumed: the rows follow from it."""
         self._first_epoch = first_epoch
 
     def begin_epoch(self, epoch: int) -> None:
@@ -132,24 +132,24 @@ class Feed:
         passes, self._places = np.divmod(
             (epoch - first_epoch) * self.steps + np.arange(self.steps), full
         )
-        # How often all rows were visited before; orders follow from it.
+        # Number of complete passes over the rows before; it determines the order.
         self._passes = first_epoch + passes
         self._rows_by_rank = self._all_rows_by_rank[:, self._places]
         self.total_rows = self._rows_by_rank.sum(axis=0)
 
     def count_steps(self, steps: int) -> None:
-        """Note that so many steps of the epoch are done: its rows are known anyway."""
+        """Do nothing: the rows of all steps are known."""
 
     def share(self) -> float:
-        """This worker's part of the epoch's rows."""
+        """Return this worker's share of the epoch's rows."""
         return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())
 
     def rows_at(self, step: int) -> Any:
-        """Rows of every rank's local batch at a step; int64 array of shape (world size,)."""
+        """Return the rows of every rank's local batch; int64 array of shape (world size,)."""
         return self._rows_by_rank[:, step]
 
     def order_at(self, step: int) -> Any:
-        """Order of the batch among the dealt rows of a step, listed rank by rank."""
+        """Return the order of the batch among the rows of a step, listed rank by rank."""
         step = min(step, self.steps - 1)
         firsts = self._everyones_edges[:, self._places[step]]
         return order_dealt(firsts, self._rows_by_rank[:, step])
@@ -162,7 +162,7 @@ class Feed:
         return self._columns.take(visits), first
 
     def dataset(self, skip: int = 0) -> Any:
-        """The local batches of one epoch; Keras iterates over it again for each.
+        """Return the local batches of one epoch; Keras iterates over it again for each epoch.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class Feed:
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
         firsts, lasts = self._blocks(skip)
-        # AutoGraph would take a quarter of a second to convert what needs no conversion.
+        # AutoGraph would take a quarter of a second for a function that needs no conversion.
         read = tf.autograph.experimental.do_not_convert(self._read)
         epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(read)
         if len(firsts) < self.steps - skip:
@@ -182,10 +182,10 @@ class Feed:
         return epoch.prefetch(2).with_options(options)
 
     def _blocks(self, skip: int) -> Any:
-        """First step of each block that is read at once, and the step after its last."""
+        """Return the first step of each block that is read at once, and the step after its last."""
         sizes = np.diff(self._edges)
         batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
-        # tf.data loses batches without rows at the end, or adds some.
+        # tf.data drops batches without rows at the end, or adds some.
         is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
         is_cut = is_cut and self.steps == len(sizes)  # else epochs have steps of different sizes
         steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
@@ -193,7 +193,7 @@ class Feed:
         return firsts, np.append(firsts[1:], self.steps)
 
     def _read(self, first: Any, last: Any) -> Any:
-        """The rows of a block's steps."""
+        """Return the rows of a block's steps."""
         spec = self._columns.spec
 
         def read(first: int, last: int) -> list[Any]:

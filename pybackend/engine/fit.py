@@ -1,4 +1,4 @@
-"""Keras's own ``fit``, with what keeps the workers' replicas in step."""
+"""Keras's own ``fit``, with the callbacks that synchronize the workers' replicas."""
 
 from __future__ import annotations
 
@@ -38,25 +38,24 @@ def fit(
     board: Sequence[Any],
     answers: Answers | None,
 ) -> tuple[dict[str, list[Any]], int, Auditor | None]:
-    """Train a replica by Keras's own ``fit``, kept in step with the other workers.
+    """Train a replica by Keras's own ``fit``, synchronized with the other workers.
 
     Parameters
     ----------
     clock
         Times the steps.
     board
-        Further callbacks, of which no state is saved.
+        Further callbacks, whose state is not saved.
     answers
-        What observers of the training say to it.
+        Messages from observers of the training.
 
     Returns
     -------
     tuple
-        The history, values by name of the figure; the number of steps taken; and who has audited
-        them, or None.
+        The history, as values by metric; the number of steps taken; and the auditor, or None.
     """
     model, job, feed = replica.model, replica.job, replica.feed
-    # The feed shuffles; Keras is not asked to.
+    # The feed shuffles, not Keras.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
     options |= feed.fit_options
     if job.class_weight is not None and isinstance(feed, Feed):
@@ -93,7 +92,7 @@ def fit(
         for callback in own:
             continue_log(callback)
     try:
-        # The exchange is outside: what is scaled is the step that it ends with.
+        # The exchange is outside: the step at its end is scaled.
         with (
             scaled.install() if scaled else nullcontext(),
             synchronizer.install(),
@@ -108,7 +107,10 @@ def fit(
 def _fit_from(
     start: Start, model: Any, feed: Feed | PipelineFeed, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
-    """Train from some place on, as if all before had been done here; returns the history."""
+    """Train from an epoch and step on, as if this process had trained until there.
+
+    Returns the history.
+    """
     if start.state is None:
         fitted = model.fit(
             feed.dataset(), callbacks=callbacks, initial_epoch=start.epoch, **options
@@ -119,7 +121,7 @@ def _fit_from(
     epoch, is_stopped = start.epoch, start.is_stopped
     if start.is_within_epoch:
         once = {**options, "epochs": epoch + 1}
-        # It ends a training: it would take averages of the weights for them.
+        # This ends a training: it would replace the weights by their averages.
         with override(model.optimizer, "finalize_variable_values", lambda variables: None):
             model.fit(feed.dataset(start.step), callbacks=resumed, initial_epoch=epoch, **once)
         resumed.begin_rest()
@@ -130,32 +132,29 @@ def _fit_from(
 
 
 def _report_what_is_local(model: Any, emit: Emit) -> None:
-    """Say what averaging cannot reach in a train_step of the user's."""
+    """Report what averaging does not cover in a custom train_step."""
     if not has_keras_train_step(model):
         text = (
-            "the model has its own train_step: the gradients it gives to optimizers are averaged "
-            "over the workers, and what it logs is averaged by rows, but what else it computes "
-            "(such as gradients it clips by itself) is of each worker's own rows"
+            "the model has its own train_step: the gradients it passes to optimizers are averaged "
+            "over the workers, and the values it logs are averaged by rows, but everything else "
+            "(such as gradients that it clips itself) is computed from each worker's own rows"
         )
         emit(Note(text))
     others = sorted(find_other_optimizers(model))
     if others:
         text = (
-            f"the state of {', '.join(others)} stays on the workers: a training that is continued "
-            "begins with new optimizers, except for the one given to compile()"
+            f"the state of {', '.join(others)} stays on the workers: if you train the model again, "
+            "these optimizers start from scratch; only the one passed to compile() continues"
         )
         emit(Note(text))
 
 
-# Steps with a learning rate that is scaled to the number of workers: see `ScaleLearningRate`.
-
-
 class ScaledSteps(keras.callbacks.Callback):
-    """Multiplies the learning rate while the optimizer takes a step, and no longer.
+    """Callback that scales the learning rate by the number of workers, during each step only.
 
-    So callbacks, checkpoints and the trained model see the rate that the user's optimizer has, and
-    callbacks that change it do so. As one of the last callbacks it puts the rate of an epoch's last
-    step into the history.
+    Callbacks, checkpoints and the trained model see the unscaled learning rate of the optimizer,
+    and callbacks can change it. As one of the last callbacks it adds the scaled rate of an epoch's
+    last step to the history. `ScaleLearningRate` has the factor.
 
     Parameters
     ----------
@@ -169,8 +168,8 @@ class ScaledSteps(keras.callbacks.Callback):
         self._workers = workers
         self._steps = steps
         self._optimizer = model.optimizer
-        # Several steps may run between two calls of a callback. A train_step of the user's own may
-        # call the optimizer as often as it likes, and each time has the rate of the first.
+        # Several steps may run between two calls of a callback. A custom train_step may call the
+        # optimizer several times; each call has the rate of the first.
         self._advances = int(has_keras_train_step(model))
         self._multiples = tf.Variable(np.ones(steps, "float32"), trainable=False)
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -178,12 +177,12 @@ class ScaledSteps(keras.callbacks.Callback):
 
     @property
     def variables(self) -> list[Any]:
-        """What a step reads and changes."""
+        """Variables that a step reads and changes."""
         return [self._multiples, self._step, self._rate]
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Act on the optimizer's steps while the context lasts."""
+        """Scale the optimizer's steps while the context lasts."""
         with override(self._optimizer, "apply", self._wrap(self._optimizer.apply)):
             yield
 

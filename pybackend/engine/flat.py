@@ -1,7 +1,7 @@
-"""The numpy half of the gradient exchange: one flat buffer, cut into buckets that travel in turn.
+"""NumPy part of the gradient exchange: one flat buffer, cut into buckets that are sent in turn.
 
-Every gradient is weighted by the rows (or other units) that it is the mean over; the weights travel
-behind the gradients, and the sum is divided by their total.
+Every gradient is weighted by the rows (or other units) that it is the mean over; the weights are
+sent after the gradients, and the sum is divided by their total.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Means = tuple[list[Array], float]
 
 @dataclass
 class StopAgreement:
-    """Whether to stop, which the workers agree on along with the gradients."""
+    """Agreement of the workers to stop, exchanged with the gradients."""
 
     is_requested: bool = False
-    """This worker wants the training to stop."""
+    """True if this worker requests that the training stops."""
     is_told: bool = False
-    """This worker was told to end, and wants all to leave."""
+    """True if this worker was preempted and requests that all leave."""
     is_agreed: bool = False
-    """Some worker wants either, and all know it since the same step."""
+    """True if some worker requests either, known to all since the same step."""
 
 
 class FlatExchange:
-    """Averages lists of gradients over all workers.
+    """Average of lists of gradients over all workers.
 
     Parameters
     ----------
     dtype
-        Of the buffer: float32, or float64 if any gradient is.
+        Type of the buffer: float32, or float64 if any gradient is.
     nominal
-        Returns what the total weight of this step's global batch will be, or about so, the same on
-        all workers. It is divided out before the sum: what travels has the size of a mean gradient,
-        and is one if the total turns out to be just that.
+        Returns the expected total weight of this step's global batch, the same on all workers.
+        Gradients are divided by it before the sum, so that they have the size of a mean; they are
+        the mean if it equals the total.
     compression
         ``"fp16"`` or ``"bf16"`` on the wire, or None.
     """
@@ -65,28 +65,28 @@ class FlatExchange:
         self._agreement = agreement
         self._nominal = nominal
         self._codecs = [Compression(compression) if compression else None for _ in layout.buckets]
-        # Made here, not when first used: TensorFlow may hand over two buckets at once.
+        # Created here, not when first used: TensorFlow may pass two buckets at once.
         has_several = len(layout.buckets) > 1
         self._sender = BucketSender(len(layout.buckets), self._sum) if has_several else None
         self._pending: Array | None = None
         self._buffers = Buffers(layout.size, self._dtype)
         self.mean_loss = 0.0
-        """Of the global batch at the last step."""
+        """Mean loss of the global batch at the last step."""
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each bucket on the wire of a ring."""
+        """Bytes of each bucket as a ring sends it."""
         codec = self._codecs[0]
         itemsize = self._dtype.itemsize if codec is None else codec.itemsize
         return [(part.stop - part.start) * itemsize for part in self.layout.ranges]
 
     def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array]) -> Means:
-        """Mean of each array over the total weight of all workers, and that total.
+        """Return the mean of each array over the total weight of all workers, and that total.
 
         Parameters
         ----------
         weight
-            Of this worker's arrays, e.g. its rows.
+            Weight of this worker's arrays, e.g. its rows.
         loss
             This worker's mean loss, to be averaged in the same way.
         """
@@ -97,13 +97,13 @@ class FlatExchange:
     def accumulate(self, share: float, loss: Any, arrays: Sequence[Array], is_due: bool) -> Means:
         """Add up the gradients of several steps here, and send their sum when it is due.
 
-        In between, the optimizer is given zeros, which it adds to its own accumulators: it counts
-        its steps as ever, and divides by their number itself.
+        In between, the optimizer gets zeros, which it adds to its own accumulators: it still counts
+        its steps, and divides by their number itself.
 
         Parameters
         ----------
         share
-            This worker's part of the rows of the step's global batch, from 0 to 1.
+            This worker's share of the rows of the step's global batch, from 0 to 1.
         """
         flat = self._buffers.take()
         self._fill_all(flat, share, arrays)
@@ -113,11 +113,11 @@ class FlatExchange:
             self._pending = flat
             return [np.zeros(shape, flat.dtype) for shape in self.layout.shapes], 1.0
         self._pending = None
-        # The shares of all workers add up to one, so what is summed is a mean already.
+        # The shares of all workers add up to one, so the sum is a mean already.
         return self._exchange_filled(flat, 1 / self._collective.world_size, loss, 1.0)
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
-        """Hand over one bucket, which travels while the next is computed."""
+        """Pass on one bucket, which is sent while the next is computed."""
         sender = self._sender
         assert sender is not None
         flat = sender.buffer(self._buffers.take)
@@ -126,7 +126,7 @@ class FlatExchange:
             sender.mark_ready(bucket)
 
     def collect(self, weight: Any, loss: Any) -> Means:
-        """The means, once all buckets were posted; as `exchange`."""
+        """Return the result of `exchange`, once all buckets were posted."""
         sender = self._sender
         assert sender is not None
         self._fill_tail(sender.buffer(self._buffers.take), weight, loss)
@@ -134,7 +134,7 @@ class FlatExchange:
         return self._mean(sender.finish(), self._nominal())
 
     def read_state(self) -> dict[str, Any]:
-        """What was not sent yet: gradients that are being accumulated, and rounding errors."""
+        """Return what was not sent yet: accumulated gradients, and rounding errors."""
         pending = None if self._pending is None else np.array(self._pending)
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
@@ -158,8 +158,8 @@ class FlatExchange:
         return self._mean(flat, nominal)
 
     def _fill_all(self, flat: Array, factor: float, arrays: Sequence[Array]) -> None:
-        for bucket, members in enumerate(self.layout.buckets):
-            self._fill(flat, bucket, factor, [arrays[number] for number in members])
+        for bucket, numbers in enumerate(self.layout.buckets):
+            self._fill(flat, bucket, factor, [arrays[number] for number in numbers])
 
     def _fill(self, flat: Array, bucket: int, factor: float, arrays: Sequence[Array]) -> None:
         for number, array in zip(self.layout.buckets[bucket], arrays, strict=True):
@@ -176,7 +176,7 @@ class FlatExchange:
         part = self.layout.ranges[bucket]
         codec = self._codecs[bucket]
         if codec is not None and part.stop == self.layout.size:
-            # Weights must arrive as they are.
+            # Weights must not be rounded.
             self._collective.all_reduce(flat[-TAIL:])
             part = slice(part.start, part.stop - TAIL)
         self._collective.all_reduce(flat[part], codec)
@@ -186,7 +186,7 @@ class FlatExchange:
         if total != nominal and total:
             flat *= self._dtype.type(nominal / total)
         self._agreement.is_agreed |= stop > 0
-        # If no worker has rows, which the end of the epoch will show, all are zeros.
+        # If no worker has rows, all are zeros; the end of the epoch detects that.
         self.mean_loss = loss / total if total else 0.0
         parts = zip(self.layout.spans, self.layout.shapes, strict=True)
         return [flat[span].reshape(shape) for span, shape in parts], total

@@ -1,4 +1,4 @@
-"""A worker's part in an elastic training: one gang after another, in the same process."""
+"""One worker's part in an elastic training: one generation after another, in the same process."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from pybackend.net.rendezvous import address_of, listen
 
 @dataclass(frozen=True)
 class Membership:
-    """How a worker becomes a member of a gang.
+    """Data and functions that a worker needs to join a generation.
 
     Attributes
     ----------
     member
-        Its number, which no other ever has.
+        Its unique number.
     host
         Address of this machine at which the others reach it.
     server
-        Listening socket at which it accepts the first others.
+        Listening socket at which it accepts the other workers of the first generation.
     wait
-        Waits for the order to join a gang.
+        Waits for the order to join a generation.
     is_asked
-        Whether, since that order, another worker waits to join.
+        Returns whether another worker waits to join since that order.
     join
-        The connections to the other members, all of which are ready: called with the job as it is
-        for this gang, the rank, the order, and a listening socket.
+        Connects to the other workers, all of which are ready: called with the job of this
+        generation, the rank, the order, and a listening socket.
     answers
-        What observers of the training say to this worker.
+        Messages from observers of the training to this worker.
     """
 
     member: int
@@ -55,7 +55,7 @@ class Membership:
 
 
 def train_in_gangs(job: TrainingJob, membership: Membership, folder: Path, emit: Emit) -> Training:
-    """Train in one gang after another, until one has come to the end.
+    """Train in one generation after another, until the training is complete.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ def train_in_gangs(job: TrainingJob, membership: Membership, folder: Path, emit:
     rows = read_all_sources(job, folder)
     reason, server = "", membership.server
     for number in itertools.count():
-        kept = memory.kept.epoch if memory.kept else None
-        emit(Standby(address_of(server), number, kept, reason))
+        stored = memory.kept.epoch if memory.kept else None
+        emit(Standby(address_of(server), number, stored, reason))
         order = membership.wait()
         workers, rank = len(order.peers), order.rank
         assert rank is not None

@@ -1,11 +1,11 @@
-"""The rows of the global batch on every worker, for losses and metrics that are no sums over rows.
+"""Rows of the global batch on every worker, for losses and metrics that are not sums over rows.
 
-Outputs, labels and weights are small beside gradients. Each worker gets those of all workers, in
-the order of their ranks, and computes the same loss of the same batch. Its gradient flows to the
-worker's own outputs only: with n_w of n rows, it is made n / n_w times as large, so that the mean
-over the workers, weighted by their rows, is the gradient of the global batch. What the loss takes
-from elsewhere, such as the weights themselves, has the same gradient on all workers, and the mean
-leaves it as it is.
+Outputs, labels and weights are small compared with gradients. Each worker gets those of all
+workers, in the order of their ranks, and computes the same loss of the same batch. Its gradient
+flows to the worker's own outputs only: with n_w of n rows, it is multiplied by n / n_w, so that the
+mean over the workers, weighted by their rows, is the gradient of the global batch. Other inputs of
+the loss, such as the weights themselves, have the same gradient on all workers, which the mean does
+not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OverBatch:
-    """What is computed from the rows of the global batch; the rest is summed over the workers."""
+    """Values that are computed from the rows of the global batch; others are sums over workers."""
 
     loss: bool = False
     metrics: bool = False
@@ -43,33 +43,34 @@ NOTHING = OverBatch()
 
 
 def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
-    """Refuse a model that runs eagerly, if some worker may begin with a step without rows.
+    """Check that a model does not run eagerly if a worker may begin with a step without rows.
 
     Raises
     ------
     InputError
-        It would not know what the others exchange.
+        It runs eagerly: the worker would not know what the others exchange.
     """
     if model.run_eagerly and may_be_empty:
         raise InputError(
             "with run_eagerly=True every worker needs rows in each step, if the model has its own "
-            "train_step, or a loss, metrics or statistics of the global batch: give more rows, or "
-            "leave run_eagerly out"
+            "train_step, or a loss, metrics or statistics of the global batch: pass more rows, or "
+            "omit run_eagerly"
         )
 
 
 class GatheredRows:
-    """Fetches the rows of the other workers at each step, from TensorFlow's graph.
+    """Rows of the other workers at each step, fetched from TensorFlow's graph.
 
     Parameters
     ----------
     find_order
-        In which order the rows of all ranks are those of the batch, by step; None: they are.
+        Returns, for a step, the order of the batch among the rows listed by rank; None if they are
+        in the batch's order already.
 
     Attributes
     ----------
     step
-        The next one of the epoch.
+        Next step of the epoch.
     """
 
     def __init__(
@@ -83,19 +84,20 @@ class GatheredRows:
         self._find_order = find_order
         self.step = 0
         self.error: BaseException | None = None
-        """What went wrong: TensorFlow passes on the text alone."""
+        """Error of a fetch, or None: TensorFlow only passes on its text."""
 
     def __call__(
         self, own: Sequence[Any], is_first: bool
     ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
-        """What comes before each of the worker's own tensors, what comes after it, and n / n_w.
+        """Return what precedes and what follows each of the worker's own tensors, and n / n_w.
 
-        Behind these, for each tensor in which order all of it is as in the batch; None: it is.
+        The last value is the order of the batch for each tensor, or None if it is in the batch's
+        order already.
 
         Parameters
         ----------
         is_first
-            Nothing was fetched in this step before.
+            True for the first fetch of the step.
         """
         for tensor in own:
             _check_has_rows(tensor)
@@ -114,7 +116,7 @@ class GatheredRows:
         return found[:count], found[count : 2 * count], found[-1], ordered or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
-        """The rows of all workers in their order, at a step for which this one has none."""
+        """Return the rows of all workers in their order, at a step without rows on this one."""
         nothing = [np.zeros([0] * spec.shape.rank, spec.dtype.as_numpy_dtype) for spec in specs]
 
         def fetch() -> list[Any]:
@@ -147,7 +149,10 @@ class GatheredRows:
             before = [arrays for other, (_, arrays) in everyone.items() if other < rank]
             after = [arrays for other, (_, arrays) in everyone.items() if other > rank]
             if not everyone:
-                raise InputError("no worker has rows for a step: a pipeline must give them again")
+                raise InputError(
+                    "no worker has rows for a step: a pipeline must return the same rows in every "
+                    "epoch"
+                )
             total = sum(count for count, _ in everyone.values())
             like = next(iter(everyone.values()))[1]
             factor = np.float64(total / rows if rows else 0.0)
@@ -158,7 +163,7 @@ class GatheredRows:
             raise
 
     def _order(self, lengths: Sequence[int]) -> list[Array]:
-        """For each array of some length in all, the order of the batch if it has a row for each."""
+        """Return the order of the batch for arrays of these lengths, if they have all its rows."""
         if self._find_order is None:
             return []
         found = self._find_order(self.step - 1)
@@ -166,14 +171,14 @@ class GatheredRows:
 
 
 class GlobalBatch:
-    """Has a model compute its loss, or its metrics, from the rows of all workers.
+    """Computation of a model's loss, or its metrics, from the rows of all workers.
 
-    Only in steps that are traced while `active` lasts: what callbacks compute is their own.
+    Only in steps that are traced while `active` lasts: computations of callbacks are unchanged.
 
     Parameters
     ----------
     over
-        What is computed so. The state of such metrics is the same on all workers.
+        What is computed from all rows. The state of such metrics is the same on all workers.
     """
 
     def __init__(
@@ -188,13 +193,13 @@ class GlobalBatch:
         self._calls = calls
         self._over = over
         self._is_active = False
-        # Of the step being traced: own tensors, and the whole ones that belong to them.
+        # In the step being traced: own tensors, and the corresponding tensors of all workers.
         self._own: list[Any] = []
         self._whole: list[Any] = []
 
     @property
     def variables(self) -> list[Any]:
-        """Of the metrics that are computed from the rows of all workers."""
+        """Variables of the metrics that are computed from the rows of all workers."""
         return [variable for metric in self._metrics for variable in metric.variables]
 
     @property
@@ -218,7 +223,7 @@ class GlobalBatch:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """A step is traced in this context, from its beginning."""
+        """Trace a step in this context, from its beginning."""
         self._is_active = True
         self._own, self._whole = [], []
         try:
@@ -228,14 +233,14 @@ class GlobalBatch:
             self._own, self._whole = [], []
 
     def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
-        """A function of tensors, given those of the global batch.
+        """Wrap a function of tensors, so that it gets those of the global batch.
 
         Parameters
         ----------
         which
-            Of its arguments have rows.
+            Its arguments that have rows.
         update
-            What a worker without rows has to call, too, or None.
+            Function that a worker without rows must also call, or None.
         """
         own = signature = inspect.signature(function)
         if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.parameters.values()):
@@ -253,14 +258,14 @@ class GlobalBatch:
                 self._calls.record(lambda: update(**_fill(places, self._whole)))
             return function(*bound.args, **bound.kwargs)
 
-        # Keras looks whether there is a parameter `training`.
+        # Keras checks whether there is a parameter `training`.
         watched.__signature__ = own  # type: ignore[attr-defined]
         return watched
 
     def _place(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fetch what was not fetched in this step.
+        """Fetch the tensors that were not fetched yet in this step.
 
-        Returns the places of the whole tensors, in the structure of the arguments.
+        Returns the positions of the whole tensors, in the structure of the arguments.
         """
         new: list[Any] = []
 
@@ -300,7 +305,7 @@ class GlobalBatch:
 
 
 def find_compiled_metrics(model: Any) -> list[Any]:
-    """The metrics given to ``compile``, which Keras keeps in a metric of metrics."""
+    """Return the metrics passed to ``compile``, which Keras stores in a metric of metrics."""
     return [each for each in model.metrics if hasattr(each, "metrics")]
 
 
@@ -313,7 +318,7 @@ class _Place:
 
 
 def _fill(places: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
-    """Arguments, with whole tensors in their places."""
+    """Return the arguments with the whole tensors."""
 
     def find(place: Any) -> Any:
         if place is None or place.mask is None:
@@ -324,7 +329,7 @@ def _fill(places: Mapping[str, Any], whole: Sequence[Any]) -> dict[str, Any]:
 
 
 class _ReadsMask(keras.layers.Layer):
-    """Keeps the mask of its input."""
+    """Layer that stores the mask of its input."""
 
     def __init__(self) -> None:
         super().__init__(autocast=False, name="mask")
@@ -337,7 +342,7 @@ class _ReadsMask(keras.layers.Layer):
 
 
 class _Masked(keras.layers.Layer):
-    """Gives its output a mask."""
+    """Layer that adds a mask to its output."""
 
     def __init__(self, mask: Any) -> None:
         super().__init__(autocast=False, name="mask")
@@ -348,7 +353,7 @@ class _Masked(keras.layers.Layer):
         return tf.identity(inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
-        """The mask that was given."""
+        """Return the given mask."""
         return self._given
 
 
@@ -382,7 +387,7 @@ def _check_has_rows(tensor: Any) -> None:
 
 
 def _pack(rows: int, arrays: Sequence[Array]) -> Array:
-    """Rows and arrays as bytes, with their shapes before them."""
+    """Return the number of rows and the arrays as bytes, with their shapes first."""
     head = [rows]
     for array in arrays:
         head += [array.ndim, *array.shape]
@@ -411,14 +416,14 @@ def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> 
         for one, other in zip(everyone[0], arrays, strict=True):
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
-                    f"a row of workers {ranks[0]} and {rank} has the shapes {one.shape[1:]} and "
-                    f"{other.shape[1:]}: what is computed from the global batch must have one "
+                    f"rows of workers {ranks[0]} and {rank} have the shapes {one.shape[1:]} and "
+                    f"{other.shape[1:]}: a loss or metric over the global batch needs the same "
                     "shape on all workers, so pad rows to one length"
                 )
 
 
 def _stack(parts: Sequence[Sequence[Array]], like: Sequence[Array]) -> list[Array]:
-    """Arrays of several workers as one of each kind; without workers, of no rows."""
+    """Concatenate the arrays of several workers; without workers, they have no rows."""
     return [
         np.concatenate([array[:0], *(part[n] for part in parts)]) for n, array in enumerate(like)
     ]

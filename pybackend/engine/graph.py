@@ -1,4 +1,4 @@
-"""The gradient exchange inside TensorFlow's graph, by its own collectives."""
+"""Gradient exchange inside TensorFlow's graph, by its own collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.engine.layout import Layout
 
 
 class GraphAgreement:
-    """As `flat.StopAgreement`, in variables that the graph reads and writes."""
+    """`flat.StopAgreement` in variables that the graph reads and writes."""
 
     def __init__(self) -> None:
         self.requested = tf.Variable(False, trainable=False)
@@ -20,7 +20,7 @@ class GraphAgreement:
 
     @property
     def is_requested(self) -> bool:
-        """This worker wants the training to stop."""
+        """True if this worker requests that the training stops."""
         return bool(self.requested.numpy())
 
     @is_requested.setter
@@ -29,7 +29,7 @@ class GraphAgreement:
 
     @property
     def is_told(self) -> bool:
-        """This worker was told to end, and wants all to leave."""
+        """True if this worker was preempted and requests that all leave."""
         return bool(self.told.numpy())
 
     @is_told.setter
@@ -38,12 +38,12 @@ class GraphAgreement:
 
     @property
     def is_agreed(self) -> bool:
-        """Some worker wants either, and all know it since the same step."""
+        """True if some worker requests either, known to all since the same step."""
         return bool(self.agreed.numpy())
 
 
 class GraphExchange:
-    """Averages gradients as `flat.FlatExchange` does, without leaving the graph."""
+    """Average of gradients like `flat.FlatExchange`, without leaving the graph."""
 
     def __init__(self, reduce: GraphReduce, bucket_bytes: float) -> None:
         self._reduce = reduce
@@ -51,22 +51,22 @@ class GraphExchange:
         self.agreement = GraphAgreement()
 
     def average(self, tensors: list[Any], weight: Any) -> list[Any]:
-        """Mean of each tensor over the total weight of all workers."""
+        """Return the mean of each tensor over the total weight of all workers."""
         layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
         wants_end = tf.logical_or(self.agreement.requested, self.agreement.told)
         tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
         total, stop = tf.unstack(self._reduce.all_reduce(tail))
-        # If no worker has rows, all are zeros, not zero by zero.
+        # If no worker has rows, the means are zeros; this avoids a division by zero.
         total = tf.where(total > 0, total, tf.ones_like(total))
         self.agreement.agreed.assign(tf.logical_or(self.agreement.agreed, stop > 0))
         means = list(tensors)
-        for members in layout.buckets:
-            if not members:
+        for numbers in layout.buckets:
+            if not numbers:
                 continue
-            flat = tf.concat([tf.reshape(tensors[n], [-1]) for n in members], 0)
+            flat = tf.concat([tf.reshape(tensors[n], [-1]) for n in numbers], 0)
             summed = self._reduce.all_reduce(flat * weight) / total
-            sizes = [int(tensors[n].shape.num_elements()) for n in members]
-            for n, part in zip(members, tf.split(summed, sizes), strict=True):
+            sizes = [int(tensors[n].shape.num_elements()) for n in numbers]
+            for n, part in zip(numbers, tf.split(summed, sizes), strict=True):
                 means[n] = tf.reshape(part, tensors[n].shape)
         return means

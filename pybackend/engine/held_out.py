@@ -1,4 +1,4 @@
-"""Evaluates a model on rows that are dealt to the workers, with the figures of one process."""
+"""Evaluation of a model on rows that are sharded, with the metrics of one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pybackend.engine.steps_together import StepsTogether, needs_others
 
 
 class HeldOut:
-    """Rows to evaluate a model on, dealt to the workers.
+    """Validation rows, sharded between the workers.
 
     Parameters
     ----------
@@ -43,16 +43,16 @@ class HeldOut:
         self._batch_size = batch_size
         self._over = over
         self._steps: StepsTogether | None = None
-        # Nothing is exchanged before the end: each worker takes the steps of its own rows.
+        # Workers exchange values only at the end: each takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
     def prepare(self, model: Any, collective: Collective) -> None:
-        """Find out whether the workers evaluate in step, before that takes any time.
+        """Decide whether the workers must synchronize each step of an evaluation.
 
         Raises
         ------
         InputError
-            They have to, and cannot.
+            They must, but cannot.
         """
         if collective.world_size == 1 or not needs_others(model, self._over):
             return
@@ -64,9 +64,9 @@ class HeldOut:
     def evaluate(
         self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
     ) -> dict[str, Any]:
-        """Loss and metrics over all workers' rows, after `prepare`; the same on every rank.
+        """Return loss and metrics over all workers' rows, after `prepare`; equal on all ranks.
 
-        Callbacks that see the end of it see these figures.
+        Callbacks get these values at the end of the evaluation.
         """
         model.reset_metrics()
         shared = self._steps.shared_variables if self._steps else []
@@ -84,7 +84,7 @@ class HeldOut:
 
 
 class _Combine(keras.callbacks.Callback):
-    """First of the callbacks: one rank's figures become those of all."""
+    """First of the callbacks: replaces one rank's metrics by those of all ranks."""
 
     def __init__(
         self, model: Any, collective: Collective, counts: Any, shared: Sequence[Any]
@@ -106,11 +106,11 @@ class _Combine(keras.callbacks.Callback):
 
 
 def build_metrics(model: Any, rows: Rows) -> None:
-    """Have Keras create the metrics' variables, as a first step with rows would."""
+    """Make Keras create the metrics' variables, as a first step with rows would."""
     model.evaluate(tf.data.Dataset.from_tensors(nest(make_zero_row(rows))), verbose=0)
     model.reset_metrics()
 
 
 def batch_rows(rows: Rows, batch_size: int) -> Any:
-    """Batches of one worker's rows, in their order."""
+    """Return batches of one worker's rows, in their order."""
     return Feed(rows, [len(rows)], 0, batch_size).dataset()

@@ -1,4 +1,4 @@
-"""Gradients leave TensorFlow's graph here: averaged by numpy and sockets, bucket by bucket."""
+"""Gradient exchange outside of TensorFlow's graph: with NumPy and sockets, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class TransferSettings:
-    """How gradients travel: see `barrier_train`."""
+    """Options of the gradient exchange, as in `barrier_train`."""
 
     nominal_rows: int
     bucket_bytes: float
@@ -31,18 +31,18 @@ class TransferSettings:
 
 
 class HostExchange:
-    """Averages the gradients of each step over the workers, called from TensorFlow's graph.
+    """Average of each step's gradients over the workers, called from TensorFlow's graph.
 
     Parameters
     ----------
     position
-        Of this step in its epoch; advanced with every step.
+        Position of this step in its epoch; advanced with every step.
     micro_steps
-        Steps whose gradients travel as one sum.
+        Steps whose gradients are exchanged as one sum.
     knows_totals
-        Whether each worker knows the total weight of a step without asking the others.
+        True if each worker knows the total weight of a step without communication.
     clock
-        Notes for how long exchanges hold up the steps.
+        Records how long exchanges delay the steps.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class HostExchange:
         self._calls = 0
         self._loss_sum = 0.0
         self._rows_sum = 0
-        # Of buffers that a step makes when it is traced.
+        # State of buffers that a step will create when it is traced.
         self._restored: dict[str, Any] = {}
         self._is_repeating = False
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
-        """What went wrong in an exchange: TensorFlow passes on the text alone."""
+        """Error of an exchange, or None: TensorFlow only passes on its text."""
 
     @property
     def mean_loss(self) -> float | None:
@@ -77,7 +77,7 @@ class HostExchange:
         return self._loss_sum / self._rows_sum if self._rows_sum else None
 
     def begin_training(self, calls: int) -> None:
-        """Start from an optimizer that was called so often before."""
+        """Start from an optimizer with this number of calls."""
         self._calls = calls
 
     def begin_epoch(self) -> None:
@@ -86,7 +86,7 @@ class HostExchange:
         self._loss_sum, self._rows_sum = 0.0, 0
 
     def read_state(self) -> dict[str, Any]:
-        """What is kept from step to step: sums of the epoch, and what was not sent yet."""
+        """Return the state between two steps: sums of the epoch, and what was not sent yet."""
         flats = {repr(key): flat.read_state() for key, flat in self._flats.items()}
         return {
             "step": self._position.step,
@@ -109,7 +109,7 @@ class HostExchange:
 
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
-        """In this context the last steps are taken once more, and nothing is compressed."""
+        """Repeat the last steps in this context, without compression."""
         state = self.read_state()
         self._position.step -= steps
         self._calls -= steps
@@ -135,22 +135,22 @@ class HostExchange:
         anchor: Any,
         number: int = 0,
     ) -> list[Any]:
-        """Mean gradients, as tensors of the step being traced.
+        """Return the mean gradients, as tensors of the step being traced.
 
         Parameters
         ----------
         dense
             Tensors of one type.
         slices
-            Indices and values of sparse gradients, in turns.
+            Indices and values of sparse gradients, alternating.
         shared
-            Whether these indices are the same on all workers.
+            For each sparse gradient, whether its indices are the same on all workers.
         weight, loss
-            Scalars: what each gradient is the mean over, and this worker's mean loss.
+            Scalars: this worker's weight in the means, e.g. its rows, and its mean loss.
         anchor
             A variable that every step updates: buckets wait for it.
         number
-            Of the exchange in its step: each has its own buffers, and rounding errors to repay.
+            Number of the exchange in its step: each has its own buffers and residuals.
         """
         flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype, number)
         types = [tensor.dtype for tensor in [*dense, *slices]]
@@ -158,9 +158,9 @@ class HostExchange:
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense), shared)
             return list(tf.numpy_function(step, [weight, loss, *dense, *slices], types))
-        # Tokens tie the buckets to the end of the step. They wait for the gradients and, by a
-        # weight that is updated, for the end of the step before: a gradient may depend on the
-        # data alone.
+        # Tokens connect the buckets to the end of the step. They wait for the gradients and,
+        # through a weight that is updated, for the end of the previous step, because a gradient
+        # may depend only on the data.
         begun = tf.reshape(tf.convert_to_tensor(anchor), [-1])[:1]
         tokens = [
             tf.numpy_function(
@@ -177,7 +177,7 @@ class HostExchange:
         compression = None if self._is_repeating else self._settings.compression
         key = (tuple(shapes), dtype.name, number, compression)
         if key not in self._flats:
-            # Accumulated gradients travel at once, when their last step has come.
+            # Accumulated gradients are sent as one bucket, in their last step.
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
             self._flats[key] = FlatExchange(
                 self._collective,
@@ -211,7 +211,8 @@ class HostExchange:
                 means, total = flat.exchange(weight, loss, arrays[:dense])
             else:
                 share = weight / self._nominal_weight()
-                # What is pending at the end of an epoch is sent, so that all are in one state.
+                # Pending gradients are sent at the end of an epoch, so that all workers have the
+                # same state.
                 is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
                 means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
             return self._finish(flat, means, arrays[dense:], shared, weight, total)
@@ -243,7 +244,7 @@ class HostExchange:
         weight: Any,
         total: float,
     ) -> list[Any]:
-        """All results of an exchange; sparse ones travel after the buckets."""
+        """Return all results of an exchange; sparse ones are sent after the buckets."""
         factor = weight / total if total else 0.0
         for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
             scaled = (values * factor).astype(values.dtype)
@@ -264,17 +265,15 @@ class HostExchange:
             raise
 
 
-# Gradients of embeddings over the workers: the rows that their batches touched, never a table.
-
-
 def gather_slices(
     collective: Collective, indices: Array, values: Array, is_shared: bool = False
 ) -> tuple[Array, Array]:
-    """All workers' rows of a table one after the other, in the order of the ranks.
+    """Concatenate the gradients of all workers for rows of an embedding, in the order of the ranks.
 
-    Rows of one index are not added up: Keras's optimizers take each by itself (a square in Adam, a
-    norm in clipping), so that is what equals a single process. But if the indices are no part of
-    the rows, as those of positions are, one process has each of them once.
+    Only the rows that a batch uses are sent, never a whole table. Rows of the same index are not
+    added up: Keras's optimizers use each separately (a square in Adam, a norm in clipping), as in
+    one process. If the indices are independent of the rows, e.g. positions, one process has each
+    of them once.
 
     Parameters
     ----------
@@ -283,8 +282,8 @@ def gather_slices(
     values
         Shape (n, ...).
     is_shared
-        The indices do not come from the workers' rows, and those of all workers are added up, if
-        they are the same.
+        True if the indices do not come from the workers' rows: the values of all workers are then
+        added up, if the indices are the same.
     """
     everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in (indices, values)]
     all_indices, all_values = everyone

@@ -1,4 +1,4 @@
-"""What must be the same in a training that goes on from a checkpoint of another process."""
+"""Description of a training that must be the same when it resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pybackend.data.rows import Rows
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.model.structure import digest_model
 
-# Rows that are looked at: a file of other rows differs in these, too.
+# Rows that are compared: a file of other rows differs in these, too.
 _SAMPLED_ROWS = 512
 
 
@@ -26,25 +26,25 @@ def describe_training(
     rows: Mapping[str, Rows | None],
     collective: Collective,
 ) -> dict[str, Any]:
-    """What a training is, by the names of its arguments, as JSON can hold it.
+    """Describe a training by the names of its arguments, as JSON values.
 
     Parameters
     ----------
     rows
-        This worker's, by data set; None if they cannot be looked at.
+        This worker's rows, by data set; None if they cannot be read.
     """
     described = describe_settings(job)
     described["callbacks"] = [type(callback).__name__ for callback in callbacks]
-    # First what can be named exactly.
+    # First the differences that can be reported exactly.
     described["weights"] = [f"{v.dtype} {tuple(v.shape)}" for v in model.weights]
     described["model"] = digest_model(model)
-    for name, held in rows.items():
-        described[argument_of(name)] = None if held is None else _describe_rows(held, collective)
+    for name, own in rows.items():
+        described[argument_of(name)] = None if own is None else _describe_rows(own, collective)
     return described
 
 
 def _describe_rows(rows: Rows, collective: Collective) -> list[list[Any]]:
-    """Number of rows and a digest of some of them, for each rank."""
+    """Return the number of rows and a digest of some of them, for each rank."""
     digest = hashlib.blake2b(digest_size=16)
     count = len(rows)
     if count:

@@ -1,4 +1,4 @@
-"""How gradients lie in one flat buffer, and which of them travel together."""
+"""Layout of the gradients in one flat buffer, and in buckets that are sent together."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# TensorFlow takes over numpy's memory without a copy if it is aligned so.
+# TensorFlow uses NumPy's memory without a copy if it has this alignment.
 ALIGNMENT = 64
-# Behind the last gradient: weight, request to stop, weight times loss.
+# After the last gradient: weight, request to stop, weight times loss.
 TAIL = 3
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each gradient lies in the flat buffer, and which ones travel together.
+    """Layout of the gradients in the flat buffer, and in buckets that are sent together.
 
     Attributes
     ----------
     shapes
-        Of the gradients, in the order of the model's variables.
+        Shapes of the gradients, in the order of the model's variables.
     spans
         Elements of the buffer that belong to each.
     buckets
@@ -37,7 +37,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements of the whole buffer."""
+        """Number of elements of the whole buffer."""
         return int(self.ranges[-1].stop)
 
     @classmethod

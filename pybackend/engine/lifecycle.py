@@ -1,7 +1,7 @@
-"""How a training begins, what is saved of it on the way, and how it ends.
+"""Start and end of a training, and the state that is saved in between.
 
-`Lifecycle` saves nothing. `engine.resume` has the one with checkpoints, `engine.elastic` the one of
-an elastic training. `train` and `fit` call their methods, and need not know which one they have.
+`Lifecycle` saves nothing. `engine.resume` has the lifecycle with checkpoints, `engine.elastic` that
+of an elastic training. `train` and `fit` call the methods of any of them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pybackend.model.load import LoadedModel, load_job_model
 
 @dataclass(frozen=True)
 class Start:
-    """Where a training begins: after ``epoch`` epochs, and ``step`` steps of the next.
+    """Start of a training: after ``epoch`` epochs, and ``step`` steps of the next.
 
-    ``state`` is None if it begins at its beginning.
+    ``state`` is None if the training is not resumed.
     """
 
     epoch: int
@@ -45,21 +45,21 @@ class Start:
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether an epoch was begun."""
+        """True if the training resumes within an epoch."""
         return self.step > 0
 
 
 class Lifecycle:
-    """A training of which nothing is saved on the way.
+    """Lifecycle of a training that saves no state before its end.
 
     Attributes
     ----------
     start
-        Where it begins; known after `begin`.
+        Start of the training; known after `begin`.
     audit
         The report of audits that is continued, or None.
     leaving
-        How workers leave before the end, or None if none may.
+        How workers leave before the end, or None if they may not.
     """
 
     audit: Audit | None = None
@@ -70,18 +70,18 @@ class Lifecycle:
         self.start = Start(job.initial_epoch)
 
     def load_model(self, folder: Path) -> LoadedModel:
-        """The model and the callbacks that the driver has sent to the folder."""
+        """Return the model and the callbacks that the driver sent to the folder."""
         return load_job_model(self.job, folder)
 
     def seed(self, rank: int) -> None:
-        """Make what is random from here on differ from rank to rank."""
+        """Seed random numbers differently on each rank."""
         keras.utils.set_random_seed((self.job.seed + rank) % 2**32)
 
     def begin(self, replica: Replica) -> None:
-        """Find out where the training begins, and prepare the replica for it."""
+        """Determine where the training begins, and prepare the replica for it."""
 
     def share_state(self, replica: Replica) -> None:
-        """Give all ranks rank 0's weights and optimizer state."""
+        """Send rank 0's weights and optimizer state to all ranks."""
         if replica.collective.world_size > 1:
             _compare_first_weights(replica)
             offset_seeds(replica.model, replica.collective.rank)
@@ -90,41 +90,41 @@ class Lifecycle:
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
-        """The callbacks that restore and save the state; Keras calls them after all others."""
+        """Return the callbacks that restore and save the state; Keras calls them last."""
         return []
 
     def finish(self) -> None:
-        """Save what the last callbacks have changed, and wait until all is saved."""
+        """Save what the last callbacks changed, and wait until all is saved."""
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """End, once rank 0 has written the model; returns what removes what is of no more use."""
+        """End after rank 0 has written the model; returns a function that cleans up, or None."""
         return None
 
 
 def share_first_weights(replica: Replica) -> None:
-    """As `Lifecycle.share_state`, for replicas with random numbers of their own."""
+    """Send rank 0's weights to all ranks, which already have their own random numbers."""
     _compare_first_weights(replica)
     broadcast_state(replica.model, replica.collective)
 
 
 def wait_for_all(replica: Replica) -> None:
-    """Wait until rank 0 has written the model: until then the others can replace it."""
+    """Wait until rank 0 has written the model: until then the others can take its place."""
     replica.collective.all_gather(np.zeros(1, np.int8))
 
 
 def build_what_is_restored(replica: Replica) -> None:
-    """Make the variables of the metrics, and the test function, before the first step."""
+    """Create the variables of the metrics, and the test function, before the first step."""
     build_metrics(replica.model, replica.rows)
     replica.model.make_test_function(force=True)
 
 
 def _compare_first_weights(replica: Replica) -> None:
-    """Report if the ranks' weights are not equal; `InputError` if their shapes are not."""
+    """Report unequal weights of the ranks; raise `InputError` if their shapes differ."""
     check_structure(replica.model, replica.collective)
     differing = find_differing_weights(replica.model, replica.collective)
     if differing:
         text = (
-            f"the first weights of worker {', '.join(map(str, differing))} differed from those of "
-            "worker 0 (seeded by rank?): all start from worker 0's"
+            f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
+            "of worker 0 (seeded by rank?): all start with worker 0's"
         )
         replica.emit(Note(text))

@@ -1,4 +1,4 @@
-"""Workers that step on their own and average their weights now and then: for slow networks.
+"""Local steps of each worker, with an average of the weights now and then: for slow networks.
 
 Local SGD (Stich, "Local SGD converges fast and communicates little", 2019) averages the weights
 after every H steps. DiLoCo (Douillard et al., "DiLoCo: distributed low-communication training of
@@ -28,13 +28,13 @@ Array = npt.NDArray[Any]
 
 
 class OuterOptimizer:
-    """Averages flat weights over the workers and moves on from them.
+    """Optimizer of flat weights that are averaged over the workers.
 
-    With v = momentum v + d for the mean change d of the weights since the last time, the weights
+    With v = momentum v + d for the mean change d of the weights since the last average, the weights
     become w - learning_rate (d + momentum v): Nesterov's momentum. Learning rate 1 and momentum 0
     give the plain average.
 
-    It keeps two buffers of the size of the weights: those of the last time, and v.
+    It stores two buffers of the size of the weights: those of the last average, and v.
     """
 
     def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
@@ -50,7 +50,7 @@ class OuterOptimizer:
         self._velocity = [np.zeros_like(weight) for weight in weights]
 
     def read_state(self) -> dict[str, Any]:
-        """A copy of the two buffers, and of what the exchange has not sent yet."""
+        """Return a copy of the two buffers, and of what the exchange has not sent yet."""
         buffers = {"last": self._last, "velocity": self._velocity}
         copies = {name: [np.array(part) for part in parts] for name, parts in buffers.items()}
         return {**copies, "exchange": self._exchange.read_state()}
@@ -61,14 +61,14 @@ class OuterOptimizer:
         self._exchange.restore_state(state["exchange"])
 
     def step(self, rows: float, weights: list[Array]) -> list[Array]:
-        """New weights, the same on all workers.
+        """Return new weights, the same on all workers.
 
         Parameters
         ----------
         rows
-            On which this worker has trained since the last time: what its weights weigh in the
-            average (McMahan et al., "Communication-efficient learning of deep networks from
-            decentralized data", 2017).
+            Number of rows on which this worker trained since the last average: the weight of its
+            own weights in the new one (McMahan et al., "Communication-efficient learning of deep
+            networks from decentralized data", 2017).
         """
         change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
         means, _ = self._exchange.exchange(rows, 0.0, change)
@@ -79,19 +79,19 @@ class OuterOptimizer:
                 move = mean + self._momentum * self._velocity[number]
             rate = mean.dtype.type(self._learning_rate)
             self._last[number] = (self._last[number] - rate * move).astype(mean.dtype, copy=False)
-        # Copies: TensorFlow keeps what it is given.
+        # Copies, because TensorFlow retains the arrays.
         return [np.array(weight) for weight in self._last]
 
 
 class WeightAveraging:
-    """Couples one compiled model to a collective for the duration of a ``fit``.
+    """Averages of one model's weights over the workers, for the duration of a ``fit``.
 
-    Takes the place of a `GradientExchange`. Each worker's optimizer state stays its own.
+    Replaces a `GradientExchange`. Each worker has its own optimizer state.
 
     Parameters
     ----------
     every
-        Steps between two averages, H. The end of an epoch averages, too.
+        Steps between two averages, H. There is also one at the end of each epoch.
     """
 
     def __init__(
@@ -132,15 +132,15 @@ class WeightAveraging:
     is_exact = False
     shared_variables = ()
     mean_loss = None
-    """Each worker's losses are its own: they are averaged by rows."""
+    """None: each worker has its own losses, which are averaged by rows."""
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Average weights while the context lasts; the model is as it was afterwards."""
+        """Average weights while the context lasts; afterwards the model's step is restored."""
         model = self._model
         train_step = model.train_step
         if model.jit_compile:
-            # The average is outside of what XLA compiles.
+            # XLA does not compile the average.
             train_step = tf.function(train_step, jit_compile=True, reduce_retracing=True)
         with disable_jit(model), override(model, "train_step", self._wrap_step(train_step)):
             model.make_train_function(force=True)
@@ -148,26 +148,26 @@ class WeightAveraging:
         model.make_train_function(force=True)
 
     def begin_training(self) -> None:
-        """Take the weights that all workers share as the point to start from."""
+        """Start from the weights that all workers share."""
         self._outer.begin([v.numpy() for v in self._read_wide()])
 
     def begin_epoch(self) -> None:
-        """Nothing is counted by epoch."""
+        """Do nothing: steps are counted over the whole training."""
 
     def end_epoch(self) -> None:
-        """Average what has not been averaged yet: callbacks and validation see one model."""
+        """Average weights if steps followed the last average: callbacks see the same model."""
         if int(self._steps) % self._every:
             self._average()
             self._steps.assign(0)
 
     def read_state(self) -> dict[str, Any]:
-        """See `Synchronizer`."""
+        """Return the counters and the state of the outer optimizer, for a checkpoint."""
         counters = [int(self._steps), int(self._rows)]
         requested = self.agreement.is_requested
         return {"counters": counters, "requested": requested, "outer": self._outer.read_state()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """See `Synchronizer`."""
+        """Restore what `read_state` returned."""
         for counter, value in zip([self._steps, self._rows], state["counters"], strict=True):
             counter.assign(value)
         self.agreement.is_requested = state["requested"]

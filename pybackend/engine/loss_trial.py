@@ -1,8 +1,8 @@
-"""Tries on some rows whether the loss of an evaluation can be averaged over workers.
+"""Check, on some rows, that the loss of an evaluation can be averaged over workers.
 
-A mean over rows is what parts of them give, weighted by the parts' rows. Sums are not, nor are
-losses that compare the rows of a batch, wherever they come from: the loss, `add_loss`, an activity
-regularizer, a custom `compute_loss`. Whether that of a training can, its audit says.
+A mean over rows equals the mean over parts of them, weighted by the parts' rows. Sums do not, nor
+do losses that compare the rows of a batch: in the loss, `add_loss`, an activity regularizer or a
+custom `compute_loss`. The loss of a training is checked by its audit.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pybackend.engine.traced_loops import trace_loops
 from pybackend.model.behavior import compute_loss, keep_state
 from pybackend.model.layers import find_layers
 
-# How far a prediction may be off by rounding, in full and half precision, as a part of the largest.
+# Tolerance for rounding of a prediction, in full and half precision, relative to the largest.
 _MIXED = (1e-3, 0.05)
-# Where the rows are cut into parts, as shares of them. What a ratio of sums differs by grows with
-# the number of parts.
+# Positions at which the rows are cut into parts, as shares of them. The deviation of a ratio of
+# sums grows with the number of parts.
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
 
 
 def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
-    """Whether the loss of an evaluation is a mean over rows.
+    """Return whether the loss of an evaluation is a mean over rows.
 
-    Tried are parts of several sizes, at predictions that are moved at random: those of a model that
-    is not yet trained are too much alike. The model is as it was afterwards.
+    The check uses parts of several sizes, and predictions with random changes: those of a model
+    that is not yet trained are too similar. Afterwards the model's state is restored.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
             whole = _compute_total(loss)
             cut = cut_rows(loss.count, _PARTS)
             values = [loss(part) for part in cut]
-        except Exception:  # such as a model that computes nothing to compare outside of training
+        except Exception:  # such as a model without a loss outside of training
             return True
     if not np.isfinite(whole):
         return True
@@ -56,7 +56,7 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
 
 
 def mixes_rows(model: Any, rows: Any) -> bool:
-    """Whether a prediction depends on the other rows of its batch.
+    """Return whether a prediction depends on the other rows of its batch.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def mixes_rows(model: Any, rows: Any) -> bool:
             count = count_rows(rows)
             whole = _predict(model, take_part(x, slice(0, count)))
             parts = [_predict(model, take_part(x, part)) for part in cut_rows(count, _PARTS)]
-        except Exception:  # the evaluation will say why
+        except Exception:  # the evaluation will report it
             return False
     bound = _MIXED[_is_half(model)]
     for leaf, *pieces in zip(whole, *parts, strict=True):
@@ -91,18 +91,18 @@ def _predict(model: Any, x: Any) -> list[Any]:
 
 
 def _compute_total(loss: _LossOfParts) -> float:
-    """The loss of all rows, at predictions that are moved if it allows that."""
+    """Return the loss of all rows, at changed predictions if the loss accepts them."""
     everything = slice(0, loss.count)
-    with suppress(Exception):  # an assertion about predictions, say
+    with suppress(Exception):  # e.g. an assertion about predictions
         total = loss(everything)
         if np.isfinite(total):
             return total
-    loss.amount = 0.0  # what was moved may be no prediction of this model
+    loss.amount = 0.0  # changed predictions may be impossible for this model
     return loss(everything)
 
 
 class _LossOfParts:
-    """The loss of parts of the rows; ``amount`` is how far predictions are moved."""
+    """Loss of parts of the rows; predictions are changed unless ``amount`` is zero."""
 
     def __init__(self, model: Any, rows: Any) -> None:
         self.count = count_rows(rows)
@@ -110,7 +110,7 @@ class _LossOfParts:
         self._model = model
         self._rows = rows
         self._moves: list[Callable[[Any, slice], Any]] | None = None
-        # What counts its calls is to give each part the same.
+        # Layers that count their calls must treat each part alike.
         self._before = [(v, v.numpy()) for v in model.non_trainable_variables]
 
     def __call__(self, part: slice) -> float:
@@ -133,7 +133,7 @@ class _LossOfParts:
 def choose_move(
     predictions: Any, count: int, generator: np.random.Generator
 ) -> Callable[[Any, slice], Any]:
-    """How to move predictions at random, so that probabilities and rates stay what they are."""
+    """Return a function that changes predictions at random, but keeps probabilities valid."""
     shape = tuple(predictions.shape)
     type_name = keras.backend.standardize_dtype(predictions.dtype)
     if not shape or shape[0] != count or not keras.backend.is_float_dtype(type_name):
@@ -159,17 +159,17 @@ def choose_move(
 
 
 def cut_rows(count: int, shares: Sequence[float]) -> list[slice]:
-    """Uneven parts, each of at least one row, that end at shares of the rows."""
+    """Return uneven parts, each of at least one row, that end at these shares of the rows."""
     ends = {max(1, round(share * count)) for share in shares}
     bounds = sorted({0, *(end for end in ends if end < count), count})
     return [slice(*pair) for pair in itertools.pairwise(bounds)]
 
 
 def take_part(rows: Any, part: slice) -> Any:
-    """Some of the rows, as tensors."""
+    """Return some of the rows, as tensors."""
     return keras.tree.map_structure(lambda array: tf.convert_to_tensor(array[part]), rows)
 
 
 def count_rows(rows: Any) -> int:
-    """Number of rows."""
+    """Return the number of rows."""
     return len(keras.tree.flatten(rows)[0])

@@ -1,4 +1,4 @@
-"""Figures over the rows of all workers: metrics from their summed state, not averaged averages."""
+"""Metrics over the rows of all workers, from their summed state instead of averaged averages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def combine_logs(
     rows: Any,
     shared: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """One rank's logs made those of all: metrics from their summed state, the rest averaged.
+    """Combine the logs of all ranks: metrics from their summed state, the rest averaged.
 
-    A log is a metric's if it has that metric's value on all ranks; a custom step may log anything
-    under any name. Ranks without rows, which may have no logs, take part with nothing.
+    A logged value belongs to a metric if it equals that metric's value on all ranks; a custom step
+    may log anything under any name. Ranks without rows, which may have no logs, contribute nothing.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ def combine_logs(
 def _find_metrics(
     logs: Mapping[str, Any], local: Mapping[str, Any], collective: Collective, rows: Any
 ) -> dict[str, str | None]:
-    """Logged names, and the metric whose value each has on every rank that has logged it."""
-    # Whoever had rows knows what is logged.
+    """Return logged names, with the metric whose value each has on every rank that logged it."""
+    # A rank with rows knows what is logged.
     root = int(np.argmax(rows))
     text = json.dumps(list(logs) or list(local)).encode()
     size = np.array([len(text)])
@@ -73,9 +73,9 @@ def _find_metrics(
 
 
 def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> dict[str, Any]:
-    """Results of the metrics from the sums of their variables: exact, not averages."""
-    kept = {id(variable) for variable in shared}
-    variables = [v for v in model.metrics_variables if id(v) not in kept]
+    """Return the results of the metrics from the sums of their variables: exact, not averages."""
+    equal = {id(variable) for variable in shared}
+    variables = [v for v in model.metrics_variables if id(v) not in equal]
     if collective.world_size > 1 and variables:
         values = [np.array(v.numpy()) for v in variables]
         flat = np.concatenate([v.reshape(-1).astype(np.float64) for v in values])
@@ -87,12 +87,12 @@ def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> d
 
 
 def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
-    """Names of metrics of custom classes of which nobody has tried whether their state sums up.
+    """Return names of metrics of custom classes whose state was not checked to be a sum.
 
     Parameters
     ----------
     are_compiled_tried
-        Those given to ``compile`` were tried.
+        True if the metrics passed to ``compile`` were checked.
     """
     compiled = find_compiled_metrics(model)
     known = compiled if are_compiled_tried else []
@@ -110,6 +110,6 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def to_plain(value: Any) -> Any:
-    """A metric's value as a Python float, or a list if it has several (F1 per class)."""
+    """Convert a metric's value to a Python float, or a list if it has several (F1 per class)."""
     array = np.asarray(value, dtype=np.float64)
     return float(array) if array.ndim == 0 else array.tolist()

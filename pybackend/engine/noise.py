@@ -1,8 +1,8 @@
-"""Stands in for random numbers, so that a step comes to the same whatever batch a row is in.
+"""Constants in place of random numbers, so that a step's result does not depend on the batches.
 
-Keras's layers, `keras.random` and most of what users write draw by a few functions of TensorFlow.
-Each draw becomes one number, the same for all rows, and dropout leaves out nothing. Generators of
-seeds give one seed, so what else is drawn by these is the same if its shape is.
+Keras's layers, `keras.random` and most custom code draw with a few functions of TensorFlow. Each
+draw becomes one number, the same for all rows, and dropout drops nothing. Seed generators return
+one seed, so other draws from it are equal if their shapes are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pybackend.engine.overrides import override
 Arguments = Mapping[str, Any]
 
 PLACES: tuple[float, ...] = (0.7, 0.03)
-"""Where in its range a number may be: what asks for less than some rate happens, or does not."""
+"""Positions of a constant in its range: an event of a small rate does not happen, or happens."""
 _SEED = 1337
 
 
@@ -86,16 +86,16 @@ _STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
 
 
 class Noise:
-    """The random numbers of a training's steps.
+    """Record of the random numbers that a training's steps draw.
 
     Attributes
     ----------
     is_drawn
-        Whether some were drawn while `watch` lasted, be it while a step was traced.
+        True if some were drawn while `watch` lasted, also while a step was traced.
     has_seeds
-        Whether a generator of Keras's gave seeds for them.
+        True if one of Keras's generators returned seeds for them.
     is_stateless
-        Whether some were drawn by a seed.
+        True if some were drawn with a given seed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Noise:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note in this context whether random numbers are drawn."""
+        """Record in this context whether random numbers are drawn."""
 
         def note(draw: Callable[..., Any], stand_in: StandIn | None = None) -> Any:
             @wraps(draw)
@@ -124,9 +124,9 @@ class Noise:
 
 @contextmanager
 def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
-    """Let nothing be drawn at random in this context; generators stay as they are.
+    """Replace random draws by constants in this context; the state of generators is unchanged.
 
-    Other threads, such as those of a pipeline that makes the next batch, draw as they do.
+    Draws of other threads, such as those of a pipeline that makes the next batch, are unchanged.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Callbacks of rank 0 that let the session see the training's steps, and stop it."""
+"""Callbacks of rank 0 that report the training's steps to the driver, and stop the training."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pybackend.engine.replica import Replica
 from pybackend.job.answers import Answers
 from pybackend.job.messages import StepEnded
 
-# People read no faster, and a step takes milliseconds.
+# People do not read faster, and a step takes milliseconds.
 _REPORT_SECONDS = 0.25
 
 
 class StepReports(keras.callbacks.Callback):
-    """Reports a few steps a second, by what Keras gives its callbacks anyway."""
+    """Callback that reports a few steps a second, with the logs that Keras computes anyway."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class StepReports(keras.callbacks.Callback):
         self._due = now + _REPORT_SECONDS
         # The last of several steps per execution may lie beyond the epoch's end.
         step = min(batch + 1, self._feed.steps)
-        figures = {name: to_plain(value) for name, value in (logs or {}).items()}
+        metrics = {name: to_plain(value) for name, value in (logs or {}).items()}
         epochs, seconds = self._job.epochs, now - self._began
         self._emit(
             StepEnded(
@@ -53,7 +53,7 @@ class StepReports(keras.callbacks.Callback):
                 self._feed.steps,
                 self._count_rows(step),
                 seconds,
-                figures,
+                metrics,
             )
         )
 
@@ -64,9 +64,9 @@ class StepReports(keras.callbacks.Callback):
 
 
 class StopWhenAsked(keras.callbacks.Callback):
-    """Stops the training when an observer wants it, right after an epoch or within one.
+    """Callback that stops the training on an observer's request, after an epoch or within one.
 
-    It comes after the user's callbacks, and before those by which all ranks stop together.
+    It runs after the custom callbacks, and before the one that makes all ranks stop together.
     """
 
     def __init__(self, answers: Answers) -> None:

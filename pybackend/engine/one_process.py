@@ -1,4 +1,4 @@
-"""Takes a step as one process does: Keras's own, on the rows of all workers."""
+"""Steps of one process: Keras's own step, on the rows of all workers."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ Values = dict[int, Array]
 
 
 class StepState:
-    """All variables that a training step may change.
+    """Variables that a training step may change.
 
     Parameters
     ----------
     others
-        Variables beside those of the model and its optimizers.
+        Further variables, besides those of the model and its optimizers.
     """
 
     def __init__(self, model: Any, others: Sequence[Any] = ()) -> None:
         self._model = model
         self._others = others
         self.variables: dict[int, Any] = {}
-        """TensorFlow's variables by their identity, as `find` has found them."""
+        """TensorFlow's variables by their identity, as `find` returned them."""
 
     def find(self) -> dict[int, Any]:
-        """Look for the variables: a step may have made new ones."""
+        """Find the variables: a step may have created new ones."""
         model = self._model
         optimizers = find_optimizers(model)
         found = [*model.variables, *(v for one in optimizers for v in one.variables)]
@@ -58,7 +58,7 @@ class StepState:
         return self.variables
 
     def name_variables(self) -> dict[int, str]:
-        """What to call them in a message."""
+        """Return the names of the variables for messages."""
         model = self._model
         names = {
             id(as_tensorflow(value)): f"{part.name}.{name}"
@@ -73,41 +73,41 @@ class StepState:
         return names | {id(v.value): str(v.path) for v in model.variables}
 
     def read(self, which: Sequence[int] | None = None) -> Values:
-        """Copies of the values, of all variables or of some."""
+        """Return copies of the values of all variables, or of some."""
         found = self.variables
         chosen = found if which is None else [key for key in which if key in found]
         return {key: np.array(found[key].numpy()) for key in chosen}
 
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
-        """Variables of metrics, without those that are the same on all workers."""
+        """Return variables of metrics, without those that are the same on all workers."""
         left_out = {id(as_tensorflow(variable)) for variable in shared}
         listed = [id(v.value) for v in self._model.metrics_variables]
-        # Keras's own mean of the loss is none of the model's metrics if these are listed anew.
+        # Keras's own mean of the loss is not among the metrics of a model that lists them itself.
         own = [id(v.value) for one in find_metrics(self._model) for v in one.variables]
         return [key for key in dict.fromkeys([*listed, *own]) if key not in left_out]
 
     def list_statistics(self) -> list[int]:
-        """Variables of `find_statistics`."""
+        """Return the variables of `find_statistics`."""
         return [id(v.value) for v in find_statistics(self._model)]
 
     def list_generators(self) -> list[int]:
-        """States of random generators."""
+        """Return the states of random generators."""
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        """Of all values, those of the variables that are known."""
+        """Return the bytes of all values, for the variables found so far."""
         found = self.variables or self.find()
         return sum(int(np.prod(v.shape)) * v.dtype.size for v in found.values())
 
     def write(self, values: Mapping[int, Array]) -> None:
-        """Give variables their values."""
+        """Assign values to the variables."""
         for key, value in values.items():
             if key in self.variables:
                 self.variables[key].assign(value)
 
 
 class OneProcess:
-    """Takes steps outside of a graph.
+    """Steps of one process, outside of a graph.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class OneProcess:
     Attributes
     ----------
     place
-        Where random numbers are; see `stand_in_noise`.
+        Constant in place of random numbers, as for `stand_in_noise`.
     """
 
     def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
@@ -132,19 +132,19 @@ class OneProcess:
         batch: Any,
         move: Callable[[Array], Array] | None = None,
     ) -> None:
-        """Take a step by a batch of arrays.
+        """Take a step on a batch of arrays.
 
         Parameters
         ----------
         step
-            The model's ``train_step``, as it is or with an exchange.
+            The model's ``train_step``, unchanged or with an exchange.
         move
-            What becomes of each layer's outputs, and so of their gradients.
+            Changes each layer's outputs, and so their gradients.
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault(self.place, {})
         with ExitStack() as stack:
-            # A graph traced before would be that of other rows, and of random numbers.
+            # A graph traced before would have other rows, and random numbers.
             stack.enter_context(running_functions(eagerly=True))
             stack.enter_context(_multiplying_exactly())
             stack.enter_context(self._average_as_traced())
@@ -162,17 +162,17 @@ class OneProcess:
         noise: float,
         generator: np.random.Generator,
     ) -> None:
-        """Take steps by the rows of all workers, each normalized as on its worker.
+        """Take steps on the rows of all workers, each normalized as on its worker.
 
         Parameters
         ----------
         moved
-            Called before each step.
+            Functions to call before each step.
         noise
-            Move the numbers among the rows, and what layers make of them, by so much of their size,
-            at random.
+            Random relative change of the floating-point numbers in the rows, and of the layers'
+            outputs.
         generator
-            Draws it.
+            Draws the changes.
         """
         move = partial(disturb, noise=noise, generator=generator) if noise else None
         for rows, before in zip(steps, moved, strict=True):
@@ -185,10 +185,10 @@ class OneProcess:
 
     @contextmanager
     def _average_as_traced(self) -> Iterator[None]:
-        """Have the means of one number per step be what they are in a traced step.
+        """Compute the means of one value per step as in a traced step.
 
-        There Keras does not know how many rows a batch has, and counts each step as one; in a step
-        that is not traced it weighs the step by its rows.
+        There Keras does not know how many rows a batch has, and gives each step the weight one; in
+        a step that is not traced it weights the step by its rows.
         """
         with ExitStack() as stack:
             for mean in [] if self._model.run_eagerly else find_step_means(self._model):
@@ -196,7 +196,7 @@ class OneProcess:
             yield
 
     def _weigh(self, batch: Any) -> Any:
-        """With the weights of classes as weights of rows, as Keras has them."""
+        """Add the weights of classes as weights of rows, as Keras does."""
         if self._class_weight is None or len(batch) != 2:
             return batch
         y = batch[1]
@@ -207,7 +207,7 @@ class OneProcess:
 
     @contextmanager
     def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
-        """Have layers that normalize by a worker's own rows do so."""
+        """Normalize separately by each worker's rows, in layers that do so in a training."""
         with ExitStack() as stack:
             spread = {
                 id(inner)
@@ -223,7 +223,7 @@ class OneProcess:
 
 @contextmanager
 def _multiplying_exactly() -> Iterator[None]:
-    """Meanwhile GPUs use all digits of numbers of float32, not those of TF32 alone."""
+    """Make GPUs use the full precision of float32 instead of TF32, in this context."""
     settings = tf.config.experimental
     before = settings.tensor_float_32_execution_enabled()
     settings.enable_tensor_float_32_execution(False)
@@ -235,7 +235,7 @@ def _multiplying_exactly() -> Iterator[None]:
 
 @contextmanager
 def _without_cudnn(model: Any) -> Iterator[None]:
-    """Meanwhile no recurrent layer is computed by cuDNN, which keeps to its first digits."""
+    """Compute recurrent layers without cuDNN, which has less precision, in this context."""
     with ExitStack() as stack:
         for layer in find_layers(model):
             if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
@@ -245,11 +245,11 @@ def _without_cudnn(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _moving_outputs(model: Any, move: Callable[[Array], Array]) -> Iterator[None]:
-    """Meanwhile what layers compute is moved, as rounding moves it, and its gradients as well."""
+    """Change layers' outputs and their gradients, as rounding does, in this context."""
 
     def move_tensor(outputs: Any) -> Any:
         is_real = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
-        # Within the loop of a recurrent layer there are no values yet.
+        # Within the loop of a recurrent layer, tensors have no values yet.
         if not is_real or not tf.executing_eagerly():
             return outputs
         return outputs * move(np.ones(outputs.shape, outputs.dtype.as_numpy_dtype))
@@ -262,7 +262,7 @@ def _moving_outputs(model: Any, move: Callable[[Array], Array]) -> Iterator[None
 
     with ExitStack() as stack:
         for layer in find_layers(model):
-            # What holds other layers may give back a tensor of theirs, and with it the mask.
+            # A layer that contains others may return a tensor of theirs, and with it the mask.
             if isinstance(layer, keras.layers.RNN) or not find_layers(layer):
                 stack.enter_context(override(layer, "call", watch(layer.call)))
         yield
@@ -284,8 +284,10 @@ def _by_parts(
             return call(inputs, training=training, mask=mask)
         times, rest = divmod(int(inputs.shape[0]), int(rows.counts.sum()))
         if rest or (times > 1 and not lays_end_to_end):
-            raise UnequalRows("a layer that normalizes is called with other rows than the batch's")
-        # Places of a row may have been laid end to end.
+            raise UnequalRows(
+                "a normalization layer is called with rows other than those of the batch"
+            )
+        # Time steps of a row may have been concatenated.
         places = [
             (part[:, None] * times + np.arange(times)).reshape(-1)
             for part in rows.parts
@@ -305,7 +307,7 @@ def _by_parts(
 
 
 def find_unsynchronized(model: Any) -> list[Any]:
-    """Layers that normalize by the rows of each worker alone, which is documented."""
+    """Return layers that normalize by each worker's own rows, which is documented."""
     return [
         layer
         for layer in find_layers(model)
@@ -316,12 +318,12 @@ def find_unsynchronized(model: Any) -> list[Any]:
 
 
 def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
-    """Numbers moved by a part of their size at random; what is no number stays as it is."""
+    """Return floating-point numbers with random relative changes; other values unchanged."""
     if not is_number(values):
         return values
     moved = np.array(values)
     flat = moved.reshape(-1)
-    for first in range(0, len(flat), _PIECE):  # memory has no room for all of a large one
+    for first in range(0, len(flat), _PIECE):  # a large array would not fit into memory
         part = flat[first : first + _PIECE]
         factors = 1 + noise * generator.standard_normal(part.shape)
         part[:] = (part.astype(np.float64) * factors).astype(values.dtype)
@@ -329,7 +331,7 @@ def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
 
 
 def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
-    """Plain attributes of a model and its layers, which steps in Python may change or ask for."""
+    """Return plain attributes of a model and its layers that Python code of a step may use."""
     return {
         (number, name): value
         for number, part in enumerate([model, *find_layers(model)])
@@ -340,7 +342,7 @@ def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
 
 
 def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> None:
-    """Undo what steps in Python have changed since `find_own_settings`."""
+    """Restore the attributes that Python code of steps changed since `find_own_settings`."""
     parts = [model, *find_layers(model)]
     for key, value in find_own_settings(model).items():
         if key in settings and settings[key] != value:
@@ -348,5 +350,5 @@ def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> Non
 
 
 def as_tensorflow(variable: Any) -> Any:
-    """TensorFlow's variable behind one of Keras's."""
+    """Return TensorFlow's variable behind one of Keras's."""
     return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,4 +1,4 @@
-"""Changes to one model or optimizer instance that are undone afterwards."""
+"""Temporary changes to one instance of a model or an optimizer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _ABSENT = object()
 
 @contextmanager
 def override(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Give one object an attribute of its own for a while."""
-    kept = vars(holder).get(name, _ABSENT)
+    """Set an attribute of one object in this context."""
+    before = vars(holder).get(name, _ABSENT)
     setattr(holder, name, value)
     try:
         yield
     finally:
-        if kept is _ABSENT:
+        if before is _ABSENT:
             delattr(holder, name)
         else:
-            setattr(holder, name, kept)
+            setattr(holder, name, before)
 
 
 @contextmanager
 def disable_jit(model: Any) -> Iterator[None]:
-    """Switch a model's ``jit_compile`` off for a while."""
+    """Switch a model's ``jit_compile`` off in this context."""
     compiled = model.jit_compile
     model.jit_compile = False
     try:

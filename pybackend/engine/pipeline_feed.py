@@ -1,4 +1,4 @@
-"""Feeds the batches of the user's own pipeline: of any sizes, on any number of steps."""
+"""Feed of the batches of a custom pipeline: of any sizes, for any number of steps."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from pybackend.errors import InputError
 
 
 def count_rows(data: Any) -> Any:
-    """Number of rows of a batch, as a scalar int32 tensor: those of its labels, if it has any."""
+    """Return the rows of a batch as a scalar int32 tensor: those of its labels, if it has any."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     return tf.shape(tf.nest.flatten(x if y is None else y)[0])[0]
 
 
 class PipelineFeed:
-    """A user's ``tf.data.Dataset`` as local batches; takes the place of a `Feed`.
+    """Custom ``tf.data.Dataset`` as local batches, in place of a `Feed`.
 
-    An epoch has as many steps as the longest worker's data set has batches, or ``limit``. Batches
-    without rows follow if a worker's own end earlier. A data set that does not know its length
-    is read once to count them, unless there is a ``limit``.
+    An epoch has as many steps as the longest worker's data set has batches, or ``limit``. If a
+    worker's own batches end earlier, batches without rows follow. A data set that does not know its
+    length is read once to count them, unless there is a ``limit``.
 
     Parameters
     ----------
     data
-        Of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
+        Data set of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     limit
-        Steps per epoch; needed if any worker's data set is endless, which then goes on from
+        Steps per epoch; required if any worker's data set is endless, which then continues from
         epoch to epoch.
 
     Attributes
@@ -43,11 +43,11 @@ class PipelineFeed:
     sample
         Rows of the first batch.
     is_uneven
-        The arrays of a batch have different numbers of rows; those of ``y`` are counted.
+        True if arrays of a batch have different numbers of rows; those of ``y`` are counted.
     arrivals
-        When the batches of this epoch were there.
+        Times at which the batches of this epoch were ready.
     total_rows
-        None: no worker knows how many rows the others will bring to a step.
+        None: no worker knows how many rows the others will have in a step.
     """
 
     total_rows = None
@@ -55,7 +55,7 @@ class PipelineFeed:
 
     @property
     def is_endless(self) -> bool:
-        """Whether the batches go on from epoch to epoch."""
+        """True if the batches continue from epoch to epoch."""
         return self._is_endless
 
     def __init__(self, data: Any, collective: Collective, limit: int | None) -> None:
@@ -63,7 +63,7 @@ class PipelineFeed:
         self.rows = 0
         self._collective = collective
         self._data = data
-        # Rows of the batches that TensorFlow has read, which is ahead of the training.
+        # Rows of the batches that TensorFlow has read, ahead of the training.
         self._read: deque[int] = deque()
         self._steps_taken = 0
         self._last_rows = 0
@@ -71,7 +71,7 @@ class PipelineFeed:
         self.arrivals = Arrivals()
         own = int(data.cardinality())
         unknown = own == tf.data.UNKNOWN_CARDINALITY
-        # It goes on from epoch to epoch, as in Keras.
+        # It continues from epoch to epoch, as in Keras.
         self._is_endless = own == tf.data.INFINITE_CARDINALITY or (unknown and limit is not None)
         if unknown and limit is None:
             own = int(data.reduce(np.int64(0), lambda count, _: count + 1))
@@ -81,17 +81,17 @@ class PipelineFeed:
         everyone = collective.all_gather(np.array([own, unknown, uneven], np.int64))
         batches = [int(count) for count, _, _ in everyone]
         self.steps = self._count_epoch_steps(batches, limit)
-        # What a pipeline gave once it need not give again.
+        # A pipeline that was read once need not return the same number of batches again.
         is_sure = not any(unknown for _, unknown, _ in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
         self.is_uneven = any(uneven for _, _, uneven in everyone)
-        if self.is_uneven:  # no row of one array belongs to a row of another
+        if self.is_uneven:  # rows of different arrays do not correspond
             leaves = {key: leaf[:0] for key, leaf in leaves.items()}
         self.sample = ArrayRows(leaves)
 
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
-        """Steps of an epoch; workers' numbers of batches are negative if endless or unknown."""
+        """Return the steps of an epoch; numbers of batches are negative if endless or unknown."""
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
@@ -113,53 +113,53 @@ class PipelineFeed:
         return {"steps_per_epoch": self.steps} if self._is_endless else {}
 
     def rows_at(self, step: int) -> Any:
-        """Rows of every rank's local batch at the step just taken; shape (world size,).
+        """Return the rows of every rank's local batch at the last step; shape (world size,).
 
         Raises
         ------
         InputError
-            None has any: the pipeline gave fewer batches than at first, or than `steps_per_epoch`
-            wants.
+            No rank has rows: the pipeline returned fewer batches than at first, or than
+            `steps_per_epoch` requires.
         """
         own = np.array([self._last_rows], np.int64)
         rows = np.concatenate(self._collective.all_gather(own))
         if not rows.any():
             raise InputError(
                 f"the function `data` gave no rows for step {self._steps_taken} of "
-                f"{self.steps} on any worker: a pipeline must give its batches in every epoch, not "
-                "only once (an iterator is used up), and as many as `steps_per_epoch` wants"
+                f"{self.steps} on any worker: a pipeline must return its batches in every epoch, "
+                "not only once (an iterator is used up), and as many as `steps_per_epoch` requires"
             )
         return rows
 
     def share(self) -> float:
-        """This worker's part of all rows of the epoch."""
+        """Return this worker's share of all rows of the epoch."""
         total = all_sum(self._collective, [float(self.rows)])[0]
         return self.rows / total if total else 0.0
 
     def begin_epoch(self, epoch: int) -> None:
         """Count the rows of an epoch from here."""
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
-        if not self._is_endless:  # it begins again, whatever was read ahead
+        if not self._is_endless:  # it begins again; batches that were read ahead are dropped
             self._read.clear()
             self._first = None
             self.arrivals.clear()
 
     def count_steps(self, steps: int) -> None:
-        """Note that so many steps of the epoch are done."""
+        """Count the rows of the steps that are done."""
         for _ in range(steps - self._steps_taken):
             self._last_rows = self._read.popleft()
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
-        """As `Feed.read_step`, of the first batch that an epoch has read, which alone is kept."""
+        """Return the first batch of the epoch, the only one that is stored, like `Feed`."""
         return flatten(self._first), 0
 
     def resume(self, first_epoch: int) -> None:
-        """Begin with a later epoch: the pipeline does not know which."""
+        """Do nothing: a pipeline does not depend on the first epoch."""
 
     def dataset(self, skip: int = 0) -> Any:
-        """The local batches of one epoch, or of all if they do not end; none can be skipped."""
+        """Return the local batches of an epoch, or of all if endless; steps cannot be skipped."""
         nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
         count = tf.autograph.experimental.do_not_convert(self._count)
         if self._is_endless:
@@ -177,7 +177,7 @@ class PipelineFeed:
             self.arrivals.note(1)
             return self._first is None
 
-        def keep(*leaves: Any) -> Any:
+        def store(*leaves: Any) -> Any:
             copies = [np.array(leaf) for leaf in leaves]
             self._first = tf.nest.pack_sequence_as(element, copies)
             return False
@@ -186,19 +186,19 @@ class PipelineFeed:
         rows = count_rows(element)
         is_first = tf.numpy_function(note, [rows], tf.bool, stateful=True)
         is_first.set_shape([])
-        kept = tf.cond(
+        stored = tf.cond(
             is_first,
-            lambda: tf.numpy_function(keep, leaves, tf.bool, stateful=True),
+            lambda: tf.numpy_function(store, leaves, tf.bool, stateful=True),
             lambda: False,
         )
-        with tf.control_dependencies([kept]):
+        with tf.control_dependencies([stored]):
             return tf.nest.map_structure(tf.identity, element)
 
     def _make_empty_arrays(self) -> Any:
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), self._make_empty())
 
     def _make_empty(self) -> Any:
-        """A batch without rows."""
+        """Return a batch without rows."""
 
         def empty(spec: Any) -> Any:
             return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)

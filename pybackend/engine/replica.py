@@ -1,4 +1,4 @@
-"""One worker's replica of the model: made once, with all that is found out about it."""
+"""One worker's replica of the model, built once, with the results of all checks."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
 
 _ABOUT_METRICS = (
-    "some of the metrics are not sums over rows: in each step the workers send each other their "
-    "outputs, and compute the metrics of all rows"
+    "some of the metrics are not sums over rows: in each step the workers exchange their outputs, "
+    "and compute the metrics over all rows"
 )
 _ABOUT_UNTRIED_METRICS = (
-    "the metrics failed when they were tried on some rows: their variables are summed over the "
-    "workers, which is right for sums and counts only"
+    "the check of the metrics on some rows failed: their variables are summed over the workers, "
+    "which is correct only for sums and counts"
 )
 _ABOUT_UNEVEN = (
     "the arrays of a batch have different numbers of rows: gradients are weighted by the rows of "
@@ -58,22 +58,22 @@ _ABOUT_UNEVEN = (
 
 @dataclass(frozen=True)
 class Replica:
-    """A worker's model and rows, ready to train.
+    """Model and rows of one worker, ready to train.
 
     Attributes
     ----------
     feed
-        Gives the batches of each epoch.
+        Batches of each epoch.
     rows
-        The training rows, or of a ``tf.data.Dataset`` some like them.
+        The training rows, or some similar ones for a ``tf.data.Dataset``.
     inputs
-        Describes what the model is called with, see `describe_inputs`.
+        Description of the model's inputs, from `describe_inputs`.
     metrics
-        Whether the metrics given to ``compile`` may be summed over the workers.
+        Whether the metrics passed to ``compile`` may be summed over the workers.
     plan
         How rank 0 writes the trained model; None on others.
     held_out, validation
-        The validation, and its rows; None without one.
+        The validation, and its rows; None without validation data.
     """
 
     job: TrainingJob
@@ -91,12 +91,12 @@ class Replica:
 
     @property
     def model(self) -> Any:
-        """The Keras model."""
+        """Keras model of this worker."""
         return self.loaded.model
 
     @property
     def rank(self) -> int:
-        """This worker's number."""
+        """Rank of this worker."""
         return self.collective.rank
 
 
@@ -110,15 +110,15 @@ def make_replica(
     stream: Any,
     seed: Callable[[int], None],
 ) -> Replica:
-    """Build a worker's model by its rows, check both, and try on some rows what may be exchanged.
+    """Build a worker's model for its rows, check both, and check metrics and losses on some rows.
 
     Parameters
     ----------
     counts, folder, emit, stream
         As in `train`.
     seed
-        Makes what is random differ from rank to rank; called with the rank once all that must be
-        equal is made.
+        Seeds random numbers differently on each rank; called with the rank after everything that
+        must be equal was created.
     """
     model, rank = loaded.model, collective.rank
     spools = [folder / name for name in counts if (folder / name).is_dir()]
@@ -173,7 +173,7 @@ def make_replica(
 def build_variables(model: Any, rows: Rows) -> Any:
     """Create all weights and the optimizer's state, so that they can be made equal.
 
-    Returns what describes the inputs.
+    Returns a description of the inputs.
     """
     check_has_labels(model, rows.spec, "data", trains=True)
     check_input_names(model, rows.spec)
@@ -193,12 +193,12 @@ def _make_feed(
     stream: Any,
     in_memory: bool,
 ) -> tuple[Feed | PipelineFeed, Rows]:
-    """The local batches, and rows like theirs."""
+    """Return the local batches, and similar rows."""
     if stream is not None:
         if job.workers > 1 and not job.has_global_loss and has_masked_loss(model):
             raise InputError(
-                "masks reach the loss of this model, so that its steps must be weighted by what "
-                "they hold: pass the rows themselves, not a function `data`"
+                "masks reach the loss of this model, so its steps must be weighted by their "
+                "unmasked time steps: pass the rows themselves, not a function `data`"
             )
         pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
         return pipeline_feed, pipeline_feed.sample
@@ -221,7 +221,7 @@ def _make_feed(
 
 
 def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
-    """Shape a worker's rows; of an elastic training it holds all rows, and takes its part."""
+    """Shape a worker's rows; in an elastic training each has all rows and uses its shard."""
     rows = reshape_rows(spooled, model)
     return DealtRows(rows, job.workers, rank) if job.is_elastic else rows
 

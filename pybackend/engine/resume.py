@@ -1,4 +1,4 @@
-"""A training with checkpoints: finds the one that it resumes from, and gives it to all workers."""
+"""Training with checkpoints: finds the one to resume from, and sends it to all workers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from pybackend.job.notice import Notice
 from pybackend.model.compare import hash_weights
 
 _ABOUT_PIPELINES = (
-    "a training that resumes calls the function `data` anew: its result is that of one without an "
-    "interruption if the function gives the same batches in every epoch"
+    "a resumed training calls the function `data` again: its result equals that of an "
+    "uninterrupted training if the function returns the same batches in every epoch"
 )
 
 
 class CheckpointedLifecycle(Lifecycle):
-    """A training whose state is saved in a folder, from which it resumes."""
+    """Lifecycle of a training whose state is saved in a folder, from which it resumes."""
 
     _checkpoints: Checkpoints
     _keeper: Checkpointing | None = None
 
     def begin(self, replica: Replica) -> None:
-        """See `Lifecycle.begin`; raises as `open_checkpoints`."""
+        """Open the checkpoints, and prepare to resume; raises the errors of `open_checkpoints`."""
         job, model, plan = self.job, replica.model, replica.plan
         rows = replica.rows if isinstance(replica.feed, Feed) else None
         sets = {"train": rows, "validation": replica.validation}
@@ -66,32 +66,32 @@ class CheckpointedLifecycle(Lifecycle):
             replica.feed.resume(job.initial_epoch)
         is_resumed = self.start.state is not None and has_keras_train_step(model)
         if is_resumed or self.start.is_within_epoch or model.jit_compile:
-            # XLA fuses a step otherwise that makes these variables first.
+            # XLA fuses a step differently if it creates these variables first.
             build_what_is_restored(replica)
-        # To the end: what comes after it is saved by then, and handed over.
+        # Active to the end: by then all is saved.
         notice = Notice()
         notice.expect()
-        # Within an epoch, the place in a pipeline could not be found again.
+        # Within an epoch, the position in a pipeline could not be restored.
         self.leaving = Leaving(replica.collective, notice, isinstance(replica.feed, Feed))
 
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
-        """See `Lifecycle.make_callbacks`."""
+        """Return the callbacks that write checkpoints and restore them."""
         assert self.leaving is not None
-        kept = keep_callbacks(replica)
-        state = TrainingState(replica.model, sync, synchronizer, kept)
+        stateful = keep_callbacks(replica)
+        state = TrainingState(replica.model, sync, synchronizer, stateful)
         self._keeper = Checkpointing(replica, self._checkpoints, state, self.leaving)
-        return [kept[HISTORY], self._keeper]
+        return [stateful[HISTORY], self._keeper]
 
     def finish(self) -> None:
-        """See `Lifecycle.finish`."""
+        """Write the last checkpoint, and wait until it is written."""
         if self._keeper is not None:
             self._keeper.finish()
         self._checkpoints.wait(self.job.timeout)
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """See `Lifecycle.close`."""
+        """Return a function that removes the checkpoints, if they are not retained."""
         if not self.job.discards_checkpoints:
             return None
         wait_for_all(replica)
@@ -101,7 +101,7 @@ class CheckpointedLifecycle(Lifecycle):
 def describe_model(
     job: TrainingJob, model: Any, plan: SavingPlan, inputs: Any, description: Mapping[str, Any]
 ) -> Manifest:
-    """What all checkpoints of a training have in common, before its model was written."""
+    """Return what all checkpoints of a training have in common, before its model is written."""
     return Manifest(
         epoch=job.initial_epoch,
         step=0,
@@ -123,22 +123,22 @@ def open_checkpoints(
     write_model: Callable[[], bytes],
     emit: Emit,
 ) -> Checkpoints:
-    """The checkpoints of a job; rank 0 alone reads and writes them.
+    """Open the checkpoints of a job; only rank 0 reads and writes them.
 
     Parameters
     ----------
     manifest
         On rank 0: what all checkpoints of this training have in common.
     write_model
-        The file of the model, as it is before it is trained.
+        Returns the file of the model before its training.
 
     Raises
     ------
     InputError
-        The folder has checkpoints of another training, or some although the job is not to resume,
-        or none that is intact.
+        The folder has checkpoints of another training, or some although the job does not resume,
+        or all are damaged.
     ClusterError
-        They cannot be read at this time.
+        They cannot be read at present.
     """
     options = job.checkpoint
     assert options is not None
@@ -147,55 +147,55 @@ def open_checkpoints(
     store = CheckpointStore(options.uri)
     check_writable(f"{options.uri.rstrip('/')}/checkpoint")
     store.open()
-    kept = _find(store, job, manifest, emit)
-    if kept is None or kept.model is None:
+    newest = _find(store, job, manifest, emit)
+    if newest is None or newest.model is None:
         model = store.write_model(write_model(), manifest.model_format)
         manifest = replace(manifest, model=model)
-    else:  # the file of the model lies there, too
-        there = kept.manifest
+    else:  # the file of the model exists, too
+        there = newest.manifest
         manifest = replace(manifest, model=there.model, model_format=there.model_format)
         manifest = replace(manifest, model_weights=there.model_weights)
     writer = CheckpointWriter(store, options.keep, emit)
-    return Checkpoints(options, _share(kept, job, collective), store, writer, manifest)
+    return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
 
 
 def _find(store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit) -> Kept | None:
-    """The newest checkpoint, if there is one and the job is to resume."""
+    """Return the newest checkpoint, if there is one and the job resumes."""
     if not job.resume:
         store.check_is_empty()
         return None
-    kept = store.find_newest(lambda text: emit(Note(text)))
-    if kept is None:
+    newest = store.find_newest(lambda text: emit(Note(text)))
+    if newest is None:
         emit(Note(f"there is no checkpoint at {store.uri!r}: the training starts from scratch"))
         return None
-    check_is_same(store.uri, kept.manifest, job, own.job)
-    emit(Note(f"the training goes on from the checkpoint of {kept.manifest.place}"))
-    emit(Resumed(kept.manifest.place))
-    return kept
+    check_is_same(store.uri, newest.manifest, job, own.job)
+    emit(Note(f"the training resumes from the checkpoint of {newest.manifest.place}"))
+    emit(Resumed(newest.manifest.place))
+    return newest
 
 
-def _share(kept: Kept | None, job: TrainingJob, collective: Collective) -> Start:
-    """Where the training begins, on all ranks, with the state that rank 0 has read."""
+def _share(newest: Kept | None, job: TrainingJob, collective: Collective) -> Start:
+    """Return on all ranks where the training begins, with the state that rank 0 has read."""
     place = np.array([job.initial_epoch, 0, 0, 0], np.int64)
-    if kept is not None:
-        there = kept.manifest
-        place[:] = there.epoch, there.step, there.is_stopped, len(kept.state)
+    if newest is not None:
+        there = newest.manifest
+        place[:] = there.epoch, there.step, there.is_stopped, len(newest.state)
     collective.broadcast(place)
     epoch, step, is_stopped, size = map(int, place)
     if not size:
         return Start(epoch)
     content = np.zeros(size, np.uint8)
-    if kept is not None:
-        content[:] = np.frombuffer(kept.state, np.uint8)
+    if newest is not None:
+        content[:] = np.frombuffer(newest.state, np.uint8)
     collective.broadcast(content)
     return Start(epoch, step, bool(is_stopped), decode_state(content.tobytes()))
 
 
 def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:
-    """Say on what a pipeline's result depends; `InputError` if the data would be others."""
+    """Report what the result of a pipeline depends on; raise `InputError` for endless data."""
     if feed.fit_options:
         raise InputError(
-            "`checkpoint` needs a function `data` whose batches end with each epoch: endless "
-            "ones cannot be found again. Leave out `steps_per_epoch`, or pass rows or files"
+            "`checkpoint` needs a function `data` whose batches end with each epoch: the position "
+            "in endless batches cannot be restored. Omit `steps_per_epoch`, or pass rows or files"
         )
     emit(Note(_ABOUT_PIPELINES))

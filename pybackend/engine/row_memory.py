@@ -1,4 +1,4 @@
-"""Whether rows that are to be in memory fit into it; if not, they stay on the worker's disk."""
+"""Check that rows for which memory is requested fit into it; if not, they stay on disk."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pybackend.job.meminfo import read_meminfo
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
 
-# Of what is free: the rest is for the model, and for whatever else the machine does.
+# Share of the free memory: the rest is for the model and other processes.
 _SHARE = 0.5
 
 
 def fit_in_memory(
     folders: Iterable[Path], limit: int | None, collective: Collective, emit: Emit
 ) -> bool:
-    """Whether this worker's rows fit into memory; a note says for which workers they do not.
+    """Return whether this worker's rows fit into memory; a note names workers whose do not.
 
     Parameters
     ----------
     folders
-        Of the rows, as a `SpoolWriter` has filled them.
+        Folders of the rows, as written by a `SpoolWriter`.
     limit
-        Bytes that the worker may use; None: as many as are free.
+        Bytes that the worker may use; None: all free memory.
     """
     needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
     own = np.array([needed, find_free_memory(), _hash_machine()], np.float64)
     everyone = np.stack(collective.all_gather(own))
-    # Workers of one machine share what is free there.
+    # Workers of one machine share its free memory.
     neighbours = (everyone[:, 2:] == everyone[:, 2]).sum(axis=1)
     shares = np.minimum(everyone[:, 1] / neighbours, limit or np.inf) * _SHARE
     is_large = everyone[:, 0] > shares
@@ -43,20 +43,20 @@ def fit_in_memory(
             Note(
                 f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
                 f"the same order: those of worker {first} are {show_bytes(everyone[first, 0])}, "
-                f"and it may keep {show_bytes(shares[first])} in memory"
+                f"but it may use {show_bytes(shares[first])} of memory"
             )
         )
     return not is_large[collective.rank]
 
 
 def count_neighbours(collective: Collective) -> int:
-    """Workers on this worker's machine, itself included."""
+    """Count the workers on this worker's machine, including itself."""
     own = np.array([_hash_machine()], np.float64)
     return sum(bool(other == own) for other in collective.all_gather(own))
 
 
 def find_free_memory() -> float:
-    """Bytes that the machine has free, or that a container leaves this process."""
+    """Return the free bytes of the machine, or of this process's container."""
     free = [read_meminfo("MemAvailable")]
     for folder in _list_control_groups():
         with suppress(OSError, ValueError):  # "max": no limit
@@ -66,7 +66,7 @@ def find_free_memory() -> float:
 
 
 def read_memory() -> float:
-    """Bytes that this process has in memory; 0 where Linux does not say."""
+    """Return the bytes of this process in memory; 0 if Linux does not report them."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -75,12 +75,12 @@ def read_memory() -> float:
 
 
 def read_peak_memory() -> float:
-    """The most that it has had so far."""
+    """Return the largest number of bytes that this process has had in memory."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _hash_machine() -> float:
-    """A number that is the same in all processes of a machine."""
+    """Return a number that is the same in all processes of a machine."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -89,7 +89,7 @@ def _hash_machine() -> float:
 
 
 def _list_control_groups() -> list[Path]:
-    """This process's own group and those above it; a container often sees its own as the root."""
+    """Return this process's control group and its parents; a container may see its own as root."""
     root = Path("/sys/fs/cgroup")
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()

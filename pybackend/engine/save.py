@@ -1,4 +1,4 @@
-"""The trained model as a file that the driver will be able to load."""
+"""Trained model as a file that the driver can load."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from pybackend.model.serialization import model_to_bytes, read_own_model, sha256
 from pybackend.model.transfer import read_weights, write_weights
 
 _NO_SETTINGS = (
-    "the model will be written without its compile settings, which hold R functions: end "
-    "`model_uri` in .weights.h5 to have the function that built it give it back whole"
+    "the model will be written without its compile settings, which contain R functions: with a "
+    "`model_uri` that ends in .weights.h5, the function that built it restores it completely"
 )
 _NO_FILE = (
-    "no file holds this model, whose layers are R functions or classes: end `model_uri` in "
-    ".weights.h5. "
+    "this model cannot be written to a file, because its layers are R functions or classes: use a "
+    "`model_uri` that ends in .weights.h5. "
 )
 
 _OTHERS_TRAINED = {
-    False: "a callback froze or thawed layers: the trained model has a new optimizer without state",
+    False: (
+        "a callback froze or unfroze layers: the trained model has a new optimizer without state"
+    ),
     True: (
-        "a callback froze or thawed layers: in the trained model they are frozen or not as they "
-        "were before the training"
+        "a callback froze or unfroze layers: in the trained model the same layers are frozen as "
+        "before the training"
     ),
 }
 
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """How to write a model: what its file's name ends in, and whether with its compile settings.
+    """Format of a model's file, by the ending of its name, with or without compile settings.
 
-    ``trained`` has the places of the weights for which its optimizer has a state.
+    ``trained`` has the positions of the weights for which its optimizer has a state.
     """
 
     format: Format | Literal["weights.h5"]
@@ -54,25 +56,25 @@ class SavingPlan:
 def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Done before training: to fail after hours of it would be too late.
+    Called before the training, because an error after hours would be too late.
 
     Parameters
     ----------
     inputs
-        `describe_inputs` of the rows.
+        Result of `describe_inputs` for the rows.
 
     Raises
     ------
     SerializationError
-        There is none.
+        The model cannot be written.
     """
     trained = find_trained(loaded.model)
     plans = [SavingPlan("h5", True, trained), SavingPlan("keras", True, trained)]
-    if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files have no room for them
+    if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files cannot store them
         plans = plans[1:]
     if loaded.is_from_r and _has_own_parts(loaded):
-        plans = []  # Keras might take one for its own of the same name
-    if loaded.make_copy is not None:  # the driver can, too, and needs the weights alone
+        plans = []  # Keras might use its own class of the same name
+    if loaded.make_copy is not None:  # the driver can copy it, too, and only needs the weights
         plans.append(SavingPlan(WEIGHTS, True, trained))
     if loaded.is_from_r and job.model_uri is not None:
         plans.append(SavingPlan("h5", False, trained))
@@ -82,7 +84,8 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
         plans = [plan for plan in plans if plan.format == kind]
         if not plans:
             raise InputError(
-                f"this model can be written as HDF5 only: end {job.model_uri!r} in .h5"
+                f"this model can only be written as HDF5: `model_uri` must end in .h5, not be "
+                f"{job.model_uri!r}"
             )
     failure: SerializationError | None = None
     for plan in plans:
@@ -90,7 +93,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
             data = encode_trained(loaded, plan)
             _check_can_be_read(loaded, data, plan, inputs, job)
         except SerializationError as error:
-            # Weights alone come last, and are the least that can fail.
+            # Weights come last, and are the least likely to fail.
             failure = error if plan.format == WEIGHTS else failure or error
             continue
         _check_size(len(data), job)
@@ -106,19 +109,19 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
 def _check_can_be_read(
     loaded: LoadedModel, data: bytes, plan: SavingPlan, inputs: Any, job: TrainingJob
 ) -> None:
-    """Read a file as the driver will; `SerializationError` if it cannot."""
+    """Read a file as the driver will; raise `SerializationError` if that fails."""
     if plan.format != WEIGHTS:
         known = dict(loaded.extras.get("custom_objects") or {})
-        if loaded.is_by_value:  # else the driver knows no more than it has sent
+        if loaded.is_by_value:  # else the driver only knows the objects that it sent
             known = {**find_custom_objects(loaded.model), **known}
-        # What came by value may hold code, such as a Lambda layer's, and is the caller's own.
+        # A pickled model may contain code, such as a Lambda layer's, which is the caller's own.
         safe_mode = job.safe_mode and not loaded.is_by_value
         read_own_model(data, custom_objects=known, safe_mode=safe_mode)
     if loaded.is_by_value or plan.format == WEIGHTS:
         assert loaded.make_copy is not None
         copy = loaded.make_copy()
         if copy.built:
-            for weight in copy.weights:  # so that one which the file does not hold is another
+            for weight in copy.weights:  # so that a weight missing in the file differs
                 if keras.backend.is_float_dtype(weight.dtype):
                     weight.assign(weight + 1)
         read_weights(copy, data, plan.format, inputs)
@@ -127,15 +130,15 @@ def _check_can_be_read(
 
 
 def _has_learned_words(layer: Any) -> bool:
-    """Whether a layer has a vocabulary that its configuration does not know."""
+    """Return whether a layer has a vocabulary that its configuration does not contain."""
     return hasattr(layer, "get_vocabulary") and layer.get_config().get("vocabulary") is None
 
 
 def _check_size(size: int, job: TrainingJob) -> None:
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
-            f"the trained model will have {size / 1e6:,.0f} MB, and at most "
-            f"{job.model_limit / 1e6:,.0f} MB come back through the driver: give `model_uri`, a "
+            f"the trained model will have {size / 1e6:,.0f} MB, but at most "
+            f"{job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a "
             "path that all hosts share or a URI, e.g. model_uri='s3://bucket/model.h5'"
         )
 
@@ -143,7 +146,7 @@ def _check_size(size: int, job: TrainingJob) -> None:
 def write_model(
     loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None, emit: Emit
 ) -> str:
-    """Write ``trained.h5`` or ``trained.keras`` in one piece, or to a URI; returns its SHA-256."""
+    """Write ``trained.h5`` or ``trained.keras`` atomically, or to a URI; returns its SHA-256."""
     data = encode_trained(loaded, plan)
     if plan.trained != find_trained(loaded.model):
         emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))
@@ -157,7 +160,7 @@ def write_model(
 
 
 def _has_own_parts(loaded: LoadedModel) -> bool:
-    """Whether a model has functions or classes that no argument of the driver names."""
+    """Return whether a model has functions or classes that no argument of the driver names."""
     named = list((loaded.extras.get("custom_objects") or {}).values())
     parts = find_custom_parts(loaded.model)
     has_unnamed = any(part not in named and type(part) not in named for part in parts)
@@ -165,7 +168,7 @@ def _has_own_parts(loaded: LoadedModel) -> bool:
 
 
 def _has_functions(model: Any) -> bool:
-    """Whether a loss or a metric is a plain function."""
+    """Return whether a loss or a metric is a plain function."""
 
     def found(value: Any) -> bool:
         if isinstance(value, dict):
@@ -176,7 +179,7 @@ def _has_functions(model: Any) -> bool:
 
 
 def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    """The model as a file of the plan's format.
+    """Return the model as a file of the plan's format.
 
     Raises
     ------

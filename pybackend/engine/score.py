@@ -1,4 +1,4 @@
-"""A worker's part of evaluating or predicting, with the figures and the order of one process."""
+"""One worker's part of an evaluation or prediction, with the metrics and order of one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pybackend.model.load import load_job_model
 
 @dataclass(frozen=True)
 class Score:
-    """What a worker reports of its part, its rows, and the seconds that it took."""
+    """Result of one worker: its value, its rows, and the seconds that it took."""
 
     value: Any
     rows: int
@@ -44,8 +44,8 @@ def score(
 ) -> Score:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
-    The value of ``"evaluate"`` is the figures over all rows; of ``"predict"`` the outputs of its
-    own rows, None if it has none.
+    The value of ``"evaluate"`` is the metrics over all rows; that of ``"predict"`` the outputs for
+    its own rows, None without rows.
 
     Parameters
     ----------
@@ -74,19 +74,19 @@ def score(
 
 
 def _check_alike(model: Any, collective: Collective) -> None:
-    """Refuse to mix the outputs of different models, which workers may have built or loaded."""
+    """Raise an error if workers have built or loaded different models."""
     if collective.world_size == 1:
         return
     check_structure(model, collective)
     differing = find_differing_weights(model, collective)
     if differing:
         raise InputError(
-            f"the weights of worker {', '.join(map(str, differing))} are not those of worker 0 "
+            f"the weights of worker {', '.join(map(str, differing))} differ from those of worker 0 "
             f"({next(iter(differing.values()))}): all workers must have the same model. A function "
             "that builds it must load its weights, or set a seed"
         )
 
 
 def _widen_bfloat16(array: Any) -> Any:
-    """NumPy has no bfloat16 of its own; float32 represents its values."""
+    """Convert bfloat16, which NumPy lacks, to float32."""
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

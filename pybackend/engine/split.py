@@ -1,6 +1,6 @@
-"""A training step in three parts, for XLA: gradients, exchange, update.
+"""Training step in three parts, for XLA: gradients, exchange, update.
 
-XLA compiles no call back to the host, so the exchange is between two compiled functions.
+XLA cannot compile a call to the host, so the exchange is between two compiled functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pybackend.engine.steps import StepOrSkip, normalize_spectra
 
 
 class StepExchange(Protocol):
-    """What comes between the two compiled parts: see `GradientExchange`."""
+    """Exchange between the two compiled parts, such as a `GradientExchange`."""
 
     def begin_step(self, rows: Any) -> Any: ...
     def weigh_means(self, share: Any) -> AbstractContextManager[None]: ...
@@ -27,10 +27,10 @@ class StepExchange(Protocol):
 
 
 class SplitStep:
-    """Replaces the ``train_step`` of a model compiled with ``jit_compile=True``.
+    """Replacement of the ``train_step`` of a model compiled with ``jit_compile=True``.
 
-    Only for Keras's own train_step, which ends with ``optimizer.apply``: what a train_step does
-    after it would come before it here.
+    Only for Keras's own train_step, which ends with ``optimizer.apply``: operations after it would
+    run before it here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SplitStep:
         self._step = StepOrSkip(model, self._take_step, self._skip_step)
 
     def __call__(self, data: Any) -> Any:
-        """Logs of the step."""
+        """Take the step; returns its logs."""
         return self._step(data)
 
     def _take_step(self, data: Any) -> Any:
@@ -74,7 +74,7 @@ class SplitStep:
         self._update([mean for mean in means if mean is not None])
 
     def _compute_gradients(self, data: Any, share: Any) -> Any:
-        """What train_step would have applied, and its logs."""
+        """Return the gradients that train_step would apply, and its logs."""
         caught: list[Any] = []
 
         def catch(gradients: Any, trainable_variables: Any = None) -> None:

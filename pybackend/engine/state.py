@@ -1,4 +1,4 @@
-"""Weights, optimizer state and randomness of a model, made equal or compared over the workers."""
+"""Weights, optimizer state and random states of a model, made equal or compared over workers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers, find_optimizers, find_variables
 from pybackend.model.structure import digest_model
 
-# What these keep is each worker's own.
+# The state of these is each worker's own.
 _EACH_WORKERS = (tf.random.Generator, keras.random.SeedGenerator, keras.metrics.Metric)
-# Of a weight, how far rounding errors of an epoch's steps move it at most.
+# Largest relative change of a weight by the rounding errors of an epoch.
 _DRIFT = 1e-3
 # Odd and large: it spreads the ranks over the seeds of the random generators.
 _RANK_STRIDE = 0x9E3779B1
 
 
 def broadcast_state(model: Any, collective: Collective) -> None:
-    """Give every rank the weights and the optimizer state of rank 0."""
+    """Send the weights and the optimizer state of rank 0 to all ranks."""
     optimizers = find_optimizers(model)
     states = [variable for optimizer in optimizers for variable in optimizer.variables]
     for variable in [*model.weights, *states]:
@@ -45,26 +45,26 @@ def offset_seeds(model: Any, rank: int) -> None:
 
 
 def check_structure(model: Any, collective: Collective) -> None:
-    """Refuse models that differ from rank to rank, each of which has built its own.
+    """Check that all ranks, each of which has built its own model, have the same structure.
 
     Raises
     ------
     InputError
-        On every rank.
+        The models differ; raised on every rank.
     """
     own = np.frombuffer(digest_model(model).encode(), np.uint8).copy()
     everyone = [part.tobytes().decode() for part in collective.all_gather(own)]
     differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
     if differing:
         raise InputError(
-            f"the model of worker {', '.join(map(str, differing))} has another structure, or was "
-            "compiled otherwise, than that of worker 0: the `model` function must build the same "
-            "model on all workers"
+            f"the model of worker {', '.join(map(str, differing))} has a different structure, or "
+            "was compiled differently, than that of worker 0: the `model` function must build the "
+            "same model on all workers"
         )
 
 
 def find_statistics(model: Any) -> list[Any]:
-    """Numbers that forward passes update, such as averages and counters."""
+    """Return variables that forward passes update, such as averages and counters."""
     return [v for v in model.non_trainable_weights if str(v.dtype) not in ("bool", "string")]
 
 
@@ -78,36 +78,36 @@ def find_other_state(model: Any) -> list[Any]:
 
 
 def find_normalizing(model: Any) -> set[int]:
-    """Identities of the statistics of batch normalization."""
+    """Return the identities of the statistics of batch normalization."""
     layers = [one for one in find_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
     return {id(v) for layer in layers for v in layer.non_trainable_variables}
 
 
 def find_trained(model: Any) -> tuple[int, ...]:
-    """Places of the trained weights among all; a callback may freeze and thaw layers."""
+    """Return the positions of the trained weights; a callback may freeze and unfreeze layers."""
     trained = {id(v) for v in model.trainable_weights}
     return tuple(n for n, v in enumerate(model.weights) if id(v) in trained)
 
 
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
-    """Ranks whose weights are not those of rank 0, and the first that is not; equal on every rank.
+    """Return ranks whose weights differ from rank 0's, with the first such weight; on every rank.
 
-    By a checksum of each weight (CRC-32).
+    Weights are compared by checksums (CRC-32).
     """
     return _find_differing(model.weights, collective)[0]
 
 
 def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], float]:
-    """Give all ranks the weights and the optimizer state of rank 0, if rounding made others of it.
+    """Send rank 0's weights and optimizer state to all ranks, if they differ by rounding.
 
-    GPUs add up the gradients of an embedding's row in any order, and choose how to compute a sum by
-    how long it takes: two that take the same step may come to other last digits.
+    GPUs add up the gradients of an embedding's row in any order, and choose the fastest way to
+    compute a sum: two that take the same step may have different last digits.
 
     Returns
     -------
     dict, float
-        As `find_differing_weights`, of those that differ by more than rounding; and the largest
-        difference, as a part of a variable's norm.
+        Result of `find_differing_weights` for weights that differ by more than rounding; and the
+        largest difference, relative to a variable's norm.
     """
     states = [v for one in find_optimizers(model) for v in one.variables]
     variables = [*model.weights, *states]
@@ -137,7 +137,7 @@ def _measure(own: Any, first: Any) -> float:
 def _find_differing(
     variables: Sequence[Any], collective: Collective
 ) -> tuple[dict[int, str], list[int]]:
-    """Ranks that differ from rank 0, with the first variable that does; places of all that do."""
+    """Return ranks that differ from rank 0, with the first such variable; positions of all."""
     own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in variables]
     everyone = collective.all_gather(np.array(own, np.int64))
     found: dict[int, str] = {}
@@ -151,5 +151,5 @@ def _find_differing(
 
 
 def uses_gpus(collective: Collective) -> bool:
-    """Whether a worker has a GPU; the same on all of them."""
+    """Return whether a worker has a GPU; the same on all workers."""
     return bool(all_sum(collective, [float(len(tf.config.list_logical_devices("GPU")))])[0])

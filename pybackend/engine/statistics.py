@@ -1,9 +1,9 @@
 """Batch normalization over the rows of the global batch: `BatchNormalization(synchronized=True)`.
 
 The sums and the counts of all workers give one mean and one variance (Peng et al., "MegDet: a large
-mini-batch object detector", 2018). In the backward pass every worker's gradient of them reaches the
-inputs of all: with weights n_w of the workers' gradients, g_w becomes the sum of n_v g_v over the
-workers v, divided by n_w, since the mean over workers will multiply it by n_w.
+mini-batch object detector", 2018). In the backward pass every worker's gradient with respect to
+them reaches the inputs of all: with weights n_w of the workers' gradients, g_w becomes the sum of
+n_v g_v over the workers v, divided by n_w, since the mean over workers will multiply it by n_w.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Array = npt.NDArray[Any]
 
 
 class GlobalStatistics:
-    """Has the layers with ``synchronized=True`` normalize by the rows of all workers.
+    """Normalization by the rows of all workers, in layers with ``synchronized=True``.
 
     Only in steps that are traced while `active` lasts.
 
     Parameters
     ----------
     weigh
-        Returns what this worker's gradients of the step being traced weigh, a scalar; known in the
-        backward pass.
+        Returns the weight of this worker's gradients in the step being traced, a scalar; known in
+        the backward pass.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class GlobalStatistics:
         self._weigh = weigh
         self._is_active = False
         self.error: BaseException | None = None
-        """What went wrong: TensorFlow passes on the text alone."""
+        """Error of an exchange, or None: TensorFlow only passes on its text."""
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Watch the layers while the context lasts."""
+        """Replace the layers' ``call`` while the context lasts."""
         with ExitStack() as stack:
             for layer in self._layers:
                 stack.enter_context(override(layer, "call", self._watch(layer, layer.call)))
@@ -60,7 +60,7 @@ class GlobalStatistics:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """A training step is traced in this context."""
+        """Trace a training step in this context."""
         self._is_active = True
         try:
             yield
@@ -92,7 +92,7 @@ class GlobalStatistics:
         return ops.cast(normalized, layer.compute_dtype)
 
     def _compute_moments(self, layer: Any, values: Any, mask: Any) -> tuple[Any, Any]:
-        """Mean and variance of each channel over all workers."""
+        """Return mean and variance of each channel over all workers."""
         rank = len(values.shape)
         axis = layer.axis % rank
         others = [number for number in range(rank) if number != axis]
@@ -109,7 +109,7 @@ class GlobalStatistics:
             is_counted = ops.cast(is_counted, values.dtype)
             counted = values * is_counted
             count = ops.sum(is_counted, others)
-            tiny = keras.config.epsilon()  # as Keras has it
+            tiny = keras.config.epsilon()  # as in Keras
         self._calls.record(lambda: self._join(layer, channels, values.dtype, tiny))
         count = ops.cast(count, values.dtype)
         sums = self._sum(ops.concatenate([ops.sum(counted, others), ops.stop_gradient(count)]))
@@ -120,19 +120,19 @@ class GlobalStatistics:
         return mean, self._sum(ops.sum(ops.square(off), others)) / total
 
     def _join(self, layer: Any, channels: int, dtype: Any, tiny: float) -> None:
-        """What a worker without rows does in the forward pass."""
+        """Take part in the forward pass of a layer, on a worker without rows."""
         sums = self._add_up(tf.zeros([2 * channels], dtype))
         total = sums[channels:] + tiny
         variance = self._add_up(tf.zeros([channels], dtype)) / total
         _move_statistics(layer, sums[:channels] / total, variance)
 
     def _sum(self, values: Any) -> Any:
-        """The sum over the workers, with its gradient."""
+        """Return the sum over the workers, with its gradient."""
 
         return tf.custom_gradient(lambda own: (self._add_up(own), self._share_out))(values)
 
     def _share_out(self, gradient: Any) -> Any:
-        """The gradient of a sum on each worker."""
+        """Return the gradient of a sum on each worker."""
 
         def share(own: Any) -> Any:
             weight = tf.cast(self._weigh(), own.dtype)

@@ -1,4 +1,4 @@
-"""Where the time of a worker's steps goes: data, computing, communication, waiting for others."""
+"""Time of a worker's steps by part: data, computing, communication, waiting for others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pybackend.job.report import PARTS, StepTimes
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
-# The first steps are traced and fill caches; of the others the last so many are kept.
+# The first steps are traced and fill caches; the last steps of the others are stored.
 _WARM_UP = 3
 _KEPT = 512
 _STRETCHES = 10
@@ -29,11 +29,11 @@ _QUANTILES = 21
 
 
 class StepClock(keras.callbacks.Callback):
-    """First of the callbacks: times each step, without a call to the host of its own.
+    """First of the callbacks: times each step, without an extra call to the host.
 
-    A step lasts until the next one begins; the last of an epoch, until it has ended. It has waited
-    for data if its batch came after it had begun. What an exchange held up is noted by `held`; all
-    the rest is computing. Several steps per execution are timed together, and taken to be alike but
+    A step lasts until the next one begins; the last of an epoch, until its own end. It has waited
+    for data if its batch arrived after it began. `held` records the delay by an exchange; the rest
+    is computing. Several steps per execution are timed together, and are assumed to be alike except
     for their waits for data.
     """
 
@@ -45,14 +45,14 @@ class StepClock(keras.callbacks.Callback):
         self._left_out = 0.0
         self._last = 0, 0.0
         self._seen = 0
-        # Of each execution: its steps, and seconds of all of it, for data, and held up.
+        # For each execution: its steps, and seconds in total, for data, and in exchanges.
         self._timed: deque[tuple[int, float, float, float]] = deque(maxlen=_KEPT)
         self.buffers: list[int] = []
         """Bytes of the buffers that a step exchanges."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The step can do nothing else in this context."""
+        """Time an exchange, for which the step waits in this context."""
         began = time.perf_counter()
         try:
             yield
@@ -60,7 +60,7 @@ class StepClock(keras.callbacks.Callback):
             self._held += time.perf_counter() - began
 
     def watch(self, collective: Collective) -> Collective:
-        """The same collective, whose calls hold up the step."""
+        """Return the same collective, with calls that count as exchanges of the step."""
         return _Watched(collective, self)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -77,7 +77,7 @@ class StepClock(keras.callbacks.Callback):
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
-        """The step has ended: what comes in this context is none of its parts."""
+        """Exclude the time of this context from the step, which has ended."""
         began, held = time.perf_counter(), self._held
         try:
             yield
@@ -86,16 +86,15 @@ class StepClock(keras.callbacks.Callback):
             self._left_out += time.perf_counter() - began
 
     def agree(self, collective: Collective, costs: Sequence[float] | None) -> StepTimes | None:
-        """What has been measured; all ranks call it together. None if the steps were too few.
+        """Return the measured times, or None after too few steps; all ranks call it together.
 
-        The rank that comes last to an exchange waits for nobody: so the least time that one of the
-        ranks was held up in a step is communication, and what the others were held up longer they
-        have waited.
+        The last rank at an exchange does not wait: so the shortest exchange of a step on any rank
+        is communication, and the additional time on the other ranks is waiting.
 
         Parameters
         ----------
         costs
-            Latency, seconds per byte and per added byte, as measured when the workers met.
+            Latency, seconds per byte and per added byte, as measured when the workers connected.
         """
         timed = np.array(list(self._timed), np.float64).reshape(-1, 4)
         held = np.ascontiguousarray(timed[:, 3])
@@ -133,7 +132,7 @@ class StepClock(keras.callbacks.Callback):
         )
 
     def _close(self, stop: int, now: float) -> None:
-        """Note the execution that has ended where ``stop`` is the step after its last."""
+        """Record the execution that has ended; ``stop`` is the step after its last."""
         if self._begun is None or stop <= self._begun[0]:
             return
         first, began, held = self._begun
@@ -145,9 +144,10 @@ class StepClock(keras.callbacks.Callback):
 
 
 def _find_wait(began: float, ended: float, steps: int, there: Sequence[float]) -> float:
-    """How long steps in a row have waited for their batches, which were there at these times.
+    """Return how long consecutive steps waited for their batches, which were ready at these times.
 
-    From each moment at which one could begin, all that were left had at most the time to the end.
+    From each moment at which a step could begin, the remaining steps had at most the time to the
+    end.
     """
     left = [(began, steps), *((at, steps - number) for number, at in enumerate(there))]
     longest = min((ended - at) / count for at, count in left)
@@ -162,7 +162,7 @@ def _identify_machine() -> str:
 
 
 class _Watched:
-    """A collective of which each call holds up the step."""
+    """Collective whose calls are timed as exchanges of the step; methods as in `Collective`."""
 
     def __init__(self, collective: Collective, clock: StepClock) -> None:
         self._collective = collective
@@ -172,27 +172,27 @@ class _Watched:
 
     @property
     def waited(self) -> float:
-        """See `Collective`."""
+        """Seconds in which this rank waited for others, in total."""
         return self._collective.waited
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """See `Collective`."""
+        """Replace a buffer with its sum over all ranks."""
         self._time(lambda: self._collective.all_reduce(buffer, codec))
 
     def all_gather(self, part: Array) -> list[Array]:
-        """See `Collective`."""
+        """Collect every rank's array."""
         return self._time(lambda: self._collective.all_gather(part))
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
-        """See `Collective`."""
+        """Collect every rank's array at one rank."""
         return self._time(lambda: self._collective.gather(part, root))
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
-        """See `Collective`."""
+        """Replace a buffer with that of one rank."""
         self._time(lambda: self._collective.broadcast(buffer, root))
 
     def close(self) -> None:
-        """See `Collective`."""
+        """Close the connections."""
         self._collective.close()
 
     def _time(self, call: Callable[[], _T]) -> _T:

@@ -1,4 +1,4 @@
-"""What differs between two states that should be one, beyond what rounding explains."""
+"""Differences between two states that should be equal, beyond rounding errors."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Values = Mapping[int, Array]
 
-# Of the change of a variable: float32 sums of some hundred numbers in another order differ by less.
+# Relative to a variable's change: float32 sums of a few hundred numbers in different orders differ
+# by less.
 _RELATIVE = 2e-5
-# Types that round more are half precision; sums of their numbers are off by so many roundings.
+# Types that round more are half precision; errors of their sums are up to this many roundings.
 _HALF = 2.0**-12
 _HALVES = 8.0
-# How far beyond what one process shows itself a difference may be.
+# Factor by which a difference may exceed that of one process with itself.
 _MARGIN = 8.0
 _PIECE = 1 << 20
-# How well a step, or an element of its gradient, is known that is more than rounding errors; what
-# the latter does.
+# Relative tolerance for a step, or an element of its gradient, that is more than rounding errors;
+# and for the weights that such elements change.
 _SURE = 1e-3
 _CLOSE = 1e-2
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two values of one variable.
+    """Difference between two values of one variable.
 
     Attributes
     ----------
     key
-        Which variable.
+        Identity of the variable.
     size
-        Of the difference, as a part of the variable's change and of what its type rounds.
+        Size of the difference, relative to the variable's change and the rounding of its type.
     """
 
     key: int
@@ -45,16 +46,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found.
+    """Result of a comparison.
 
     Attributes
     ----------
     largest
-        Difference, so measured, among variables that are equal but for rounding.
+        Largest difference among variables that are equal except for rounding.
     differing
-        Variables that are not, the largest difference first.
+        Variables that are not equal, the largest difference first.
     is_repeatable
-        Whether one process comes to the same twice; else nothing can be said.
+        True if one process has the same result twice; else nothing can be concluded.
     """
 
     largest: float
@@ -69,15 +70,15 @@ def compare_changes(
     disturb: Callable[[Sequence[int]], Iterable[Values]],
     precision: float,
 ) -> Comparison:
-    """Compare what has become of variables with what should have.
+    """Compare the values of variables after a step with the expected ones.
 
     Parameters
     ----------
     disturb
-        What becomes of some of them a second time, and then, again and again, if what they are
-        computed from is moved by about its rounding; as many are taken as are needed.
+        Returns the expected values of some variables again: first of an unchanged second
+        computation, then of any number with inputs changed by about their rounding.
     precision
-        By which part of a number the type rounds that the model computes in.
+        Relative rounding error of the type that the model computes in.
     """
     tolerance = max(_RELATIVE, precision * (_HALVES if precision > _HALF else 1))
     scales = {key: _find_scale(before[key], expected[key], tolerance) for key in found}
@@ -93,7 +94,7 @@ def compare_changes(
     if numbers:
         draws = iter(disturb(numbers))
         again = next(draws)
-        # Threads add up in another order each time; but what is random changes most variables.
+        # Threads add up in a different order each time; but random numbers change most variables.
         unsteady = sum(measure(again, key) > tolerance for key in numbers)
         moved_by_step = [
             key
@@ -102,13 +103,13 @@ def compare_changes(
         ]
         if unsteady and 2 * unsteady >= len(moved_by_step):
             return Comparison(0.0, [], is_repeatable=False)
-        # A saturated activation shows what rounding does to it in some draws only.
+        # A saturated activation shows the effect of rounding only in some draws.
         for one in itertools.chain([again], draws):
             numbers = [key for key in numbers if not sizes[key] <= _MARGIN * measure(one, key)]
             if not numbers:
                 break
         differing += numbers
-    # Of a variable that is nothing but rounding errors the size says nothing, unless all are.
+    # The size is meaningless for a variable that consists of rounding errors, unless all do.
     equal = [size for key, size in sizes.items() if key not in suspects]
     equal = equal or [size for key, size in sizes.items() if key not in differing]
     listed = [Difference(key, sizes[key]) for key in differing]
@@ -116,7 +117,7 @@ def compare_changes(
 
 
 def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]) -> bool:
-    """Whether a step that was taken again has moved the variables together elsewhere."""
+    """Return whether a repeated step moved the variables, taken together, differently."""
     distance = sum(_distance(found[key], again[key]) ** 2 for key in keys)
     change = sum(_distance(found[key], before[key]) ** 2 for key in keys)
     return distance > _SURE**2 * change
@@ -125,16 +126,16 @@ def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]
 def is_divided_rounding(
     before: Array, found: Array, expected: Array, kept: Sequence[tuple[Array, Array]]
 ) -> bool:
-    """Whether a weight differs only where its gradient is nothing but a rounding error.
+    """Return whether a weight differs only where its gradient is only a rounding error.
 
-    An optimizer such as Adam divides a gradient by its size, so that such an error moves the weight
-    as far as a gradient does.
+    An optimizer such as Adam divides a gradient by its size, so such an error moves the weight as
+    far as a gradient does.
 
     Parameters
     ----------
     kept
-        What the optimizer keeps for each of its elements, as found and as expected; equal as whole
-        arrays.
+        State of the optimizer for each of the weight's elements, found and expected; equal as
+        whole arrays.
     """
     sure = np.ones(expected.shape, bool)
     for one, other in kept:
@@ -145,7 +146,7 @@ def is_divided_rounding(
 
 
 def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
-    """What a difference is set against: a variable's change, and what its type rounds."""
+    """Return the scale of a difference: a variable's change, and the rounding of its type."""
     if not is_number(expected):
         return 0.0
     # Half precision has 8 bits or more.
@@ -159,7 +160,7 @@ def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
 
 
 def _distance(one: Array, other: Array) -> float:
-    """The norm of the difference; none between numbers that are both none, or both infinite."""
+    """Return the norm of the difference, where two NaNs or two equal infinities are equal."""
     if one.shape != other.shape:
         return np.inf
     if not is_number(one):
@@ -173,7 +174,7 @@ def _distance(one: Array, other: Array) -> float:
 
 
 def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
-    """Parts of two arrays as float64: of all of a large one, memory has no room for that."""
+    """Yield parts of two arrays as float64: a whole large array would not fit into memory."""
     flat, others = one.reshape(-1), other.reshape(-1)
     for first in range(0, len(flat), _PIECE):
         part = slice(first, first + _PIECE)
@@ -181,5 +182,5 @@ def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def is_number(values: Array) -> bool:
-    """Whether an array has floating-point numbers."""
+    """Return whether an array has floating-point numbers."""
     return values.dtype.kind == "f" or values.dtype.name == "bfloat16"

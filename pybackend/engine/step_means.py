@@ -1,7 +1,8 @@
-"""Means of one number per step, such as the losses of several outputs, made those of all rows.
+"""Means of one value per step, such as the losses of several outputs, over all workers' rows.
 
-Keras averages such numbers over the steps, whatever their rows. A worker's number counts as much as
-its part of the step's rows, so that those of all workers together count as one step.
+Keras averages such values over the steps, without regard to their rows. A worker's value is
+weighted by its share of the step's rows, so that the values of all workers together count as one
+step.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from pybackend.model.behavior import compute_loss, keep_state
 
 
 def find_step_means(model: Any) -> list[Any]:
-    """Metrics of a model that may be means of one number per step.
+    """Return the metrics of a model that may be means of one value per step.
 
-    Keras itself weighs the total loss by rows.
+    Keras itself weights the total loss by rows.
     """
     means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
     return [m for m in means if not (m.name == "loss" and has_keras_train_step(model))]
 
 
 def build_losses(model: Any, rows: Rows) -> None:
-    """Have Keras create the metrics of several losses, as a first step would."""
-    # Two, since a loss may compare rows.
+    """Make Keras create the metrics of several losses, as a first step would."""
+    # Two rows, since a loss may compare rows.
     data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
-    with keep_state(model), suppress(Exception):  # what fails here shows in the training
+    with keep_state(model), suppress(Exception):  # the training will report the error
         x = keras.utils.unpack_x_y_sample_weight(data)[0]
         compute_loss(model, data, model(x, training=False), False)
     model.reset_metrics()
 
 
 class StepMeans:
-    """Weighs the numbers of the steps that are traced while `weigh` lasts.
+    """Weights of one value per step, in the steps that are traced while `weigh` lasts.
 
     Parameters
     ----------
     count_total
         Returns the rows of the step's global batch, given this worker's; called once for each step,
-        by workers without rows, too.
+        also by workers without rows.
     add_up
         Returns sums over the workers.
     """
@@ -65,14 +66,14 @@ class StepMeans:
         self._count_total = count_total
         self._add_up = add_up or list
         self.share: Any = None
-        """Of the step that is being traced, while `weigh` lasts."""
+        """Share of the step that is being traced, while `weigh` lasts."""
         self.is_always_asked = False
         self.is_uneven = False
-        """Keras weighs the total loss by other rows than those of the labels."""
+        """True if Keras weights the total loss by rows other than those of the labels."""
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Watch the metrics while the context lasts."""
+        """Replace the metrics' ``update_state`` while the context lasts."""
         with ExitStack() as stack:
             for mean in find_step_means(self._model):
                 watched = self._watch(mean.update_state)
@@ -85,7 +86,7 @@ class StepMeans:
 
     @contextmanager
     def weigh(self, share: Any) -> Iterator[None]:
-        """A step is traced in this context, of whose rows this worker has a share."""
+        """Trace a step in this context, with this worker's share of the step's rows."""
         self.share = share
         try:
             yield
@@ -107,7 +108,7 @@ class StepMeans:
         return counted
 
     def compute_weight(self, own: Any) -> Any:
-        """This worker's part of what Keras weighs the total loss by: all rows of `x`."""
+        """Return this worker's share of the weight of the total loss: all rows of `x`."""
 
         def compute(rows: Any, own: Any) -> Any:
             total, weights = self._add_up([float(rows), float(own)])
@@ -121,7 +122,7 @@ class StepMeans:
         return weight
 
     def compute_share(self) -> Any:
-        """This worker's part of the rows of the step that begins, or None if nobody asks."""
+        """Return this worker's share of the rows of the step that begins; None if not needed."""
         if not self.is_always_asked and not find_step_means(self._model):
             return None
 

@@ -1,4 +1,4 @@
-"""The steps of an epoch: which one it is, and one whose local batch may have no rows."""
+"""Steps of an epoch: their position, and a step whose local batch may have no rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pybackend.model.layers import find_layers, is_of_keras
 
 
 class Position:
-    """The step of the epoch that the training is at; the same on every worker.
+    """Current step of the epoch; the same on every worker.
 
-    Counts on the host, so that what a step needs to know of the other workers' rows is at hand
-    without asking them.
+    It is counted on the host, so that a step knows the other workers' rows without communication.
     """
 
     def __init__(self, feed: Feed | PipelineFeed) -> None:
@@ -25,11 +24,11 @@ class Position:
         self.step = 0
 
     def begin_epoch(self) -> None:
-        """Back to the first step."""
+        """Return to the first step."""
         self.step = 0
 
     def advance(self) -> None:
-        """To the next step."""
+        """Advance to the next step."""
         self.step += 1
 
     @property
@@ -37,12 +36,12 @@ class Position:
         """Rows of the global batch at this step; None if no worker knows."""
         if self._feed.total_rows is None:
             return None
-        # A train_step that exchanges twice is beyond the end before the epoch is.
+        # A train_step that exchanges twice passes the end before the epoch ends.
         return int(self._feed.total_rows[min(self.step, self._feed.steps - 1)])
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the arrays of a batch have different numbers of rows."""
+        """True if the arrays of a batch have different numbers of rows."""
         return isinstance(self._feed, PipelineFeed) and self._feed.is_uneven
 
     @property
@@ -53,20 +52,20 @@ class Position:
 
     @property
     def is_last(self) -> bool:
-        """Whether the epoch ends with this step."""
+        """True if the epoch ends with this step."""
         return self.step == self._feed.steps - 1
 
 
 def has_keras_train_step(model: Any) -> bool:
-    """Whether a model trains by Keras's own ``train_step``."""
+    """Return whether a model trains by Keras's own ``train_step``."""
     return is_of_keras(type(model).train_step)
 
 
 class StepOrSkip:
-    """Runs a step if the local batch has rows, and ``skip`` if it has none.
+    """Step that runs if the local batch has rows; ``skip`` runs if it does not.
 
-    Either way the step has logs of one structure: without rows, the metrics as they are, and
-    zeros for what else a custom train_step logs.
+    The logs have the same structure in both cases: without rows, the current metrics, and zeros for
+    other values that a custom train_step logs.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], skip: Callable[[], None]) -> None:
@@ -76,11 +75,11 @@ class StepOrSkip:
         self._logged: dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Logs of the step."""
+        """Run the step, or skip it; returns the logs."""
         rows = count_rows(data)
         if tf.executing_eagerly():
             return self._take_step(data) if rows > 0 else self._skip_step()
-        # The branch with rows is traced first: from it the other one knows what is logged.
+        # The branch with rows is traced first: it determines the logs of the other one.
         return tf.cond(rows > 0, lambda: self._take_step(data), self._skip_step)
 
     def _take_step(self, data: Any) -> Any:
@@ -100,7 +99,7 @@ class StepOrSkip:
 
 
 def normalize_spectra(model: Any) -> None:
-    """What a forward pass does to weights, whatever the rows: `SpectralNormalization` alone."""
+    """Update weights as a forward pass of any rows does: only `SpectralNormalization`."""
     for layer in find_layers(model):
         if isinstance(layer, keras.layers.SpectralNormalization):
             vector, kernel = keras.ops.cond(

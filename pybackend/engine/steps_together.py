@@ -1,7 +1,7 @@
-"""An evaluation in step with the other workers, for figures that depend on the rows of a batch.
+"""Evaluation with synchronized steps, for metrics that depend on the rows of a batch.
 
 A loss that compares rows, a metric that is computed from a whole batch, losses of several outputs
-that Keras averages over batches: they are computed from global batches, as one process does.
+that Keras averages over batches: they are computed from global batches, as in one process.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pybackend.model.masks import has_masked_loss
 
 
 def needs_others(model: Any, over: OverBatch) -> bool:
-    """Whether a worker's figures of a step depend on the rows of the others."""
+    """Return whether a worker's metrics of a step depend on the rows of other workers."""
     return over != NOTHING or bool(find_step_means(model)) or has_masked_loss(model)
 
 
 class StepsTogether:
-    """Evaluates global batches step by step, together with the other workers."""
+    """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
     def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class StepsTogether:
         self._position = Position(feed)
         self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
-        # Masks make a worker's loss a mean over other numbers than its rows.
+        # With masks, a worker's loss is not a mean over its rows.
         is_masked = has_masked_loss(model) and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._collective = collective
@@ -60,7 +60,7 @@ class StepsTogether:
         return self._batch.variables
 
     def evaluate(self, hooks: Any) -> None:
-        """Evaluate the model; the figures are seen by the callbacks."""
+        """Evaluate the model; the callbacks get the metrics."""
         test_step = self._model.test_step
 
         def step(data: Any) -> Any:
@@ -84,7 +84,7 @@ class StepsTogether:
                 stack.enter_context(override(self._model, "compute_loss", average))
             stack.enter_context(disable_jit(self._model))
             stack.enter_context(override(self._model, "test_step", together))
-            # What callbacks evaluate is their own; a function is traced once.
+            # Evaluations by callbacks use their own function; this one is traced once.
             stack.enter_context(override(self._model, "test_function", self._function))
             try:
                 self._model.evaluate(self._feed.dataset(), verbose=0, callbacks=hooks)
@@ -93,13 +93,13 @@ class StepsTogether:
             self._function = self._model.test_function
 
     def _take_part(self) -> None:
-        """What a worker does that has had no step with rows yet, if it runs eagerly."""
+        """Take part in a step without rows, on a worker that runs eagerly and had no rows yet."""
         self._means.compute_share()
         if self._valid is not None:
             self._compute_mean(tf.zeros([]), 0.0)
 
     def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
-        """A model's ``compute_loss``, averaged over the workers by what masks leave in it."""
+        """Wrap a model's ``compute_loss``: mean over the workers, weighted by unmasked steps."""
         watched = valid.watch(compute_loss)
 
         def averaged(*args: Any, **options: Any) -> Any:
@@ -129,7 +129,7 @@ class StepsTogether:
         return mean
 
     def _count_rows(self, rows: int) -> float:
-        """Rows of the global batch of the step that begins; called once for each."""
+        """Return the rows of the global batch of the step that begins; called once per step."""
         total = self._position.total_rows
         self._position.advance()
         return float(total or 0)

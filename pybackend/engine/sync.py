@@ -1,4 +1,4 @@
-"""Callbacks that keep all workers on one state: metrics, statistics and stops at each epoch."""
+"""Callbacks that synchronize all workers: metrics, statistics and stops at each epoch."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from pybackend.model.layers import is_of_keras
 
 _ABOUT_DRIFT = (
     "weights of the workers differed by {:.1g} of their norm after an epoch: GPUs add up numbers "
-    "in no fixed order. After each epoch all go on with worker 0's"
+    "in no fixed order. After each epoch all workers continue with worker 0's weights"
 )
 
 
 class EpochSync(keras.callbacks.Callback):
-    """First of the callbacks: the others see figures over the rows of all workers."""
+    """First of the callbacks: the others get metrics over the rows of all workers."""
 
     def __init__(self, replica: Replica, synchronizer: Synchronizer) -> None:
         super().__init__()
@@ -45,16 +45,16 @@ class EpochSync(keras.callbacks.Callback):
         self._held_out = replica.held_out
         self._emit = replica.emit
         self._metrics = replica.metrics
-        # Values of statistics that the workers agreed on last, by their place among the weights: a
-        # callback may freeze or thaw layers meanwhile.
+        # Values of statistics that the workers agreed on last, by their position among the weights:
+        # a callback may freeze or unfreeze layers meanwhile.
         self._agreed: dict[int, Any] = {}
-        # Variables that none of the model's weights are, and all by their places: weights first.
-        # To list them takes longer than a small step.
+        # Variables other than the model's weights, and all by their positions: weights first.
+        # Listing them takes longer than a small step.
         self._others: list[Any] = []
         self._variables: list[Any] = []
-        # A first step may make some, and to look for them takes time.
+        # A first step may create some, and searching for them takes time.
         self._searches = 2
-        # Places that steps of this epoch move; None: not known yet.
+        # Positions of variables that steps of this epoch change; None: not known yet.
         self._moving: list[int] | None = None
         self._has_reported_metrics = False
         self._has_reported_monitors = False
@@ -63,10 +63,10 @@ class EpochSync(keras.callbacks.Callback):
         self.steps_done = 0
         """Steps of all epochs so far."""
         self.evaluated_by: Sequence[Any] = ()
-        """Callbacks that see the validation."""
+        """Callbacks that get the results of the validation."""
 
     def read_state(self) -> dict[str, Any]:
-        """What a checkpoint has to know: the statistics that this epoch began with, and steps."""
+        """Return state for a checkpoint: statistics at the beginning of the epoch, and steps."""
         return {"agreed": self._agreed, "steps": self._steps, "steps_done": self.steps_done}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -78,8 +78,8 @@ class EpochSync(keras.callbacks.Callback):
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
         if epochs != epoch:
             raise ClusterError(
-                f"worker {self._collective.rank} begins epoch {epoch + 1}, others do not: a "
-                "callback has restored them to different epochs"
+                f"worker {self._collective.rank} begins epoch {epoch + 1}, but others do not: a "
+                "callback restored them to different epochs"
             )
         self._feed.begin_epoch(epoch)
         self._synchronizer.begin_epoch()
@@ -113,8 +113,8 @@ class EpochSync(keras.callbacks.Callback):
             combined["loss"] = self._synchronizer.mean_loss
         self._agree_on_statistics()
         if self._held_out is not None and self._job.validates(epoch):
-            figures = self._held_out.evaluate(self.model, self._collective, self.evaluated_by)
-            combined.update({f"val_{name}": value for name, value in figures.items()})
+            metrics = self._held_out.evaluate(self.model, self._collective, self.evaluated_by)
+            combined.update({f"val_{name}": value for name, value in metrics.items()})
         logs.clear()
         logs.update(combined)
         if self._held_out is None or self._job.validates(epoch):
@@ -127,8 +127,8 @@ class EpochSync(keras.callbacks.Callback):
         self._has_reported_metrics = True
         for name in find_custom_metrics(self.model, self._metrics != "unknown"):
             text = (
-                f"metric {name!r} is of a custom class: its variables are summed over the "
-                "workers, which is right for sums and counts only"
+                f"metric {name!r} has a custom class: its variables are summed over the "
+                "workers, which is correct only for sums and counts"
             )
             self._emit(Note(text))
 
@@ -145,10 +145,10 @@ class EpochSync(keras.callbacks.Callback):
             self._emit(Note(text))
 
     def _agree_on_statistics(self) -> None:
-        """Average what batch normalization has moved, weighted by rows.
+        """Average the changes of batch normalization's statistics, weighted by rows.
 
-        Only the change since the epoch began is averaged, so weights that do not move, such
-        as frozen layers', keep their bits.
+        Only the change since the beginning of the epoch is averaged, so weights that do not change,
+        such as those of frozen layers, stay identical.
         """
         if self._collective.world_size == 1:
             return
@@ -164,11 +164,12 @@ class EpochSync(keras.callbacks.Callback):
             variable.assign(agreed.astype(last.dtype))
 
     def _agree_on_own_state(self) -> None:
-        """Give all workers what one process has of the state that a step keeps, after each step.
+        """Set the state that a step changes to that of one process on all workers, after each step.
 
-        That is right for what moves by a mean over rows (moving averages, codebooks) and for what
-        is the same whatever the rows are (counters), also where a worker has no rows. The state of
-        batch normalization is that of each worker's own rows, and averaged at the epoch's end.
+        That is correct for state that changes by a mean over rows (moving averages, codebooks) and
+        for state that does not depend on the rows (counters), also if a worker has no rows. The
+        state of batch normalization is that of each worker's own rows, and averaged at the end of
+        the epoch.
         """
         variables = self._variables
         if self._moving is None:
@@ -199,7 +200,7 @@ class EpochSync(keras.callbacks.Callback):
 
 
 def _may_stop_within(callback: Any) -> bool:
-    """Whether a callback may ask to stop after any step, not only after an epoch."""
+    """Return whether a callback may request a stop after any step, not only after an epoch."""
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
         return True
     names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -207,12 +208,12 @@ def _may_stop_within(callback: Any) -> bool:
 
 
 class StopTogether(keras.callbacks.Callback):
-    """Last of the callbacks: if one rank has asked to stop, all do, after the same step.
+    """Last of the callbacks: if one rank requests a stop, all stop after the same step.
 
-    A rank that left an epoch by itself would miss the exchanges that the others wait for.
+    A rank that stopped within an epoch alone would miss the exchanges that the others wait for.
 
-    If a callback of the user may stop within an epoch, on any rank, each step ends with a question
-    to all workers; other requests travel with the exchange of the next step.
+    If a custom callback may stop within an epoch, on any rank, each step ends with an exchange of
+    all workers; other requests are sent with the exchange of the next step.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class StopTogether(keras.callbacks.Callback):
             self.model.stop_training = True
             return
         agreement = self._agreement
-        # The request travels with the next exchange; all ranks receive it in the same step.
+        # The request is sent with the next exchange; all ranks receive it in the same step.
         is_agreed = agreement.is_agreed
         if self._leaving is not None:
             if is_agreed:

@@ -1,4 +1,4 @@
-"""What couples a model's steps to those of the other workers, chosen for a job."""
+"""Synchronizer of a model's steps with those of the other workers, chosen for a job."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from pybackend.model.layers import find_synchronized
 
 
 class Synchronizer(Protocol):
-    """Keeps the replicas of all workers together during a ``fit``."""
+    """Synchronization of the replicas of all workers during a ``fit``."""
 
     @property
     def agreement(self) -> Any:
-        """Whether to stop: a `StopAgreement`, or what has its attributes."""
+        """Agreement to stop: a `StopAgreement`, or an object with its attributes."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether a step is that of one process."""
+        """True if a step equals that of one process."""
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong in a step: TensorFlow passes on the text alone."""
+        """Error of a step, or None: TensorFlow only passes on its text."""
 
     @property
     def mean_loss(self) -> float | None:
-        """The epoch's loss, if averaging the workers' own by rows is not right."""
+        """The epoch's loss, if an average of the workers' own by rows is not correct."""
 
     @property
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
 
     def install(self) -> AbstractContextManager[None]:
-        """Act on the model's steps while the context lasts."""
+        """Synchronize the model's steps while the context lasts."""
 
     def begin_training(self) -> None:
-        """All callbacks have begun, and all weights are equal."""
+        """Begin, after all callbacks have begun and all weights are equal."""
 
     def begin_epoch(self) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
 
     def end_epoch(self) -> None:
-        """An epoch's steps are done."""
+        """End an epoch, after its last step."""
 
     def read_state(self) -> dict[str, Any]:
-        """What this worker keeps from step to step, as plain data and arrays."""
+        """Return this worker's state between two steps, as plain data and arrays."""
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `read_state` returned, after `begin_training`."""
 
 
 class NoExchange:
-    """The synchronizer of a single worker."""
+    """Synchronizer of a single worker, which does nothing."""
 
     is_exact = True
     mean_loss = None
@@ -75,28 +75,28 @@ class NoExchange:
         self.agreement = StopAgreement()
 
     def install(self) -> AbstractContextManager[None]:
-        """The model stays as it is."""
+        """Leave the model unchanged."""
         return nullcontext()
 
     def begin_training(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def begin_epoch(self) -> None:
-        """Nothing to count."""
+        """Do nothing."""
 
     def end_epoch(self) -> None:
-        """Nothing to finish."""
+        """Do nothing."""
 
     def read_state(self) -> dict[str, Any]:
-        """Nothing is kept."""
+        """Return nothing: there is no state."""
         return {}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Nothing was kept."""
+        """Do nothing: there is no state."""
 
 
 def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
-    """What a job's settings ask for; may switch off the model's ``jit_compile``, with a note."""
+    """Make the synchronizer for a job; may switch off the model's ``jit_compile``, with a note."""
     model, collective, feed = replica.model, replica.collective, replica.feed
     job = replica.job
     if collective.world_size == 1:
@@ -124,11 +124,11 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
         elif Position(feed).is_uneven:
-            reason = "the exchange of how many rows the arrays of a batch have"
+            reason = "the exchange of the numbers of rows of a batch's arrays"
         if reason is not None:
             replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False
-    # Layers exchange statistics during the backward pass: gradients travel after it.
+    # Layers exchange statistics during the backward pass: gradients are sent after it.
     bucket_bytes = float("inf") if find_synchronized(model) else exchange.bucket_mb * 1e6
     settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
     graph = None

@@ -1,7 +1,7 @@
-"""Recurrent layers that run as graphs, where the rest of a model is run step by step.
+"""Recurrent layers that run as graphs, while the rest of a model runs eagerly.
 
-Run eagerly, a layer takes milliseconds for each place of a sequence: with hundreds of them, and
-dozens of calls, what is tried before a training would take minutes.
+An eager layer takes milliseconds for each time step of a sequence: with hundreds of them, and
+dozens of calls, the checks before a training would take minutes.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from pybackend.model.layers import find_layers, is_of_keras
 
 @contextmanager
 def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Meanwhile Keras's own recurrent layers run as graphs, as they do in a training.
+    """Run Keras's own recurrent layers as graphs in this context, as in a training.
 
-    Not those of a model that is to run eagerly, nor those with cells of the user's own.
+    Except in models with ``run_eagerly=True``, and layers with custom cells.
 
     Parameters
     ----------
     traced
-        What was traced before, and is now.
+        Cache of the functions that were traced.
     """
-    kept = {} if traced is None else traced
+    cache = {} if traced is None else traced
     with ExitStack() as stack:
         for layer in [] if model.run_eagerly else find_layers(model):
             if _is_of_keras(layer):
-                own = kept.setdefault(id(layer), {})
+                own = cache.setdefault(id(layer), {})
                 stack.enter_context(override(layer, "call", _trace(layer.call, own)))
         yield
 
 
 @contextmanager
 def running_functions(eagerly: bool) -> Iterator[None]:
-    """Meanwhile each ``tf.function`` runs as Python, or as the graph that it is traced to."""
+    """Run each ``tf.function`` as Python, or as its traced graph, in this context."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:
@@ -57,8 +57,8 @@ def _is_of_keras(layer: Any) -> bool:
 
 
 def _trace(call: Callable[..., Any], traced: dict[Any, Any]) -> Callable[..., Any]:
-    # One for each value of `training`: to trace a function often makes TensorFlow warn.
-    # A function of TensorFlow's that is an attribute would count as a part of the layer.
+    # One for each value of `training`: TensorFlow warns if a function is traced often.
+    # A TensorFlow function that is an attribute would count as a part of the layer.
     def run(*args: Any, training: Any = False, **options: Any) -> Any:
         if training not in traced:
             traced[training] = tf.function(partial(call, training=training), reduce_retracing=True)

@@ -1,4 +1,4 @@
-"""One worker's training, from the files of its job to its report and, on rank 0, the model."""
+"""Training of one worker, from the files of its job to its report and, on rank 0, the model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from pybackend.model.compare import hash_weights
 
 @dataclass(frozen=True)
 class Training:
-    """What a worker's training gave; attributes as in `WorkerReport`.
+    """Result of one worker's training; attributes as in `WorkerReport`.
 
-    ``discard`` removes what is of no use once the report is there.
+    ``discard`` removes files that are not needed after the report.
     """
 
     history: dict[str, list[Any]]
@@ -64,16 +64,17 @@ def train(
     counts
         Rows of every worker, by rank, of the data sets in the folder.
     folder
-        The worker's own: ``train/``, ``validation/`` and ``model.keras`` or ``model.pkl`` go in,
-        ``trained.h5`` or ``trained.keras`` comes out on rank 0.
+        The worker's own folder, with ``train/``, ``validation/`` and ``model.keras`` or
+        ``model.pkl``; rank 0 writes ``trained.h5`` or ``trained.keras`` into it.
     emit
         Called with an event per epoch.
     stream
-        The ``tf.data.Dataset`` to train on in place of rows in the folder.
+        The ``tf.data.Dataset`` to train on instead of rows in the folder.
     lifecycle
-        Where it begins, and what is saved of it; None: what the job says of checkpoints.
+        Start of the training, and the state that is saved; None: as the job's checkpoint options
+        specify.
     answers
-        What observers of the training say to it.
+        Messages from observers of the training.
     """
     if lifecycle is None:
         lifecycle = Lifecycle(job) if job.checkpoint is None else CheckpointedLifecycle(job)
@@ -87,7 +88,7 @@ def train(
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
     audit = auditor.report if auditor else None
-    if lifecycle.audit is not None and lifecycle.audit.steps:  # its last gang may be of one worker
+    if lifecycle.audit is not None and lifecycle.audit.steps:  # the last group may be one worker
         audit = lifecycle.audit
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
@@ -113,7 +114,7 @@ def _write_model(replica: Replica, lifecycle: Lifecycle, folder: Path, weights: 
     job, plan = replica.job, replica.plan
     is_same = job.model_uri is None or _is_same_everywhere(replica.collective, weights)
     lifecycle.finish()
-    # If the weights differ, the driver will say so, and keep the file that is there.
+    # If the weights differ, the driver will report it, and an existing file stays unchanged.
     if plan is None or not is_same:
         return None
     with pointing_to(job.checkpoint):

@@ -1,4 +1,4 @@
-"""What training changes, on one worker: read between two steps, and put back."""
+"""State of a training on one worker, read between two steps and restored."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_optimizers, find_variables
 
 _DIGEST_BYTES = 16
-# The place of Keras's history among the callbacks.
+# Position of Keras's history among the callbacks.
 HISTORY = -1
 
 
 def keep_callbacks(replica: Replica) -> dict[int, Any]:
-    """The user's callbacks of this rank, as `TrainingState` takes them, and Keras's history."""
+    """Return the callbacks of this rank for `TrainingState`, and Keras's history."""
     own = select_callbacks(replica.rank, replica.callbacks)
     listed = {n: one if one in own else None for n, one in enumerate(replica.callbacks)}
     return {HISTORY: keras.callbacks.History(), **listed}
 
 
 class TrainingState:
-    """Reads and restores the state of a worker's training.
+    """State of a worker's training, which can be read and restored.
 
     Parameters
     ----------
     callbacks
-        Those whose attributes are kept, by their place in the user's list, as they are before the
-        training; None for one that does not run on this rank.
+        Callbacks whose attributes are stored, by their position in the argument ``callbacks``,
+        before the training; None for one that does not run on this rank.
     first
-        How they were described before this process trained with them, by their place; completed
-        with those that are not in it. None: they have not been trained with.
+        Descriptions of the callbacks before this process trained with them, by their position;
+        missing ones are added. None: this process has not trained with them.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class TrainingState:
                 self._first[number] = describe_callback(one)
 
     def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
-        """All that `restore` needs on every rank, on rank 0; nothing on the others.
+        """Return all that `restore` needs on every rank, on rank 0; nothing on the others.
 
-        Most variables and callbacks are the same on all ranks: of the others only those that
-        differ from rank 0's are sent.
+        Most variables and callbacks are the same on all ranks: the others send only those that
+        differ from rank 0's.
         """
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch)]
         callbacks = self._read_callbacks()
@@ -97,9 +97,9 @@ class TrainingState:
         return encode_state({"variables": arrays, "ranks": ranks})
 
     def read(self, collective: Collective) -> bytes:
-        """What `restore` needs to go back to here, between two epochs, on any rank that holds it.
+        """Return what `restore` needs to return to this state between two epochs, on any rank.
 
-        Of callbacks each rank keeps its own, and those of rank 0 that do not run on it.
+        Each rank stores its own callbacks, and those of rank 0 that do not run on it.
         """
         callbacks = self._read_callbacks()
         is_lacking = np.array([n not in callbacks for n in self._places], np.int64)
@@ -109,30 +109,30 @@ class TrainingState:
             own = {n: callbacks[n] for n in shared if n in callbacks}
             others = decode_state(broadcast_bytes(collective, encode_state(own)))
             callbacks = {**others, **callbacks}
-        kept = {
+        own_state = {
             "differing": {},
             "callbacks": callbacks,
             "within_epoch": False,
             **self._read_own(),
-            # Of another number of workers; at the end of an epoch nothing is pending there.
+            # Its state depends on the number of workers; at the end of an epoch nothing is pending.
             "synchronizer": {},
         }
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
         is_stopped = bool(self._model.stop_training)
-        return encode_state({"variables": arrays, "ranks": [kept], "is_stopped": is_stopped})
+        return encode_state({"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped})
 
     def restore(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Continue as the training did that was read.
+        """Restore the state of a training.
 
-        With another number of workers the random generators stay as they are, and what callbacks
-        keep is rank 0's.
+        If the number of workers differs, the random generators are not restored, and callbacks get
+        the state of rank 0.
 
         Raises
         ------
         InputError
-            A callback's setting is not what it was.
+            A setting of a callback has changed.
         ClusterError
-            The variables are others.
+            The number of variables differs.
         """
         ranks = state["ranks"]
         is_same_gang = len(ranks) == world_size
@@ -141,9 +141,9 @@ class TrainingState:
         seeds = {id(v) for v in _find_seeds(self._model)}
         if len(variables) != len(state["variables"]):
             raise ClusterError(
-                f"the checkpoint has {len(state['variables'])} variables and the training "
+                f"the checkpoint has {len(state['variables'])} variables, but the training has "
                 f"{len(variables)} before its first step: create them in `__init__` or `build`, "
-                "and train with the release of Keras that has written it"
+                "and train with the release of Keras that wrote the checkpoint"
             )
         for number, variable in enumerate(variables):
             if is_same_gang or id(variable) not in seeds:
@@ -163,11 +163,11 @@ class TrainingState:
             np.random.set_state(own["numpy"])
 
     def read_weights(self) -> list[Any]:
-        """A copy of the weights."""
+        """Return a copy of the weights."""
         return [np.array(v.numpy()) for v in self._model.weights]
 
     def find_lost(self) -> list[str]:
-        """What callbacks of the user have that is not kept, as ``Class.name``."""
+        """Return attributes of custom callbacks that are not stored, as ``Class.name``."""
         return find_lost(self._callbacks.values())
 
     def _read_callbacks(self) -> dict[int, Any]:
@@ -183,10 +183,10 @@ class TrainingState:
         }
 
     def _variables(self, is_within_epoch: bool) -> Sequence[Any]:
-        """Weights first, in their order; then whatever else the model, its loss and metrics have.
+        """Return weights first, in their order; then all other variables of the training.
 
-        Between epochs without the metrics of a model with its own train_step: nobody but itself
-        can create them before its first step.
+        Between epochs, without the metrics of a model with a custom train_step: only its first step
+        creates them.
         """
         model = self._model
         optimizers = find_optimizers(model)
@@ -199,7 +199,7 @@ class TrainingState:
 
 
 def _find_seeds(model: Any) -> list[Any]:
-    """States of random generators, and whatever else is a variable but no weight."""
+    """Return states of random generators, and other variables that are not weights."""
     weights = {id(v) for v in model.weights}
     return [v for v in model.variables if id(v) not in weights]
 

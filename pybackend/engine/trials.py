@@ -1,4 +1,4 @@
-"""What is tried on some rows: may metrics, and the loss of an evaluation, be put together?"""
+"""Checks, on some rows, that metrics and the loss of an evaluation can be combined over workers."""
 
 from __future__ import annotations
 
@@ -29,29 +29,28 @@ from pybackend.model.layers import is_of_keras
 from pybackend.model.masks import check_masks, has_masked_loss
 
 _ABOUT_TEST_STEP = (
-    "the model has its own test_step: what it returns is averaged over the workers by rows, which "
-    "is right for means over rows alone"
+    "the model has its own test_step: its results are averaged over the workers by rows, which is "
+    "correct only for means over rows"
 )
 _ABOUT_MIXING = (
-    "without training, too, a layer makes something of the rows of a batch together: predictions, "
-    "and the figures of an evaluation, are those of each worker's own batches"
+    "a layer combines the rows of a batch also outside of training: predictions and the metrics of "
+    "an evaluation depend on each worker's own batches"
 )
 _MOST_TRIED = 32
-# Of a small model and small rows so many are tried, even if a step has fewer.
+# Rows to check for a small model and small rows, even if a step has fewer.
 _LEAST_TRIED = 8
 _LARGE_ROW_BYTES = 1 << 20
 _LARGE_MODEL = 10_000_000
 
 MetricsKind = Literal["sums", "not sums", "unknown"]
-# Where the rows are cut into parts, as shares of them.
+"""Result of the check whether the state of the metrics of `compile` may be summed over workers."""
+
+# Positions at which the rows are cut into parts, as shares of them.
 _SHARES = (0.1, 0.35)
 
 
-"""Whether the state of the metrics given to `compile` may be summed over the workers."""
-
-
 def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
-    """Some finite rows, about as many as a step has memory for; None if there are none."""
+    """Return some finite rows, at most about a step's; None without such rows."""
     count = len(rows)
     if not count:
         return None
@@ -62,21 +61,21 @@ def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
     generator = np.random.default_rng(job.seed)
     chosen = np.sort(generator.choice(count, min(count, most), replace=False))
     found = rows.take(chosen)
-    finite = np.flatnonzero(_are_finite(found))  # others are left to the model
+    finite = np.flatnonzero(_are_finite(found))  # only the training uses the others
     if not len(finite):
         return None
-    # Of a single row two parts are made, too.
+    # A single row is repeated, to have two parts.
     finite = np.resize(finite, max(2, len(finite)))
     return nest({key: column[finite] for key, column in found.items()})
 
 
 def try_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
-    """Try the metrics on every worker's rows; all workers get the same answer."""
+    """Check the metrics on every worker's rows; all workers get the same result."""
     if job.workers == 1 or not isinstance(job.exchange, Exchange):
         return "unknown"
     try:
         outcome = [0, 0] if rows is None else [0, bool(find_unsummable_metrics(model, rows))]
-    except Exception:  # they take no rows of this kind, or the training will show why
+    except Exception:  # metrics that reject such rows; the training will report real errors
         outcome = [1, 0]
     failed, unsummable = all_sum(collective, outcome)
     if failed:
@@ -92,7 +91,7 @@ def find_over(
     collective: Collective,
     emit: Emit,
 ) -> OverBatch:
-    """What an evaluation computes from the rows of all workers, since it may not be summed."""
+    """Return what an evaluation must compute from the rows of all workers, instead of sums."""
     if job.workers == 1:
         return OverBatch()
     if not is_of_keras(type(model).test_step):
@@ -109,7 +108,7 @@ def find_over(
 
 
 def _is_weighted_by_masks(model: Any) -> bool:
-    """Whether what masks leave of each worker's rows is enough to average its loss."""
+    """Return whether the loss can be averaged by the unmasked steps of each worker's rows."""
     try:
         check_masks(model)
     except InputError:
@@ -118,7 +117,7 @@ def _is_weighted_by_masks(model: Any) -> bool:
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:
-    """Which rows have finite numbers only."""
+    """Return a mask of the rows that only have finite numbers."""
     parts = [
         np.isfinite(column.reshape(len(column), -1)).all(axis=1)
         for column in columns.values()
@@ -127,16 +126,13 @@ def _are_finite(columns: Mapping[str, Any]) -> Any:
     return np.logical_and.reduce([np.ones(len(next(iter(columns.values()))), bool), *parts])
 
 
-# Tries on some rows whether the state of a model's metrics may be summed over workers.
-# Counts and sums may. Maxima may not, nor correlations, nor what is computed from a whole batch
-# and then averaged over batches.
-
-
 def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
-    """Names of metrics whose value over all rows is not that of the summed state of parts.
+    """Return names of metrics whose value over all rows differs from that of summed parts.
 
-    Those given to ``compile`` are tried, at predictions that are moved at random. The model is as
-    it was afterwards, but has its metrics built, and reset.
+    Counts and sums can be summed over workers. Maxima and correlations cannot, nor values that are
+    computed from a whole batch and then averaged over batches. The metrics passed to ``compile``
+    are checked, with predictions that are changed at random. Afterwards the model's state is
+    restored, but its metrics are built, and reset.
 
     Parameters
     ----------
@@ -173,7 +169,7 @@ def _find_unsummable(container: Any, arguments: Sequence[Any], count: int) -> li
     expected = _read_result(container)
     try:
         states = [read_state(part) for part in cut_rows(count, _SHARES)]
-    except Exception:  # one that needs more rows than a part has depends on the batch
+    except Exception:  # a metric that needs more rows than a part has depends on the batch
         container.reset_state()
         return list(expected)
     for variable, *values in zip(container.variables, *states, strict=True):
@@ -184,7 +180,7 @@ def _find_unsummable(container: Any, arguments: Sequence[Any], count: int) -> li
 
 
 def _read_result(container: Any) -> dict[str, Any]:
-    # A copy: what a metric returns may be its variable.
+    # A copy, because a metric may return its variable.
     return {n: np.array(keras.ops.convert_to_numpy(v)) for n, v in container.result().items()}
 
 

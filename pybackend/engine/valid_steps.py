@@ -1,4 +1,4 @@
-"""Counts the time steps that masks leave in a loss: what a worker's mean loss is the mean over."""
+"""Count of the unmasked time steps of a loss: the number that a worker's mean loss divides by."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import tensorflow as tf
 from pybackend.errors import InputError
 from pybackend.model.masks import find_ignored_class
 
-# So small that it changes no sum of counts, but gives a batch that is masked whole a mean, too.
+# Too small to change a sum of counts, but a completely masked batch has a mean, too.
 _NEXT_TO_NOTHING = 1e-9
 
 
 class _UnmaskedCount(keras.losses.Loss):
-    """The number of losses that a mask leaves: Keras applies the mask, this one adds up ones."""
+    """Number of unmasked losses: Keras applies the mask, and this loss adds up ones."""
 
     def __init__(self, ignored_class: Any) -> None:
         super().__init__(reduction="sum", name="valid_steps")
@@ -32,7 +32,7 @@ class _UnmaskedCount(keras.losses.Loss):
 
 
 class ValidStepCounter:
-    """Watches a model's ``compute_loss`` for the number of valid steps in a batch."""
+    """Counter of the valid steps in a batch, from calls of a model's ``compute_loss``."""
 
     def __init__(self, model: Any) -> None:
         self._count = _UnmaskedCount(find_ignored_class(model))
@@ -41,7 +41,7 @@ class ValidStepCounter:
         """The batch's mean loss, as a tensor of the step that is being traced."""
 
     def watch(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """``compute_loss`` of a model, with every call counted."""
+        """Wrap ``compute_loss`` of a model, so that the valid steps of a call are counted."""
         signature = inspect.signature(compute_loss)
 
         def watched(*args: Any, **options: Any) -> Any:
@@ -57,12 +57,12 @@ class ValidStepCounter:
             self._valid = self._count(y_pred if y is None else y, y_pred)
             return self.loss
 
-        # Keras looks whether there is a parameter `training`.
+        # Keras checks whether there is a parameter `training`.
         watched.__signature__ = signature  # type: ignore[attr-defined]
         return watched
 
     def weight(self, rows: Any) -> Any:
-        """What this worker's gradients weigh in the step that is being traced."""
+        """Return the weight of this worker's gradients in the step that is being traced."""
         rows = tf.cast(rows, tf.float32)
         if self._valid is None:  # a custom train_step that computes its loss itself
             return rows

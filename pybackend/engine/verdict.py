@@ -1,4 +1,4 @@
-"""Compares what workers have made of a step with what one process makes of it; on rank 0."""
+"""Comparison of a step of the workers with that of one process, on rank 0."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _MOST_NAMED = 3
 
 
 class Judge:
-    """Compares steps of one training.
+    """Comparison of the steps of one training.
 
     Parameters
     ----------
     is_dealt
-        The workers have the rows of a batch in turn.
+        True if consecutive rows of a batch belong to consecutive ranks.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Judge:
         packed: Sequence[bytes],
         place: str,
     ) -> dict[str, Any]:
-        """What all workers are to know.
+        """Return the verdict for all workers.
 
         Parameters
         ----------
         before, found
-            Values of variables, of this worker; what was found is completed.
+            Values of this worker's variables before and after; those after are completed.
         changed
-            What callbacks have changed before each of the steps.
+            Values that callbacks changed before each of the steps.
         packed
-            By rank, the ``rows`` of each step, and how ``metrics`` and ``statistics`` have changed.
+            By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
         place
-            Which steps these are, in words.
+            Description of the steps for messages.
 
         Returns
         -------
@@ -123,7 +123,8 @@ class Judge:
         ]
         if not all(result.is_repeatable for result in results):
             return {
-                "skipped": "a step comes to something else each time, by random numbers of its own"
+                "skipped": "a step has a different result each time, because it draws random "
+                "numbers in its own way"
             }
         if not self._has_learned(before, found) and not self._has_learned(before, expected):
             return {"has_learned": False}
@@ -135,7 +136,7 @@ class Judge:
             "metrics": results[1].largest,
         }
         if self._has_overflowed(before, found, expected):
-            return {"skipped": "gradients of half precision overflowed, as they do now and then"}
+            return {"skipped": "gradients in half precision overflowed, which is normal at times"}
         results[0] = self._leave_out_rounding(results[0], before, found, expected)
         if any(result.differing for result in results):
             return verdict | {"error": self._describe(results, place, rows)}
@@ -148,7 +149,7 @@ class Judge:
         everyone: Sequence[Mapping[str, Any]],
         steps: Sequence[GlobalRows],
     ) -> None:
-        """What the workers together have made of the variables that each keeps by itself."""
+        """Combine the workers' values of variables that each changes separately."""
         shared = self._exchange.shared_variables
         rows = np.sum([each.counts for each in steps], axis=0)
         for name, keys, weights in (
@@ -169,11 +170,11 @@ class Judge:
                     found[key] = (np.rint(total) if is_whole else total).astype(before[key].dtype)
 
     def _list_compared(self, before: Values, found: Values) -> list[int]:
-        """Variables that should be those of one process."""
+        """Return variables that should equal those of one process."""
         left_out = set(self._state.list_generators())
         for layer in find_unsynchronized(self._model):
             left_out |= {id(v.value) for v in layer.non_trainable_variables}
-        if self._exchange.mean_loss is not None:  # it takes the place of Keras's own mean
+        if self._exchange.mean_loss is not None:  # it replaces Keras's own mean
             for metric in self._model.metrics:
                 if metric.name == "loss":
                     left_out |= {id(v.value) for v in metric.variables}
@@ -188,7 +189,7 @@ class Judge:
         seed: int,
         which: Sequence[int] | None,
     ) -> Values:
-        """What one process makes of variables, of all or some, if it is disturbed by some noise."""
+        """Return the variables, all or some, after a step of one process with relative noise."""
         generator = np.random.default_rng(seed)
         self._state.write(before)
         if noise:
@@ -204,7 +205,7 @@ class Judge:
     def _leave_out_rounding(
         self, result: Comparison, before: Values, found: Values, expected: Values
     ) -> Comparison:
-        """Without weights of which `is_divided_rounding` is true."""
+        """Remove weights for which `is_divided_rounding` is true."""
         differing = {one.key for one in result.differing}
         weights = {id(v.value): v for v in self._model.trainable_variables}
 
@@ -212,25 +213,25 @@ class Judge:
             weight = weights.get(key)
             if weight is None:
                 return True
-            # Keras names what it keeps for a weight after its path.
+            # Keras names an optimizer's variables after the path of their weight.
             start = f"{weight.path.replace('/', '_')}_"
-            kept = [
+            slots = [
                 id(v.value)
                 for v in self._model.optimizer.variables
                 if v.shape == weight.shape and v.name.startswith(start)
             ]
-            if any(other in differing or other not in found for other in kept):
+            if any(other in differing or other not in found for other in slots):
                 return True
-            pairs = [(found[other], expected[other]) for other in kept]
+            pairs = [(found[other], expected[other]) for other in slots]
             return not is_divided_rounding(before[key], found[key], expected[key], pairs)
 
         return replace(result, differing=[one for one in result.differing if is_left(one.key)])
 
     def _has_learned(self, before: Values, after: Values) -> bool:
-        """Whether a step has moved a weight, or what an optimizer keeps for one, to a number."""
+        """Return whether a step changed a weight or an optimizer's state to finite numbers."""
         optimizers = find_optimizers(self._model)
-        kept = [v for one in optimizers for v in one.variables if len(v.shape)]
-        keys = [id(v.value) for v in [*self._model.trainable_variables, *kept]]
+        slots = [v for one in optimizers for v in one.variables if len(v.shape)]
+        keys = [id(v.value) for v in [*self._model.trainable_variables, *slots]]
         return any(
             bool(np.any(np.isfinite(after[key]) & (after[key] != before[key])))
             for key in keys
@@ -238,7 +239,7 @@ class Judge:
         )
 
     def _has_overflowed(self, before: Values, found: Values, expected: Values) -> bool:
-        """Whether the scale of a loss is another one: one of the two has left out the step."""
+        """Return whether the loss scales differ, because one of the two skipped the step."""
         optimizer = self._model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             return False
@@ -247,7 +248,7 @@ class Judge:
         return any(not np.array_equal(found[key], expected[key]) for key in known)
 
     def _read_precision(self) -> float:
-        """By which part of a number the least precise type of the model rounds."""
+        """Return the relative rounding error of the least precise type of the model."""
         types = {str(layer.compute_dtype) for layer in find_layers(self._model)}
         if any("bfloat16" in name for name in types):
             return 2.0**-8
@@ -265,55 +266,55 @@ class Judge:
         if len(differing) > _MOST_NAMED:
             listed.append(f"{len(differing) - _MOST_NAMED} more")
         return (
-            f"{place} was repeated as one process takes it, on the same {rows} rows, and something "
-            f"else came out: {', '.join(listed)}. {self._advise(results)}"
+            f"{place} was repeated in one process on the same {rows} rows, and the result differs: "
+            f"{', '.join(listed)}. {self._advise(results)}"
         )
 
     def _advise(self, results: Sequence[Comparison]) -> str:
         differing = {one.key for one in results[0].differing}
         if differing and differing <= set(self._state.list_statistics()):
             return (
-                "The weights are equal; a variable that is not trained moves otherwise than by a "
-                "mean over the rows, by their sum or the largest, say: update it by a mean, or "
-                "from what is the same on all workers, such as weights"
+                "The weights are equal, but a variable that is not trained changes by something "
+                "other than a mean over the rows, e.g. by their sum or maximum: update it by a "
+                "mean, or from values that are the same on all workers, such as weights"
             )
         losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
         others = {one.key for one in results[1].differing}
         if not differing and not others & {id(v.value) for v in losses}:
             return (
-                "The weights are equal; a metric is neither a sum over rows nor a mean of one: "
+                "The weights are equal, but a metric is neither a sum nor a mean over rows: "
                 "write it as a `keras.metrics.Metric` whose variables are sums"
             )
         looks_up = any(isinstance(one, keras.layers.Embedding) for one in find_layers(self._model))
         if self._model.run_eagerly and looks_up:
             return (
                 "With run_eagerly=True the workers cannot know that an embedding is looked up by "
-                "positions, not by rows: leave it out, or see what it says without"
+                "positions, not by rows: omit run_eagerly, or check whether the error remains"
             )
         if not has_keras_train_step(self._model):
             return (
-                "The model's own train_step, a loss or a layer makes something of the rows of a "
-                "batch together. Of a loss with a value for each row take the mean (a tape sums "
-                "them). Compute a loss that compares rows by `self.compute_loss()`, and give "
-                "`exchange` the option loss_over='global batch'. Clip gradients by the `clipnorm` "
-                "of the optimizer"
+                "The model's own train_step, a loss or a layer combines the rows of a batch. If a "
+                "loss has a value for each row, take the mean (a tape sums the values). Compute a "
+                "loss that compares rows with `self.compute_loss()`, and give `exchange` the "
+                "option loss_over='global batch'. Clip gradients with the `clipnorm` of the "
+                "optimizer"
             )
         if self._exchange.over.loss:
             return (
-                "A layer or `add_loss` makes something of the rows of a batch together: return "
-                "what the loss needs as an output of the model, and use it in a loss of compile(). "
+                "A layer or `add_loss` combines the rows of a batch: return the values that the "
+                "loss needs as an output of the model, and use them in a loss of compile(). "
                 "Update metrics in `compute_metrics()` or `train_step()`, not in `compute_loss()`"
             )
         return (
-            "The loss or a layer makes something of the rows of a batch together: give `exchange` "
-            "the option loss_over='global batch', under which the loss sees the rows of all "
-            "workers. What `add_loss` is given must be a mean over rows, and a layer must compute "
-            "each row by itself"
+            "The loss or a layer combines the rows of a batch: give `exchange` the option "
+            "loss_over='global batch', with which the loss gets the rows of all workers. The "
+            "argument of `add_loss` must be a mean over rows, and a layer must compute each row "
+            "separately"
         )
 
 
 def describe_error(error: Exception) -> str:
-    """What an error says, without what TensorFlow and Keras put round it."""
+    """Return the text of an error, without the lines that TensorFlow and Keras add."""
     text = re.sub(r"\x1b\[\d*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if lines[0].startswith("Exception encountered") and len(lines) > 1:  # a layer's, of Keras

@@ -1,1 +1,1 @@
-"""Rows on their way into a function that runs: from Spark's tasks to the workers, and back."""
+"""Feeding of running functions: rows from Spark tasks to the workers, and results back."""

@@ -1,4 +1,4 @@
-"""A task's side of a feed: sends the rows of its partition to a worker, and takes results."""
+"""Task's end of a feed: send the rows of a partition to a worker, and receive results."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import connect, split_address
 from pybackend.net.stream import Stream, wait_any
 
-# Python objects made of more rows than that no longer fit into a processor's cache.
+# With more rows, their Python objects no longer fit into a processor's cache.
 MOST_ROWS = 256
 _CONNECT_SECONDS = 30.0
 _RETRY_SECONDS = 0.2
-# Of so many workers the one that the fewest tasks feed is chosen.
+# Number of workers from which the one with the fewest feeding tasks is chosen.
 _CHOICES = 2
 _ANSWER_SECONDS = 30.0
 
 
 class FeedTimeoutError(ClusterError):
-    """A worker has taken no row for too long."""
+    """A worker took no row for too long."""
 
 
 @dataclass(frozen=True)
 class Feeder:
-    """How tasks reach the workers that take rows.
+    """Client with which tasks feed the workers that take rows.
 
     Attributes
     ----------
     addresses
         ``host:port`` of each worker that takes rows, by rank.
     token
-        What a feeder proves.
+        Secret that a feeder must prove to know.
     timeout
-        Seconds that a worker may take no row, or give no result, before its feeder gives up.
+        Longest time in seconds without a taken row, or without a result, before the feeder fails.
     """
 
     addresses: dict[int, str]
@@ -67,12 +67,12 @@ class Feeder:
     timeout: float
 
     def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
-        """Feed a partition; how many of its rows the function has taken, or did not want.
+        """Feed a partition; return how many of its rows the function took or did not want.
 
         Raises
         ------
         ClusterError
-            No worker takes rows, the function has failed, or has taken none for too long.
+            No worker takes rows, or the function failed or took no row for too long.
         """
         first = next(batches, None)
         if first is None:
@@ -101,17 +101,17 @@ class Feeder:
     def infer(
         self, batches: Iterator[Any], name: str, partition: int, attempt: int
     ) -> Iterator[Any]:
-        """Feed a partition, and pass on a result for each row, in their order.
+        """Feed a partition, and yield a result for each row, in their order.
 
         Raises
         ------
         ClusterError
-            As in `feed`; also if the function has not given as many results as rows.
+            As in `feed`; also if the function did not return one result per row.
         """
         first = next(batches, None)
         if first is None:
             return
-        # The function sees rows of an attempt before again; each has one result all the same.
+        # The function sees rows of an earlier attempt again; each still gets one result.
         conversation = self._begin(Begins(name, partition, attempt, True, 0))
         with contextlib.closing(conversation):
             for batch in _chain(first, batches):
@@ -120,15 +120,15 @@ class Feeder:
             yield from conversation.finish()
 
     def close(self) -> bool:
-        """Say that there will be no more feeds; whether all workers have heard it."""
+        """Notify the workers that no more feeds follow; return whether all of them received it."""
         return self._tell_all(Closes())
 
     def quit(self, name: str, reason: str) -> None:
-        """Say why a feed has failed: no task begins to feed for it any more."""
+        """Notify the workers why a feed failed, so that no task starts to feed for it any more."""
         self._tell_all(Quits(name, reason))
 
     def _tell_all(self, message: Any) -> bool:
-        told = 0
+        count = 0
         for rank in self.addresses:
             with (
                 contextlib.suppress(OSError, ValueError),
@@ -136,11 +136,11 @@ class Feeder:
             ):
                 stream.send_all(_line(message), _ANSWER_SECONDS)
                 read(stream, Done, seconds=_ANSWER_SECONDS)
-                told += 1
-        return told == len(self.addresses)
+                count += 1
+        return count == len(self.addresses)
 
     def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
-        """What the workers know of earlier attempts at this task, which they end."""
+        """Return what the workers know of earlier attempts of this task, which they end."""
         known: list[Known] = []
         lost: list[str] = []
         for rank, address in self.addresses.items():
@@ -155,17 +155,17 @@ class Feeder:
             if isinstance(answer, Fails):
                 raise ClusterError(answer.reason)
             known.append(answer)
-        # Each attempt asks all workers that run, so whoever runs now would know of it.
+        # Each attempt asks all running workers, so every worker that runs now would know of it.
         if lost and any(answer.was_asked for answer in known):
             raise ClusterError(
-                f"Spark tries a task again, and {lost[0]} cannot be asked which of its rows it has "
-                "taken: a row might be used twice. Its function has returned, or the network does "
-                "not let this host reach it; have all functions take rows until the feeds end"
+                f"Spark retries a task, and {lost[0]} cannot be asked which of its rows it took: a "
+                "row might be used twice. Its function returned, or this host cannot reach it over "
+                "the network; all functions must take rows until the feeds end"
             )
         return known
 
     def _begin(self, begins: Begins) -> _Conversation:
-        """Connect to a worker of this host, or else of any, which fewer tasks feed than another."""
+        """Connect to a worker, if possible of this host: of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
         far = [rank for rank in self.addresses if rank not in near]
@@ -184,9 +184,9 @@ class Feeder:
                 break
         if not found:
             raise ClusterError(
-                f"no worker takes rows any more: {', '.join(errors)}. Their functions have "
-                "returned or failed, or the network does not let this host reach them; "
-                "TFCluster.shutdown() tells"
+                f"no worker takes rows any more: {', '.join(errors)}. Their functions returned or "
+                "failed, or this host cannot reach them over the network; TFCluster.shutdown() "
+                "shows the reason"
             )
         rank = _agree(begins, found)
         for other, (stream, _) in found.items():
@@ -198,14 +198,14 @@ class Feeder:
         return _Conversation(chosen, worker, self.timeout, begins.wants_results)
 
     def _connect(self, rank: int) -> tuple[Stream, int]:
-        """Connect to a worker; tried again unless nobody listens there."""
+        """Connect to a worker, and retry unless no process listens there."""
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
             try:
                 return self._greet(rank, max(1.0, deadline - time.monotonic()))
             except (ConnectionRefusedError, RejectedError):
                 raise
-            except OSError:  # so many connect at once that it has no time, or no room, for all
+            except OSError:  # the worker may be overloaded by many connections at once
                 if time.monotonic() + _RETRY_SECONDS > deadline:
                     raise
             time.sleep(_RETRY_SECONDS)
@@ -220,7 +220,7 @@ class Feeder:
 
 
 class _Conversation:
-    """A feed under way: what was sent, and what the worker has said of it."""
+    """Running feed: the rows that were sent, and the worker's answers."""
 
     def __init__(self, stream: Stream, worker: str, timeout: float, wants_results: bool) -> None:
         self._stream = stream
@@ -239,20 +239,20 @@ class _Conversation:
         self._stream.close()
 
     def send(self, rows: int, content: Any, mark: tuple[int, str] = (0, "")) -> bool:
-        """Send so many rows, as `write_batch` gives them; False if the worker wants no more."""
-        self._moved = time.monotonic()  # what the rows themselves take is not the worker's time
+        """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
+        self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
         return self._send(_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
-        """The results that have come so far, and were not taken yet."""
+        """Return the results that arrived and were not taken yet."""
         while not self._has_ended and self._stream.wait_readable(0):
             self._hear()
         results, self._results = self._results, []
         return results
 
     def finish(self) -> Iterator[Any]:
-        """Say that there are no more rows, and wait for what becomes of them; yields results."""
+        """Send the end of the rows, wait until they were processed, and yield results."""
         self._moved = time.monotonic()
         self._send(_line(Ends()))
         while not self._has_ended:
@@ -273,7 +273,7 @@ class _Conversation:
                 continue
             try:
                 sent = self._stream.send_some([rest])
-            except OSError:  # the worker has closed it, and may have said why
+            except OSError:  # the worker closed it, and may have sent the reason
                 self._hear()
                 continue
             rest = rest[sent:]
@@ -292,14 +292,14 @@ class _Conversation:
                 self._results += found
         except (OSError, ValueError) as error:
             raise ClusterError(
-                f"{self._worker} was lost while it was fed ({error}): its process, or its host, "
-                "has ended; TFCluster.shutdown() tells"
+                f"{self._worker} was lost while it was fed ({error}): its process exited, or its "
+                "host failed; TFCluster.shutdown() shows the reason"
             ) from error
         self._moved = time.monotonic()
         if isinstance(message, Taken):
             self.taken = message.rows
         elif isinstance(message, Fails):
-            raise ClusterError(f"{self._worker} has failed: {message.reason}")
+            raise ClusterError(f"{self._worker} failed: {message.reason}")
         elif isinstance(message, (Done, Skips)):
             self._has_ended = True
 
@@ -309,27 +309,28 @@ class _Conversation:
     def _give_up(self) -> None:
         if self._wants_results and self.taken == self._sent:
             raise FeedTimeoutError(
-                f"timeout while feeding: {self._worker} has given no result for "
-                f"{self._timeout:g} s (feed_timeout), {self._received} for {self._sent} rows "
-                "before. Its function computes, or has not given batch_results() one for each row"
+                f"timeout while feeding: {self._worker} returned no result for "
+                f"{self._timeout:g} s (feed_timeout), after {self._received} results for "
+                f"{self._sent} rows. Its function is computing, or did not pass batch_results() "
+                "one result per row"
             )
         raise FeedTimeoutError(
-            f"timeout while feeding: {self._worker} has taken no row for {self._timeout:g} s "
-            f"(feed_timeout), {self.taken} of {self._sent} before. Its function computes, waits "
-            "for another worker that has no rows, or does not call next_batch(): raise "
-            "feed_timeout, or look at the function"
+            f"timeout while feeding: {self._worker} took no row for {self._timeout:g} s "
+            f"(feed_timeout), after {self.taken} of {self._sent} rows. Its function is computing, "
+            "waits for another worker that has no rows, or does not call next_batch(): raise "
+            "feed_timeout, or check the function"
         )
 
 
 _OTHER_ROWS = (
-    "Spark has tried a task again, and its rows are others, or in another order, than those that "
-    "were taken before: rows might be lost or used twice. Cache, checkpoint or save the rows "
-    "before they are fed, as those behind a shuffle or a random choice are never twice the same"
+    "Spark retried a task, and its rows are not those that were taken before, or are in another "
+    "order: rows might be lost or used twice. Cache, checkpoint or save the rows before you feed "
+    "them, as the rows of a shuffle or a random choice can differ each time"
 )
 
 
 def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
-    """Begin with one of some workers, even if other tasks choose at the same time; its rank."""
+    """Start with one of some workers, while other tasks may choose too; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
@@ -354,12 +355,12 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 def _drop_rows(
     batches: Iterator[Any], count: int, marks: Mapping[int, str]
 ) -> Iterator[tuple[int, Any, tuple[int, str]]]:
-    """The batches without their first rows: how many, their bytes, and the mark to send with them.
+    """Yield batches without their first rows: number of rows, bytes, and the mark to send.
 
     Raises
     ------
     ClusterError
-        The rows up to one of the marks given are not those that it was made of.
+        The rows up to one of the marks differ from those of the mark.
     """
     digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
@@ -380,7 +381,7 @@ def _drop_rows(
 
 
 def _is_here(host: str) -> bool:
-    """Whether this is an address of this machine."""
+    """Return whether this is an address of this machine."""
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
@@ -391,7 +392,7 @@ def _is_here(host: str) -> bool:
 
 
 def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
-    """Lists of items, first short ones, so that the first rows need not wait for many."""
+    """Yield lists of items, short ones first, so that the first rows are sent at once."""
     size, part = 50, []
     for item in items:
         part.append(item)

@@ -1,8 +1,8 @@
-"""Lists of Python objects as Arrow data and back, exactly: types, nesting and order stay.
+"""Lossless conversion of lists of Python objects to Arrow data and back.
 
-Items that are alike, as the rows of a table are, become columns; those that are not travel one by
-one, as `pybackend.job.values` writes them. Nothing is pickled. Beside each Arrow array goes its
-kind, plain JSON: ``["list", ["float"]]`` for instance.
+It preserves types, nesting and order. Items of the same structure, such as the rows of a table,
+become columns; other items are encoded one by one, as in `pybackend.job.values`. Nothing is
+pickled. Each Arrow array is accompanied by its kind as JSON, e.g. ``["list", ["float"]]``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLAT: dict[type, tuple[str, Any]] = {
     str: ("text", pa.large_string()),
     bytes: ("bytes", pa.large_binary()),
 }
-# Written as text, in a form from which Python itself reads them back.
+# Encoded as text, in a format that Python itself reads.
 _TEXTUAL: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
     datetime.datetime: (
         "datetime",
@@ -44,51 +44,51 @@ _INT64 = 1 << 63
 
 
 def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
-    """One batch of some items.
+    """Return one batch with the items.
 
     Raises
     ------
     SerializationError
-        An item cannot travel; names its type.
+        An item cannot be sent; names its type.
     """
     kind, array = _encode(list(items))
     return _batch(kind, array)
 
 
 def frame_items(batch: pa.RecordBatch, *, gives_arrays: bool = False) -> pa.RecordBatch:
-    """The rows of a DataFrame, an Arrow batch, as such items: each is a ``pyspark.sql.Row``.
+    """Convert an Arrow batch of a DataFrame to a batch of items, each a ``pyspark.sql.Row``.
 
-    With ``gives_arrays``, `stack_columns` makes arrays of them.
+    With ``gives_arrays``, `stack_columns` converts the columns to arrays.
     """
     struct = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
     return _batch(["frame", batch.schema.names, gives_arrays], struct)
 
 
 def decode_items(batch: pa.RecordBatch) -> list[Any]:
-    """The items that a batch was made of."""
+    """Return the items of a batch."""
     return _decode(_kind_of(batch), batch.column(0))
 
 
 def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
-    """The first columns of batches as numpy arrays; None unless all of them are to give arrays.
+    """Return the first columns of batches as numpy arrays; None unless all request arrays.
 
     Raises
     ------
     InputError
-        A column is no array: it has nulls, lists of several lengths, or values of several types.
+        A column is not an array: it has nulls, or lists of different lengths or types.
     """
     kinds = [_kind_of(batch) for batch in batches]
     if not all(kind[0] == "frame" and kind[2] for kind in kinds):
         return None
     names = kinds[0][1]
     if len(names) < width:
-        raise InputError(f"`input_mapping` has {width} columns, and the rows have {len(names)}")
+        raise InputError(f"`input_mapping` has {width} columns, but the rows have {len(names)}")
     tables = [batch.column(0).flatten() for batch in batches]
     return [_stack(names[n], [table[n] for table in tables]) for n in range(width)]
 
 
 def write_batch(batch: pa.RecordBatch) -> pa.Buffer:
-    """The bytes of a batch, its types included."""
+    """Return the bytes of a batch, including its types."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -96,12 +96,12 @@ def write_batch(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def read_batch(content: Any) -> pa.RecordBatch:
-    """The batch that `write_batch` wrote; `SerializationError` if that is damaged."""
+    """Return the batch that `write_batch` wrote; `SerializationError` if it is damaged."""
     try:
         with pa.ipc.open_stream(content) as reader:
             return reader.read_next_batch()
     except (pa.ArrowException, StopIteration, ValueError) as error:
-        raise SerializationError(f"rows have arrived damaged: {error}") from error
+        raise SerializationError(f"the received rows are damaged: {error}") from error
 
 
 def _kind_of(batch: pa.RecordBatch) -> list[Any]:
@@ -132,20 +132,20 @@ def _encode(values: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _types(values: list[Any]) -> set[type]:
-    # Values of one type are the rule, and are counted faster than put into a set.
+    # Most lists have values of one type, and counting is faster than building a set.
     if values and countOf(map(type, values), type(values[0])) == len(values):
         return {type(values[0])}
     return set(map(type, values))
 
 
 def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None:
-    """Values of one type as a column; None if that would change one of them."""
+    """Encode values of one type as a column; None if that would change a value."""
     if kind in _FLAT:
         name, arrow = _FLAT[kind]
         try:
             return [name], pa.array(values, arrow)
         except (OverflowError, UnicodeEncodeError, pa.ArrowException):
-            return None  # a number beyond 64 bits, a text that is none in UTF-8
+            return None  # a number beyond 64 bits, or text that UTF-8 cannot encode
     if kind is bytearray:
         return ["bytearray"], pa.array(list(map(bytes, values)), pa.large_binary())
     if kind in _TEXTUAL and not _is_folded(kind, values):
@@ -168,7 +168,7 @@ def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None
 
 
 def _is_folded(kind: type, values: list[Any]) -> bool:
-    """Whether text would lose something: the second of two equal hours, a named time zone."""
+    """Return whether text would lose data: the second of two equal hours, a named time zone."""
     if kind is not datetime.datetime:
         return False
     return any(value.fold or value.tzinfo is not None for value in values)
@@ -212,7 +212,7 @@ def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] 
     width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if not width:
         return None
-    stacked = np.empty((len(values), *shape), dtype)  # which keeps the order of bytes, too
+    stacked = np.empty((len(values), *shape), dtype)  # which preserves the byte order, too
     np.stack(values, out=stacked)
     content = pa.py_buffer(stacked)
     array = pa.Array.from_buffers(pa.binary(width), len(values), [None, content])
@@ -220,7 +220,7 @@ def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] 
 
 
 def _encode_vectors(values: list[Any]) -> tuple[list[Any], Any]:
-    """Vectors of Spark ML, dense ones, which have no size here, and sparse ones in any mixture."""
+    """Encode vectors of Spark ML: dense ones, whose size is None here, and sparse ones."""
     is_sparse = [type(value).__name__ == "SparseVector" for value in values]
     pairs = list(zip(values, is_sparse, strict=True))
     sizes = [int(value.size) if sparse else None for value, sparse in pairs]
@@ -252,7 +252,7 @@ def _is_vector(kind: type) -> bool:
 
 
 def _is_spark(kind: type, name: str, module: str) -> bool:
-    """Whether it is a class of Spark's, by whichever of its modules."""
+    """Return whether it is a class of Spark, from any submodule."""
     return kind.__name__ == name and kind.__module__.startswith(module)
 
 
@@ -318,7 +318,7 @@ def _stacked(kind: list[Any], array: Any) -> Any:
 
 
 def _plain(array: Any) -> list[Any]:
-    """A column of a DataFrame as Spark's own rows hold it."""
+    """Return a column of a DataFrame with the values of Spark's own rows."""
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if is_number and not array.null_count:
         found: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
@@ -329,7 +329,7 @@ def _plain(array: Any) -> list[Any]:
 
 
 def _stack(name: str, parts: Sequence[Any]) -> Any:
-    """Parts of a column as one array."""
+    """Return the parts of a column as one array."""
     arrays = [_to_numpy(name, part) for part in parts]
     layouts = list(dict.fromkeys((array.dtype, array.shape[1:]) for array in arrays))
     if len(layouts) > 1:
@@ -339,7 +339,7 @@ def _stack(name: str, parts: Sequence[Any]) -> Any:
 
 
 def _to_numpy(name: str, array: Any) -> Any:
-    """A column of a DataFrame as an array."""
+    """Return a column of a DataFrame as an array."""
     if array.null_count:
         raise _no_array(name, "nulls")
     if pa.types.is_list(array.type) and len(array):
@@ -353,6 +353,7 @@ def _to_numpy(name: str, array: Any) -> Any:
 
 def _no_array(name: str, reason: str) -> InputError:
     return InputError(
-        f"next_batch() with `input_mapping` gives arrays of a DataFrame, and column {name!r} has "
-        f"{reason}: fill or drop such rows before, or feed df.rdd, whose values come as they are"
+        f"next_batch() with `input_mapping` converts the columns of a DataFrame to arrays, but "
+        f"column {name!r} has {reason}: fill or drop such rows before, or feed df.rdd, whose "
+        "values are not converted"
     )

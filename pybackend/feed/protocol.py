@@ -1,7 +1,7 @@
-"""What a task that feeds rows and the worker that takes them say to each other.
+"""Protocol between a task that feeds rows and the worker that takes them.
 
-The worker speaks first (`Greets`). Each message is a line of JSON; behind `RowsAhead` follow as
-many bytes of Arrow data as it says (`pybackend.feed.items`).
+The worker sends the first message (`Greets`). Each message is a line of JSON. `RowsAhead` is
+followed by the number of bytes of Arrow data that it specifies (`pybackend.feed.items`).
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from pybackend.job.codec import decode, encode
 from pybackend.net.stream import Stream
 
 PURPOSE = "feed"
-# By this name a worker tells the driver at which address it takes rows.
+# Name of the event with which a worker reports the address at which it takes rows.
 FEED = "feed"
 LONGEST_LINE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Greets:
-    """Of a worker: how many tasks feed it; also when there are more than `Begins` expects."""
+    """Worker: number of tasks that feed it; also sent if it exceeds what `Begins` expects."""
 
     feeds: int
 
 
 @dataclass(frozen=True)
 class Begins:
-    """A task begins to feed a partition.
+    """Task: start of the feed of a partition.
 
     Attributes
     ----------
     feed, partition
-        Name of the feed, a call of `train` for instance, and number of the partition in it.
+        Name of the feed, e.g. of a call of `train`, and number of the partition in it.
     attempt
-        Number of the task, the greater the later: a later one ends those before.
+        Number of the attempt: later attempts have larger numbers and end earlier ones.
     wants_results
-        Whether each row has a result, which goes back to the task.
+        Whether the worker returns a result for each row.
     feeds
-        How many tasks feed the worker, as it has said last.
+        Number of tasks that feed the worker, from its last message.
     """
 
     feed: str
@@ -51,12 +51,12 @@ class Begins:
 
 @dataclass(frozen=True)
 class Starts:
-    """Of a worker: the task may send rows."""
+    """Worker: the task may send rows."""
 
 
 @dataclass(frozen=True)
 class Asks:
-    """A task asks what the worker knows of a partition, and ends earlier attempts at it."""
+    """Task: request for what the worker knows of a partition; ends earlier attempts of it."""
 
     feed: str
     partition: int
@@ -65,12 +65,14 @@ class Asks:
 
 @dataclass(frozen=True)
 class RowsAhead:
-    """So many rows, or results, in so many bytes, follow this line.
+    """Header of rows or results, whose bytes follow this line.
 
     Attributes
     ----------
+    rows, size
+        Number of rows and bytes that follow.
     place, digest
-        How many rows of the partition there are up to the last of these, and what they all are.
+        Number of rows of the partition up to the last of these rows, and digest of all of them.
     """
 
     rows: int
@@ -81,33 +83,33 @@ class RowsAhead:
 
 @dataclass(frozen=True)
 class Ends:
-    """Of a task: the partition has no more rows."""
+    """Task: the partition has no more rows."""
 
 
 @dataclass(frozen=True)
 class Closes:
-    """Of the driver: there will be no more feeds."""
+    """Driver: no more feeds follow."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Of a worker: rows of the partition that its function has taken so far."""
+    """Worker: number of rows of the partition that its function has taken so far."""
 
     rows: int
 
 
 @dataclass(frozen=True)
 class Known:
-    """Of a worker: what it knows of a partition, for `Asks`.
+    """Worker: answer to `Asks`, with what it knows of a partition.
 
     Attributes
     ----------
     rows
-        How many its function has taken.
+        Number of rows that its function has taken.
     was_asked
-        Whether an earlier attempt has asked.
+        Whether an earlier attempt asked.
     place, digest
-        Of the last `RowsAhead` of which some were taken.
+        Values of the last `RowsAhead` of which rows were taken.
     """
 
     rows: int
@@ -118,7 +120,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Quits:
-    """A task says why a feed has failed: others need not try."""
+    """Task: reason why a feed failed, so that other tasks do not try."""
 
     feed: str
     reason: str
@@ -126,47 +128,47 @@ class Quits:
 
 @dataclass(frozen=True)
 class Done:
-    """Of a worker: the function has taken all rows, and all results were sent."""
+    """Worker: the function has taken all rows, and all results were sent."""
 
 
 @dataclass(frozen=True)
 class Skips:
-    """Of a worker: the function wants no more rows."""
+    """Worker: the function wants no more rows."""
 
 
 @dataclass(frozen=True)
 class Fails:
-    """Of a worker: the function has failed, or has not given a result for every row."""
+    """Worker: the function failed, or did not return a result for every row."""
 
     reason: str
 
 
 def write(stream: Stream, message: Any, content: Any = b"") -> None:
-    """Send a message, and what follows it, however long the other end takes to read."""
+    """Send a message and its content; without a time limit for the other end."""
     stream.send_all(encode(message).encode() + b"\n")
     if len(content):
         stream.send_all(content)
 
 
 def read(stream: Stream, *kinds: type[Any], seconds: float | None = None) -> Any:
-    """The next message, of one of these kinds.
+    """Return the next message, of one of these kinds.
 
     Raises
     ------
     OSError
-        The other end is gone, or silent for so long.
+        The other end closed the connection, or was silent for that time.
     ValueError
-        It makes no sense.
+        The message is invalid.
     """
     line = stream.read_line(LONGEST_LINE, seconds)
     if not line:
-        raise ConnectionError("the other end has closed the connection")
+        raise ConnectionError("the other end closed the connection")
     return decode(line, *kinds)
 
 
 def read_rows(stream: Stream, rows: RowsAhead, read_batch: Callable[[bytes], Any]) -> Any:
-    """The Arrow batch behind a message `RowsAhead`; `ValueError` if it has other rows."""
+    """Return the Arrow batch after `RowsAhead`; `ValueError` if its number of rows differs."""
     batch = read_batch(stream.read_exactly(rows.size))
     if batch.num_rows != rows.rows:
-        raise ValueError(f"{batch.num_rows} rows have come, not {rows.rows}")
+        raise ValueError(f"expected {rows.rows} rows, got {batch.num_rows}")
     return batch

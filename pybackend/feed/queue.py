@@ -1,4 +1,4 @@
-"""The rows that have come for a worker's function, and the results that it gives for them."""
+"""Queue of the rows for a worker's function, and of its results."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from pybackend.errors import InputError
 from pybackend.feed.items import decode_items, encode_items, stack_columns, write_batch
 
-# Rows that wait for the function, as Arrow data; whoever feeds waits beyond it.
+# Limit for waiting rows, as Arrow data; feeders wait while it is exceeded.
 _MOST_BYTES = 64 << 20
-# How long results may not come, if another thread of the function's gives them.
+# Longest wait for results, which another thread of the function may provide.
 _OWED_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 
 
 class PartitionFeed:
-    """The rows of one partition, on their way from one task; used under its queue's lock.
+    """Rows of one partition from one task; used under its queue's lock.
 
     Attributes
     ----------
     taken, given
-        Rows that the function has taken, and results that it has given for them.
+        Number of rows that the function took, and of results that it returned for them.
     results
-        Encoded results that were not sent yet, each with its number of rows.
+        Encoded results that were not sent yet, with their numbers of rows.
     is_told
-        Whether the task was sent all that it is to hear.
+        Whether all messages to the task were sent.
     mark
-        Place and digest, as of `Rows`, of the last batch of which rows were taken.
+        Place and digest, as in `RowsAhead`, of the last batch of which rows were taken.
     """
 
     def __init__(self, wants_results: bool) -> None:
@@ -47,24 +47,24 @@ class PartitionFeed:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of it is left to take, or to give a result for."""
+        """True if no rows are left to take, and no results are missing."""
         is_given = not self.wants_results or self.given == self.taken
         return self.is_lost or (self.has_ended and not self.batches and is_given)
 
 
 class RowQueue:
-    """Rows of several feeds, taken by one function; all methods may be called from any thread.
+    """Rows of several feeds, which one function takes; all methods are thread-safe.
 
     Attributes
     ----------
     changed
-        The condition on which whoever waits for a change of any feed, or of this queue, waits.
+        Condition that is notified of changes of any feed or of this queue.
     failure
-        Why the function has failed, once it has.
+        Why the function failed; None if it did not.
     has_stopped
         Whether the function wants no more rows.
     was_left
-        Whether it has returned without a word of that, when there might have been more.
+        Whether it returned without stopping the feeds, when more rows might have come.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -76,18 +76,18 @@ class RowQueue:
         self._bytes = 0
         self._feeds: list[PartitionFeed] = []
         self._current: PartitionFeed | None = None
-        # Of rows that were taken and have no result yet: their feeds, and how many.
+        # Feeds of rows that were taken and have no result yet, with the numbers of rows.
         self._owed: deque[list[Any]] = deque()
         self._decoded: tuple[Any, list[Any]] | None = None
 
     @property
     def feeds(self) -> int:
-        """How many feeds there are at present."""
+        """Current number of feeds."""
         with self.changed:
             return len(self._feeds)
 
     def open(self, wants_results: bool, most: int) -> PartitionFeed | None:
-        """Begin a feed; None if there are more than ``most`` of them."""
+        """Open a feed; None if more than ``most`` feeds are open."""
         feed = PartitionFeed(wants_results)
         with self.changed:
             if len(self._feeds) > most:
@@ -96,7 +96,7 @@ class RowQueue:
         return feed
 
     def put(self, feed: PartitionFeed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
-        """Add rows, as soon as there is room for them; False if nobody wants them any more."""
+        """Add rows as soon as there is space; return False if they are not wanted any more."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self._bytes < self._most_bytes or self.has_stopped or feed.is_lost
@@ -110,13 +110,13 @@ class RowQueue:
             return True
 
     def end(self, feed: PartitionFeed) -> None:
-        """Say that a feed has no more rows."""
+        """Record that a feed has no more rows."""
         with self.changed:
             feed.has_ended = True
             self.changed.notify_all()
 
     def remove(self, feed: PartitionFeed) -> None:
-        """Forget a feed, and its rows that were not taken."""
+        """Remove a feed, and its rows that were not taken."""
         with self.changed:
             feed.is_lost = True
             self._drop(feed)
@@ -125,13 +125,13 @@ class RowQueue:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Say that there will be no more feeds."""
+        """Record that no more feeds follow."""
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Say that the function wants no more rows: those that wait are dropped."""
+        """Record that the function wants no more rows, and drop waiting rows."""
         with self.changed:
             self.has_stopped = True
             for feed in self._feeds:
@@ -139,26 +139,26 @@ class RowQueue:
             self.changed.notify_all()
 
     def leave(self) -> None:
-        """Say that the function has returned."""
+        """Record that the function returned."""
         with self.changed:
             self.was_left = not self.has_stopped and not self.is_closed
             self.stop()
 
     def fail(self, reason: str) -> None:
-        """Say why the function has failed."""
+        """Record why the function failed."""
         with self.changed:
             self.failure = reason
         self.stop()
 
     def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
-        """The next items, and whether there will be no more.
+        """Return the next items, and whether they are the last.
 
         Parameters
         ----------
         count
-            How many; fewer at the end of all feeds.
+            Number of items; fewer are returned at the end of all feeds.
         keeps_apart
-            Whether a call ends with the end of a partition, if it has any of its items.
+            Whether to return items of one partition only.
         """
         items = self._items(self._take(count, keeps_apart))
         return items, self._has_ended and len(items) < count
@@ -166,21 +166,21 @@ class RowQueue:
     def take_columns(
         self, count: int, width: int, *, keeps_apart: bool = False
     ) -> tuple[list[Any], bool]:
-        """The next items as columns, each a list, and whether there will be no more.
+        """Return the next items as columns, each a list, and whether they are the last.
 
-        Columns of a DataFrame that is to give arrays are arrays, with one entry per item.
+        Columns of a DataFrame that was fed for arrays are arrays, with one entry per item.
 
         Parameters
         ----------
         count, keeps_apart
             As in `take`.
         width
-            How many columns; items may have more.
+            Number of columns; items may have more.
 
         Raises
         ------
         InputError
-            A column that is to be an array is none.
+            A column cannot be converted to an array.
         """
         parts = self._take(count, keeps_apart)
         slices = [batch.slice(start, stop - start) for (start, stop), batch in parts]
@@ -192,22 +192,22 @@ class RowQueue:
         return columns, self._has_ended and taken < count
 
     def give(self, results: Sequence[Any]) -> None:
-        """Give results for the rows that were taken first, in their order.
+        """Add results for the rows that were taken first, in their order.
 
         Raises
         ------
         InputError
-            There are more results than rows.
+            More results than rows.
         SerializationError
-            A result cannot travel; names its type.
+            A result cannot be sent; names its type.
         """
         rest = list(results)
         while rest:
             with self.changed:
                 if not self._owed:
                     raise InputError(
-                        f"batch_results() was given {len(rest)} results more than rows were taken "
-                        "by next_batch(): give one for each row, and only to rows that "
+                        f"batch_results() received {len(rest)} results more than rows were taken "
+                        "by next_batch(): pass one result per row, and only for rows that "
                         "TFCluster.inference() feeds"
                     )
                 feed, owed = self._owed[0]
@@ -228,7 +228,7 @@ class RowQueue:
         return self.has_stopped or is_over
 
     def _take(self, count: int, keeps_apart: bool) -> list[tuple[tuple[int, int], Any]]:
-        """Parts of batches, with so many rows in all."""
+        """Take parts of batches with this total number of rows."""
         parts: list[tuple[tuple[int, int], Any]] = []
         with self.changed:
             feed: PartitionFeed | None = None
@@ -245,12 +245,12 @@ class RowQueue:
         return parts
 
     def _choose(self, last: PartitionFeed | None, needs_results: bool) -> PartitionFeed | None:
-        """A feed that has rows, the one before if it has; None if there will be none.
+        """Return a feed with rows, preferably the last one; None if no more rows will come.
 
         Raises
         ------
         InputError
-            Results are missing for rows behind which no others come, and none comes for a while.
+            Results for the last rows of a feed are missing, and no result arrives for a while.
         """
         order = [last or self._current]
 
@@ -268,22 +268,22 @@ class RowQueue:
                 given, since = owing.given, time.monotonic()
             elif time.monotonic() > since + _OWED_SECONDS:
                 raise InputError(
-                    "next_batch() waits for rows that do not come: batch_results() was given "
-                    f"{owing.given} results for the {owing.taken} rows of a partition. Give one "
-                    "for each row"
+                    "next_batch() waits for rows that will not come: batch_results() received "
+                    f"{owing.given} results for the {owing.taken} rows of a partition. Pass one "
+                    "result per row"
                 )
             self.changed.wait(_LOOK_SECONDS)
         self._current = find()
         return self._current
 
     def _owing(self) -> PartitionFeed | None:
-        """A feed that waits for nothing but results."""
+        """Return a feed that only waits for results."""
         return next(
             (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done), None
         )
 
     def _wait_for(self, feed: PartitionFeed) -> bool:
-        """Whether a feed has more rows, once that is known."""
+        """Wait until it is known whether a feed has more rows, and return that."""
         self.changed.wait_for(
             lambda: feed.batches or feed.has_ended or feed.is_lost or self.has_stopped
         )
@@ -317,7 +317,7 @@ class RowQueue:
         return items
 
     def _decode(self, batch: Any) -> list[Any]:
-        """Items of a batch, which is decoded once."""
+        """Return the items of a batch, which is decoded only once."""
         known = self._decoded  # another thread may take at the same time
         if known is None or known[0] is not batch:
             known = self._decoded = batch, decode_items(batch)

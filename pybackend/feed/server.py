@@ -1,4 +1,4 @@
-"""A worker's side of its feeds: takes rows in from Spark's tasks, and sends results back."""
+"""Worker's end of its feeds: receive rows from Spark tasks, and send results back."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from pybackend.net.stream import Stream
 
 
 class FeedServer:
-    """Listens for feeds; `queue` has their rows.
+    """Server that accepts feeds and adds their rows to `queue`.
 
     Parameters
     ----------
     host
-        The address of this machine on which it listens.
+        Address of this machine on which it listens.
     token
-        What feeders prove.
+        Secret that feeders must prove to know.
     """
 
     def __init__(self, host: str, token: str) -> None:
         self.queue = RowQueue()
         self._lock = threading.Lock()
-        # By feed and partition: what earlier attempts have had taken, and the present one.
+        # By feed and partition: what was taken from earlier attempts, and the current attempt.
         self._known: dict[tuple[str, int], Known] = {}
         self._latest: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, int], tuple[Stream, PartitionFeed]] = {}
-        # Why feeds have failed, by their names.
+        # Reasons of failed feeds, by name.
         self._failed: dict[str, str] = {}
         server = listen(host)
         self.address = address_of(server)
@@ -58,9 +58,9 @@ class FeedServer:
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
 
     def finish(self) -> None:
-        """Say that the function has returned, and wait until all feeders know.
+        """Notify all feeders that the function returned, and wait for them.
 
-        Who is still there has all its results, however slowly it reads them.
+        Feeders that are still connected receive all their results, however slowly they read.
         """
         self.queue.leave()
         with self.queue.changed:
@@ -69,7 +69,7 @@ class FeedServer:
         self._acceptor.close()
 
     def fail(self, reason: str) -> None:
-        """Say that the function has failed, to those that feed and to those that come."""
+        """Notify current and later feeders that the function failed."""
         self.queue.fail(reason)
 
     def _welcome(self, stream: Stream, _: int) -> None:
@@ -77,7 +77,7 @@ class FeedServer:
         threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: Stream) -> None:
-        # Whoever is at the other end is a task that Spark may end at any time.
+        # The other end is a task, which Spark may end at any time.
         with contextlib.suppress(OSError, ValueError), contextlib.closing(stream):
             write(stream, Greets(self.queue.feeds))
             message = read(stream, Begins, Asks, Quits, Closes)
@@ -103,7 +103,7 @@ class FeedServer:
                 write(stream, self._end_earlier(message))
 
     def _end_earlier(self, asks: Asks) -> Known | Fails:
-        """End what feeds this partition; what is known of it."""
+        """End the feed of this partition, and return what is known of it."""
         key = asks.feed, asks.partition
         with self._lock:
             was_asked = key in self._latest
@@ -118,8 +118,8 @@ class FeedServer:
             return replace(self._known.get(key, _NOTHING), was_asked=was_asked)
 
     def _retire(self, key: tuple[str, int], stream: Stream, feed: PartitionFeed) -> None:
-        """Let go of a feed, and count its rows that were taken; nothing if that was done."""
-        self.queue.remove(feed)  # no row of it is taken from now on
+        """Remove a feed, and count its taken rows; nothing if it was removed before."""
+        self.queue.remove(feed)  # from here on, its rows are not taken any more
         with self._lock:
             if self._open.get(key) != (stream, feed):
                 return
@@ -162,10 +162,10 @@ class FeedServer:
         self.queue.end(feed)
 
     def _send(self, stream: Stream, feed: PartitionFeed) -> None:
-        """Tell the feeder what becomes of its rows, until nothing more will."""
+        """Report the state of its rows to the feeder until the final message."""
         try:
             self._send_news(stream, feed)
-        except OSError:  # the task has ended, and reads nothing more
+        except OSError:  # the task ended and does not read any more
             self.queue.remove(feed)
         finally:
             with self.queue.changed:
@@ -195,7 +195,7 @@ class FeedServer:
         return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
 
     def _last_word(self, feed: PartitionFeed) -> Any:
-        """What ends the conversation, if anything does by now."""
+        """Return the final message of the conversation; None if it is not over yet."""
         queue = self.queue
         if queue.failure is not None:
             return Fails(queue.failure)
@@ -203,12 +203,12 @@ class FeedServer:
             return Done()
         if queue.has_stopped and feed.wants_results:
             return Fails(
-                f"the function has ended the feed when it had given {feed.given} results for "
-                f"{feed.rows} rows or more of a partition: inference needs one for each row"
+                f"the function ended the feed after {feed.given} results for {feed.rows} rows or "
+                "more of a partition: inference needs one result per row"
             )
         return Skips() if queue.has_stopped else None
 
 
 _FINISH_SECONDS = 10.0
-_LATER = "a later attempt at this task has begun"
+_LATER = "a later attempt of this task has started"
 _NOTHING = Known(0, False, 0, "")

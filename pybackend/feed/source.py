@@ -1,4 +1,4 @@
-"""Where the rows of a worker's function come from: a folder that was filled before, or feeds."""
+"""Sources of the rows of a worker's function: a folder that was filled before, or feeds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pybackend.job.job import FEED_TOKEN, ROWS
 
 @dataclass(frozen=True)
 class FedRows:
-    """Rows that come while the function runs, from `queue`."""
+    """Rows that arrive in `queue` while the function runs."""
 
     queue: RowQueue
 
 
 class SpooledColumns:
-    """Rows that lie in a folder, in the order in which they came."""
+    """Rows in a folder, in their order of arrival."""
 
     def __init__(self, folder: Path) -> None:
         self._rows = SpooledRows(folder)
 
     def batches(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
-        """See `WorkerContext.feed`."""
+        """Yield batches of rows as columns by name, as `WorkerContext.feed` returns them."""
         size = check_whole_number("batch_size", batch_size, least=1)
         for start in range(0, len(self._rows), size):
             found = self._rows.take(np.arange(start, min(start + size, len(self._rows))))
@@ -43,9 +43,9 @@ class SpooledColumns:
 def open_source(
     folder: Path, host: str, announce: Callable[[str, str], object]
 ) -> Iterator[FedRows | SpooledColumns | None]:
-    """The rows of the worker whose folder this is; None if it has none.
+    """Open the rows of the worker with this folder; None without rows.
 
-    On leaving, those that feed it learn whether the function has failed.
+    On exit, the feeders are notified whether the function failed.
     """
     if (folder / ROWS).is_dir():
         yield SpooledColumns(folder / ROWS)
@@ -63,7 +63,7 @@ def open_source(
 
 
 def _to_text(column: Any) -> Any:
-    """Text as the user's own, of one value per row; all else as it is."""
+    """Return a column of text as strings, one per row; other columns unchanged."""
     if column.dtype.kind != "O":
         return column
     texts = np.empty(len(column), object)

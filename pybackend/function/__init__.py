@@ -1,1 +1,1 @@
-"""Calling a user's function in a worker, and what it can do together with the other workers."""
+"""Calls of a user's function in a worker, and its communication with the other workers."""

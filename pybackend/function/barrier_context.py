@@ -1,7 +1,7 @@
-"""What functions written for Spark's barrier tasks find in a worker.
+"""Replacement of Spark's task context in a worker, for functions written for barrier tasks.
 
-A worker is not Spark's own Python process but a child of it, or of no Spark at all. There
-``BarrierTaskContext.get()`` gives an object that speaks with the other workers in Spark's place.
+A worker is not Spark's own Python process but a child of it, or runs without Spark. There,
+``BarrierTaskContext.get()`` returns an object that communicates with the other workers itself.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MODULE = "pyspark.taskcontext"
 
 @contextmanager
 def standing_in(context: WorkerContext) -> Iterator[None]:
-    """Meanwhile Spark's classes for the context of a task give one that stands for this worker.
+    """Make the ``get()`` of Spark's task context classes return a context of this worker.
 
-    pyspark itself is imported only if somebody else imports it.
+    This does not import pyspark.
     """
     with ExitStack() as stack:
 
@@ -46,67 +46,67 @@ def standing_in(context: WorkerContext) -> Iterator[None]:
 def _installed(module: Any, context: WorkerContext) -> Iterator[None]:
     stand_in = _make(module, context)
     classes = (module.TaskContext, module.BarrierTaskContext)
-    kept = [vars(one)["get"] for one in classes]
+    originals = [vars(one)["get"] for one in classes]
     for one in classes:
         one.get = classmethod(lambda _: stand_in)
     try:
         yield
     finally:
-        for one, get in zip(classes, kept, strict=True):
+        for one, get in zip(classes, originals, strict=True):
             one.get = get
 
 
 def _make(module: Any, context: WorkerContext) -> Any:
-    """An object of Spark's own class, whose methods answer for the worker."""
+    """Return an instance of Spark's class whose methods describe the worker."""
 
     class WorkerTaskContext(module.BarrierTaskContext):
-        """The context of a barrier task, as far as a worker has one."""
+        """Context of a barrier task, with the methods that a worker supports."""
 
         def __new__(cls) -> Any:
-            return object.__new__(cls)  # Spark's keeps one for the process
+            return object.__new__(cls)  # Spark's class holds one instance per process
 
         def allGather(self, message: str = "") -> list[str]:
-            """The messages of all workers, by rank."""
+            """Return the messages of all workers, by rank."""
             if not isinstance(message, str):
                 raise TypeError(f"allGather() takes text, not {type(message).__name__}")
             return context.gather("allGather", message)
 
         def barrier(self) -> None:
-            """Wait until all workers have called it."""
+            """Wait until all workers have called `barrier`."""
             context.barrier()
 
         def getTaskInfos(self) -> list[Any]:
-            """The address of each worker."""
+            """Return the address of each worker."""
             return [module.BarrierTaskInfo(address) for address in context.addresses]
 
         def partitionId(self) -> int:
-            """The rank."""
+            """Return the rank."""
             return context.rank
 
         def taskAttemptId(self) -> int:
-            """The rank: a worker is not a task of Spark's."""
+            """Return the rank: a worker is not a Spark task."""
             return context.rank
 
         def attemptNumber(self) -> int:
-            """A worker is started once."""
+            """Return 0: a worker is started once."""
             return 0
 
         def stageId(self) -> int:
-            """All workers are one stage."""
+            """Return 0: all workers are in one stage."""
             return 0
 
         def cpus(self) -> int:
-            """Cores that this worker may use."""
+            """Return the cores that this worker may use."""
             return int(os.environ.get("TF_NUM_INTRAOP_THREADS", "1"))
 
         def resources(self) -> dict[str, Any]:
-            """The GPUs of this worker, as Spark describes them."""
+            """Return the GPUs of this worker in Spark's format."""
             gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
             information = importlib.import_module("pyspark.resource").ResourceInformation
             return {"gpu": information("gpu", gpus)} if gpus and gpus != ["-1"] else {}
 
         def getLocalProperty(self, key: str) -> str | None:
-            """Refused: what the driver has set does not reach the workers."""
+            """Raise `ClusterError`: the driver's local properties do not reach the workers."""
             raise ClusterError(
                 f"the local property {key!r} of Spark does not reach the workers: pass it as an "
                 "argument of the function"
@@ -116,7 +116,7 @@ def _make(module: Any, context: WorkerContext) -> Any:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Calls ``install`` when the module of Spark's contexts has been imported."""
+    """Import hook that calls ``install`` after the module of Spark's contexts is imported."""
 
     def __init__(self, install: Any) -> None:
         self._install = install
@@ -125,10 +125,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module's own spec, with a loader that does one thing more."""
+        """Return the module's spec, with a loader that also calls ``install``."""
         if fullname != _MODULE or self._is_looking:
             return None
-        self._is_looking = True  # the others are asked now
+        self._is_looking = True  # for the other finders, which are asked now
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
@@ -144,11 +144,11 @@ class _Loader(importlib.abc.Loader):
         self._install = install
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the module's own loader."""
+        """Create the module by its own loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the module's own loader; then the stand-in is there."""
+        """Execute the module by its own loader, then install the worker's context."""
         self._loader.exec_module(module)
         self._install(module)

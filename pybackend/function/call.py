@@ -1,4 +1,4 @@
-"""One call of the user's function in a worker, from the order to the value."""
+"""Call of the user's function in a worker, from the order to the value."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from pybackend.net.secret import derive_token
 T = TypeVar("T")
 _NO_FIT = (
     "Keras 3 cannot `fit` under MultiWorkerMirroredStrategy with several workers. Train the model "
-    "by `pybackend.barrier_train`, which takes it as it is; or install tf_keras on the workers, "
-    "and begin the function with os.environ['TF_USE_LEGACY_KERAS'] = '1', after which tf.keras is "
-    "Keras 2; or write the training step by hand"
+    "with `pybackend.barrier_train`, which needs no changes to it; or install tf_keras on the "
+    "workers, and start the function with os.environ['TF_USE_LEGACY_KERAS'] = '1', after which "
+    "tf.keras is Keras 2; or write a custom training step"
 )
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the worker's process does for the call.
+    """Functions of the worker's process that the call uses.
 
     Attributes
     ----------
     host
         The worker's address.
     on_end
-        As in `Spoke`, if this worker is one that is ended when others have returned.
+        As in `Spoke`, for a worker that is ended after others have returned.
     announce
-        Tells the driver something.
+        Sends a message to the driver.
     note
-        Tells the user something.
+        Shows a message to the user.
     """
 
     host: str
@@ -70,19 +70,19 @@ def call_function(
     order: Order,
     hooks: Hooks,
 ) -> tuple[str, float]:
-    """Call the function in the folder; its value as text, and the seconds that it took.
+    """Call the function in the folder; return its value as text, and its seconds.
 
     Parameters
     ----------
     server
-        The socket at which this worker listens; closed.
+        Socket at which this worker listens; it is closed.
     """
     addresses = order.reserved
     config = config_of(job.roles, addresses, rank)
     os.environ |= {"TF_CONFIG": config, **name_place(addresses, rank)}
-    # The functions may make a call together, without a launcher.
+    # The functions may start a joint call without a launcher.
     os.environ["TFDIST_SECRET"] = derive_token(order.token, "calls of the functions")
-    # Written by the launcher on this machine, from the driver's own objects.
+    # Written by the launcher on this machine, pickled from the driver's own objects.
     function, positional = cloudpickle.loads((folder / FUNCTION).read_bytes())
 
     def call(gather: Gather) -> tuple[str, float]:
@@ -100,15 +100,15 @@ def call_function(
         for other in ended & set(ranks_of(job.roles, "evaluator")):
             hooks.note(
                 f"worker {other}, the evaluator, was ended {GRACE_SECONDS:g} s after the others "
-                "had returned, and its value is None: have the chief wait for what it writes, if "
-                "it is to finish"
+                "returned, and its value is None: to let it finish, make the chief wait for what "
+                "it writes"
             )
 
     return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)
 
 
 def name_place(addresses: Sequence[str], rank: int) -> dict[str, str]:
-    """The variables that tell a process its place among all, with torchrun's names and meaning.
+    """Return the environment variables of a process's rank, as torchrun defines them.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def take_part(
     patient: Set[int] = frozenset(),
     tell: Callable[[Set[int]], object] = lambda ended: None,
 ) -> T:
-    """Make a call that shares values with those of the other workers; it may be a server's.
+    """Make a call that shares values with the calls of the other workers; also for servers.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def take_part(
     patient
         As in `Hub.finish`.
     tell
-        Called on rank 0 with the ranks that it has ended.
+        Called on rank 0 with the ranks that it ended.
     """
     if job.workers == 1:
         server.close()
@@ -168,13 +168,13 @@ def _timed(
         except ValueError as error:
             if "PerReplica" not in str(error):
                 raise
-            # Its own message shows the tensors, hundreds of lines.
+            # Its own message prints the tensors: hundreds of lines.
             raise ClusterError(_NO_FIT).with_traceback(error.__traceback__) from None
         return value, time.monotonic() - began
 
 
 def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
-    """Where the rows of the function come from, None if it has none."""
+    """Open the source of the function's rows; None without one."""
     if not any((folder / name).exists() for name in (ROWS, FEED_TOKEN)):
         return nullcontext()
     from pybackend.feed.source import open_source  # numpy and pyarrow
@@ -211,7 +211,7 @@ def _call_as_spoke(
     end = on_end if rank in following else _ignore
     spoke = Spoke(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
     try:
-        if rank in following:  # nobody is ended who is not connected
+        if rank in following:  # only a connected rank can be ended
             spoke.wait()
         result = call(spoke.gather)
     except BaseException:
@@ -222,4 +222,4 @@ def _call_as_spoke(
 
 
 def _ignore(_: Any) -> None:
-    """A function that is not a server's ends by itself."""
+    """Do nothing: a function that is not a server's ends by itself."""

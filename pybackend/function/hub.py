@@ -1,4 +1,4 @@
-"""Rank 0's side of what the workers of a function do together; all others are connected to it."""
+"""Rank 0's end of the communication of functions; all other ranks connect to it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from pybackend.net.rendezvous import Acceptor, split_address
 from pybackend.net.stream import Stream, wait_any
 
 PURPOSE = "function"
-# Of one message, in bytes.
+# Largest message, in bytes.
 LONGEST = 1 << 31
-# When those that lead have returned, workers and evaluators may be about to: servers never are.
+# Time for workers and evaluators to return after the leading ranks; servers never return.
 GRACE_SECONDS = 3.0
-# For the servers to say that they have ended.
+# Time for the servers to confirm that they have ended.
 _END_SECONDS = 10.0
 
 
 class Hub:
-    """Collects what all ranks share, and ends the servers when the others have returned.
+    """Collect the values that all ranks share, and end the servers after the others returned.
 
     Parameters
     ----------
     server
-        The socket at which rank 0 listens, for as long as its process lives.
+        Socket at which rank 0 listens as long as its process lives.
     peers
         ``host:port`` by rank.
     token
-        The job's secret, which every rank proves.
+        The job's secret, which every rank must prove to know.
     timeout
-        Seconds after which a machine that does not answer, or a rank that has never come, is lost.
+        Seconds after which a machine that does not answer, or a rank that never connected, is lost.
     encrypt
         As in `greet_as_client`.
     """
@@ -65,12 +65,12 @@ class Hub:
         Acceptor(server, token, PURPOSE, self._welcome, encrypt=encrypt)
 
     def gather(self, call: str, text: str) -> list[str]:
-        """Everyone's texts, by rank.
+        """Return the texts of all ranks, by rank.
 
         Raises
         ------
         PeerLostError, ClusterError
-            A rank was lost, has returned, or is at another call.
+            A rank was lost, has returned, or is in another call.
         """
         with self._turn:
             with self._changed:
@@ -83,7 +83,7 @@ class Hub:
                     self._find_absent()
 
     def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> Set[int]:
-        """Say that rank 0's function has returned, and end those that follow when all have.
+        """Record that rank 0's function returned, and end the following ranks after the others.
 
         Returns the ranks that were ended.
 
@@ -92,7 +92,7 @@ class Hub:
         leading, following
             As in `pybackend.job.roles`.
         patient
-            Of those that follow the ones that get `GRACE_SECONDS` to return by themselves.
+            Following ranks that get `GRACE_SECONDS` to return by themselves.
         """
         with self._changed:
             self._returned.add(0)
@@ -100,9 +100,9 @@ class Hub:
             if not following:
                 return self._ended
             self._wait(leading, None)
-            if self._lost.keys() & leading:  # the launcher ends all, and says why
+            if self._lost.keys() & leading:  # the launcher ends all ranks and reports why
                 return self._ended
-            # Who starts late has its time, too.
+            # Ranks that start late get their time, too.
             self._changed.wait_for(
                 lambda: following <= self._outboxes.keys() | self._lost.keys(), self._timeout
             )
@@ -114,7 +114,7 @@ class Hub:
             return self._ended
 
     def leave(self) -> None:
-        """Tell all, those that come later too, that rank 0 shares nothing any more."""
+        """Notify all ranks, also those that connect later, that rank 0 shares no more values."""
         with self._changed:
             is_over = 0 in self._returned
             self._farewell = (
@@ -125,7 +125,7 @@ class Hub:
             outboxes = list(self._outboxes.values())
         deadline = time.monotonic() + _END_SECONDS
         for outbox in outboxes:
-            # This process may end after that; a worker that is busy still gets what it waits for.
+            # This process may exit after that; a busy worker still receives its answer.
             outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
     def _wait(self, ranks: Set[int], seconds: float | None) -> None:
@@ -172,13 +172,13 @@ class Hub:
             self._settle()
 
     def _find_absent(self) -> None:
-        """Give up ranks that have not come in time, of which nothing is known."""
+        """Mark ranks that did not connect in time as lost."""
         if time.monotonic() - self._began > self._timeout:
             for rank in set(range(1, len(self._hosts))) - self._outboxes.keys():
                 self._lose(rank, f"did not connect within {self._timeout:g} s")
 
     def _settle(self) -> None:
-        """Answer those that wait, if all do, or one of the others never will."""
+        """Answer the waiting ranks if all wait, or if one of the others never will."""
         self._changed.notify_all()
         everyone = set(range(len(self._hosts)))
         absent = everyone - self._waiting.keys()
@@ -187,8 +187,8 @@ class Hub:
             answer = self._compare([self._waiting[rank] for rank in sorted(everyone)])
         elif lost := sorted(absent & self._lost.keys()):
             answer = NotShared(self._lost[lost[0]], lost[0])
-        elif gone := sorted(absent & self._returned):
-            answer = NotShared(f"worker {gone[0]} has returned")
+        elif returned := sorted(absent & self._returned):
+            answer = NotShared(f"worker {returned[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
             line = _line(answer) if waiting.keys() & self._outboxes.keys() else b""
@@ -215,35 +215,35 @@ def _line(message: FromHub) -> bytes:
 
 
 def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
-    """What all have shared.
+    """Return the texts that all ranks shared.
 
     Raises
     ------
     PeerLostError, ClusterError
-        Why they have not.
+        A rank was lost, has returned, or is in another call.
     """
     if isinstance(answer, Shared):
         return list(answer.texts)
     if answer.lost is not None:
         raise PeerLostError(answer.lost, hosts[answer.lost], answer.reason)
     raise ClusterError(
-        f"the workers are not at the same call: {answer.reason}. All of them must call "
+        f"the workers are not in the same call: {answer.reason}. All of them must call "
         "all_gather() and barrier() equally often, in the same order"
     )
 
 
 class Outbox:
-    """Sends lines from a thread of its own; a connection that fails is closed.
+    """Thread that sends lines over a connection; a failed connection is closed.
 
     Parameters
     ----------
     stream
         The connection.
     timeout
-        Seconds after which the other machine is lost if it has answered nothing. A process that
-        only does not read has all the time that it needs.
+        Seconds without any answer after which the other machine is lost. There is no limit for a
+        process that merely does not read.
     on_loss
-        Called from the thread with why the other end is lost, before the connection is closed.
+        Called from the thread with the reason of a loss, before the connection is closed.
     """
 
     def __init__(self, stream: Stream, timeout: float, on_loss: Callable[[str], object]) -> None:
@@ -255,11 +255,11 @@ class Outbox:
         self._thread.start()
 
     def put(self, line: bytes) -> None:
-        """Send a line after those before it."""
+        """Queue a line."""
         self._lines.put(line)
 
     def finish(self, seconds: float | None = None) -> None:
-        """Wait until all has been sent, or cannot be."""
+        """Wait until all lines have been sent, or cannot be sent."""
         self._lines.put(None)
         self._thread.join(seconds)
 

@@ -1,4 +1,4 @@
-"""Functions that know nothing of workers: called as they are, with the value of rank 0 alone."""
+"""Calls of functions without a `WorkerContext`, which return only the value of rank 0."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class RankZero:
-    """Calls a function without a `WorkerContext`, and returns its value on rank 0.
+    """Call a function without a `WorkerContext`, and return its value on rank 0.
 
     Attributes
     ----------
     fn
         The function.
     gpus
-        GPUs of all workers together, which divide them as evenly as can be; None: each has those
-        that it was given.
+        Number of GPUs of all workers together, divided as evenly as possible; None: each worker
+        uses all GPUs that it was given.
     chosen
-        The GPUs themselves, of a single worker.
+        GPUs of a single worker.
     is_mirrored
         Whether it is called in the scope of a ``MultiWorkerMirroredStrategy``.
     """
@@ -37,7 +37,7 @@ class RankZero:
     is_mirrored: bool = False
 
     def __call__(self, context: WorkerContext, /, *args: Any, **kwargs: Any) -> Any:
-        """The function's value on rank 0, None elsewhere."""
+        """Return the function's value on rank 0, None elsewhere."""
         if self.chosen is not None:
             os.environ[_GPUS] = ",".join(self.chosen)
         elif self.gpus is not None:
@@ -48,12 +48,12 @@ class RankZero:
 
 
 def _share(gpus: int, context: WorkerContext) -> list[str]:
-    """This worker's part of the GPUs, of those that it was given."""
+    """Return this worker's share of the GPUs, from those that it was given."""
     wanted = gpus // context.world_size + (context.rank < gpus % context.world_size)
     given = [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
     if wanted > len(given):
         raise ClusterError(
-            f"worker {context.rank} is to have {wanted} GPUs, but its task was given {len(given)}: "
+            f"worker {context.rank} needs {wanted} GPUs, but its task was given {len(given)}: "
             "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
         )
     return given[:wanted]

@@ -1,4 +1,4 @@
-"""A Python script as the function that workers run."""
+"""Python script as the function that workers run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from pybackend.job.context import WorkerContext
 
 @dataclass(frozen=True)
 class Script:
-    """Runs a script as ``python script.py ...`` does; the workers' machines need not have it.
+    """Run a script like ``python script.py ...``; the workers' machines need no copy of it.
 
     Attributes
     ----------
     path
-        Where it lies on the driver.
+        Path of the script on the driver.
     content
-        What it says there.
+        Content of the script there.
     """
 
     path: str
     content: bytes = field(repr=False)
 
     def __call__(self, context: WorkerContext, *arguments: Any) -> None:
-        """Run it as ``__main__``, with these arguments as text."""
+        """Run the script as ``__main__``, with these arguments as text."""
         path = self._find()
         sys.argv = [path, *map(str, arguments)]
         sys.path.insert(0, os.path.dirname(path))
@@ -39,10 +39,10 @@ class Script:
         except SystemExit as end:
             if end.code not in (None, 0):
                 how = f"status {end.code}" if isinstance(end.code, int) else f"{end.code}"
-                raise SystemExit(f"{os.path.basename(path)} has ended with {how}") from None
+                raise SystemExit(f"{os.path.basename(path)} exited with {how}") from None
 
     def _find(self) -> str:
-        """The script itself where this machine has the same, else a copy."""
+        """Return the path of the same script on this machine, or of a new copy."""
         try:
             if Path(self.path).read_bytes() == self.content:
                 return self.path
@@ -59,7 +59,7 @@ def read_script(path: str | os.PathLike[str]) -> Script:
     Raises
     ------
     InputError
-        It is no Python file, or cannot be read or parsed.
+        It is not a Python file, or cannot be read or parsed.
     """
     shown = os.path.abspath(os.fspath(path))
     if not shown.endswith(".py"):

@@ -1,4 +1,4 @@
-"""The connection of any other rank to rank 0, for what the workers of a function do together."""
+"""Connection of any other rank to rank 0, for the communication of functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 0.05
 
 
 class Spoke:
-    """Connects in the background: a function that shares nothing needs no connection.
+    """Connect in the background: a function that shares no values needs no connection.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ class Spoke:
     rank
         This rank.
     on_end
-        Called from a thread, if this rank's function has not returned: with None when it is to
-        end, since all others have returned, or with the error by which rank 0 was lost.
+        Called from a thread, if this rank's function has not returned: with None when it should
+        end because all others have returned, or with the error if rank 0 was lost.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Spoke:
         Raises
         ------
         PeerLostError, ClusterError
-            It cannot be.
+            It cannot connect.
         """
         self._has_tried.wait()
         if self._stream is None:
@@ -75,18 +75,18 @@ class Spoke:
             raise self._error
 
     def gather(self, call: str, text: str) -> list[str]:
-        """As `Hub.gather`."""
+        """Return the texts of all ranks, by rank; errors as in `Hub.gather`."""
         with self._turn:
             self.wait()
             self._send(Share(call, text))
             answer = self._answers.get()
             if isinstance(answer, TfdistError):
-                self._answers.put(answer)  # every later call ends so, too
+                self._answers.put(answer)  # every later call fails with it, too
                 raise answer
             return read_answer(answer, self._hosts)
 
     def finish(self) -> None:
-        """Say that this rank's function has returned."""
+        """Notify rank 0 that this rank's function has returned."""
         with self._lock:
             self._has_returned = True
         if self._outbox is not None:
@@ -118,7 +118,7 @@ class Spoke:
         self._listen(stream)
 
     def _connect(self) -> Stream:
-        """Connect, and try again while rank 0 is busy with too many strangers."""
+        """Connect, and retry while rank 0 has too many unauthenticated connections."""
         deadline = time.monotonic() + self._timeout
         while True:
             rest = max(0.01, deadline - time.monotonic())
@@ -128,7 +128,7 @@ class Spoke:
             except OSError as error:
                 stream.close()
                 if isinstance(error, RejectedError) or time.monotonic() > deadline:
-                    raise self._lose(f"did not let this worker in ({error})") from error
+                    raise self._lose(f"rejected the connection of this worker ({error})") from error
                 time.sleep(_RETRY_SECONDS)
             else:
                 stream.probe(self._timeout)

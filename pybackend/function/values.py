@@ -1,4 +1,4 @@
-"""What a function may return: `pybackend.job.values`, and Keras models."""
+"""Encoding of a function's value: as in `pybackend.job.values`, and Keras models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
 @dataclass(frozen=True)
 class Unreturned:
-    """Stands for a value that cannot be sent or built, so that those of other ranks can."""
+    """Placeholder for a value that cannot be sent or built, so that other ranks' values can."""
 
     reason: str
 
 
 def encode_result(value: Any) -> str:
-    """JSON text of a value, or of `Unreturned` if it is of a kind that cannot be sent."""
+    """Return the JSON text of a value, or of `Unreturned` if its type cannot be sent."""
     try:
         return values.encode_value(value, _KINDS)
     except SerializationError as error:
@@ -29,10 +29,10 @@ def encode_result(value: Any) -> str:
 
 
 def decode_result(text: str) -> Any:
-    """The value that `encode_result` wrote; a model is built without running code it may carry.
+    """Return the value that `encode_result` wrote; code that a model may contain is not run.
 
-    It is `Unreturned` if it could not be sent, if the text is damaged, or if a model needs classes
-    that Keras does not know here.
+    Returns `Unreturned` if the value could not be sent, if the text is damaged, or if a model needs
+    classes that Keras does not know here.
     """
     try:
         return values.decode_value(text, _KINDS)

@@ -1,7 +1,7 @@
-"""Starting workers; the only part of this package that others import.
+"""Start workers. Other packages import only from this module.
 
-A launcher is one file behind the `Launcher` protocol, and a line in the table below. What else is
-done with Spark, and with scripts, is found here too, and loaded when it is used.
+A launcher is one file that implements the `Launcher` protocol, and a line in the table below. The
+other functions for Spark and scripts are also found here, and loaded on first use.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ __all__ = [
     "write_records",
 ]
 
-# Names that are loaded when they are used, and their modules.
+# Names that are loaded on first use, and their modules.
 _HOME = {
     "FED_SCHEMA": "spark.feeding",
     "DetachedLauncher": "spark.detached",
@@ -113,8 +113,8 @@ _HOME = {
     "write_records": "spark.records",
 }
 
-# A first argument that is not a launcher itself: the module whose `launcher_of` recognizes it,
-# and a package that is loaded if there is such an argument at all.
+# First arguments that are not launchers: the module whose `launcher_of` recognizes them, and a
+# package that must be loaded for such an argument to exist.
 _KNOWN = {
     "pybackend.launchers.joined.launcher": None,
     "pybackend.launchers.local": None,
@@ -123,18 +123,18 @@ _KNOWN = {
 
 
 def launcher_for(target: Any) -> Launcher:
-    """The launcher that the first argument of a call means.
+    """Return the launcher for the first argument of a call.
 
     Parameters
     ----------
     target
-        None, which is this machine unless the environment says that this process is one of
+        None, which is this machine unless the environment shows that this process is one of
         several; ``"local"``, a ``pyspark.sql.SparkSession``, or a launcher.
 
     Raises
     ------
     InputError
-        It is none of these.
+        ``target`` has another type or value.
     """
     if isinstance(target, Launcher):
         return target
@@ -153,12 +153,12 @@ def launcher_for(target: Any) -> Launcher:
 
 
 def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
-    """How many workers a call wants: if it does not say, the launcher's own number, or a default.
+    """Return the number of workers of a call: its own, the launcher's, or the default.
 
     Raises
     ------
     InputError
-        It wants another number than there are.
+        The call requests another number than the launcher has.
     """
     if isinstance(launcher, Slotted):
         counted = launcher.count_workers(workers)

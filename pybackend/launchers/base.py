@@ -1,4 +1,4 @@
-"""What every launcher is, and what it returns."""
+"""Protocols of launchers, and the results that they return."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pybackend.job.report import Gang, Restart, WorkerReport
 class Outcome:
     """Reports by rank, and format and content of the model that rank 0 wrote.
 
-    ``job`` is the one that the workers have done, if it is not the one that they were given: the
-    first of several processes decides on the seed, and on where the model is written. ``gangs`` are
-    those of an elastic training, one after the other; ``restarts`` are those that a call has made.
+    ``job`` is the job that the workers ran, if it differs from the given one: the first of several
+    processes chooses the seed and the path of the model. ``gangs`` are the generations of an
+    elastic training, in order; ``restarts`` are the restarts of a call.
     """
 
     reports: list[WorkerReport]
@@ -29,16 +29,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a launcher would start.
+    """Plan of a launcher.
 
     Attributes
     ----------
     places
-        Where each worker would run, by rank, in words.
+        Host of each worker, by rank, as text.
     documents
-        What would be submitted to a cluster, as text by the name of its file.
+        Texts that would be submitted to a cluster, by file name.
     later
-        What is known only when it is started, in sentences.
+        Sentences about values that are known only at the start.
     """
 
     places: tuple[str, ...]
@@ -48,35 +48,35 @@ class Submission:
 
 @runtime_checkable
 class Checking(Protocol):
-    """A launcher that can tell that it cannot run a job before it starts anything."""
+    """A launcher that can reject a job before it starts anything."""
 
     def check(self, job: Job) -> None:
-        """Raise what `Launcher.launch` would."""
+        """Raise the errors of input that `Launcher.launch` would raise."""
 
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts the workers of a job somewhere, and stays with them to their end."""
+    """Starts the workers of a job, and waits until all have ended."""
 
     @property
     def where(self) -> str:
-        """What its workers are, in words: "processes of this machine"."""
+        """Description of its workers, such as "processes of this machine"."""
 
     @property
     def is_here(self) -> bool:
-        """Whether its workers, rank 0's at least, run in this process's folder."""
+        """True if its workers, at least rank 0, run in this process's working directory."""
 
     @property
     def session(self) -> Any:
-        """The Spark session whose DataFrames the workers can be fed with; None: none."""
+        """Spark session whose DataFrames the workers can read; None: there is no session."""
 
     @property
     def workers(self) -> int | None:
-        """How many workers there always are; None: as many as a call wants."""
+        """Fixed number of workers; None: the call chooses it."""
 
     @property
     def why_fixed(self) -> str | None:
-        """Why its workers stay the same during a training; None: they may go and come."""
+        """Reason why workers cannot leave or join during a training; None: they can."""
 
     def launch(
         self,
@@ -85,15 +85,15 @@ class Launcher(Protocol):
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """Run a job to its end, and leave nothing behind: it can be called again, for a restart.
+        """Run a job to its end, and clean up. It can be called again for a restart.
 
         Parameters
         ----------
         files
-            Name and content of the files that every worker gets.
+            Contents by name of the files that every worker gets.
         datasets
-            ``"train"`` and ``"validation"`` rows: columns of arrays, or `DataFrameRows`; none of
-            those that workers read for themselves.
+            ``"train"`` and ``"validation"`` rows: columns of arrays, or `DataFrameRows`. Rows that
+            the workers read themselves are not included.
         on_event
             Receives the workers' events.
 
@@ -108,10 +108,10 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Describing(Protocol):
-    """A launcher that can say what it would start, and starts nothing then."""
+    """A launcher that can describe its plan without starting anything."""
 
     def describe(self, job: Job) -> Submission:
-        """What `launch` would start for a job, after the checks that it makes before.
+        """Run the checks of `launch`, and return what it would start.
 
         Raises
         ------
@@ -122,15 +122,15 @@ class Describing(Protocol):
 
 @runtime_checkable
 class Slotted(Protocol):
-    """A launcher that knows how many workers it can start before it starts anything."""
+    """A launcher that knows in advance how many workers it can start."""
 
     def count_workers(self, wanted: Any) -> Any:
-        """How many workers a call gets that wants so many, or does not say (None).
+        """Return the number of workers of a call that requests ``wanted``; None: the default.
 
-        None: as many as a call gets by default.
+        ``wanted`` is None if the call does not specify it.
 
         Raises
         ------
         InputError
-            It wants more than there can be.
+            The call requests more workers than this launcher can start.
         """

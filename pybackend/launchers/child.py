@@ -1,4 +1,4 @@
-"""A worker process and the folder, socket and pipes that its launcher shares with it."""
+"""A worker process, and the folder, socket and pipes that its launcher shares with it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
-# Not `python -m`: that would let files of the current directory stand in for real modules.
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
 _START = (
     "import sys; del sys.path[0]; import runpy; "
     "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
@@ -59,7 +59,7 @@ _STALL_ADVICE = (
     "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
     "disk with that host's folder for temporary files"
 )
-_TOLD_ADVICE = f"with `checkpoint` a training keeps its state before such an end, and {RESTARTS}"
+_TOLD_ADVICE = f"with `checkpoint` a training saves its state before it ends, and {RESTARTS}"
 _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (
     "give it more `memory`, lower batch_size, or use more workers, which share the rows"
@@ -69,29 +69,29 @@ _MEMORY_ADVICE = (
 class Child:
     """One worker process, from its empty folder to its report.
 
-    Use as a context manager: on leaving, the process and all that it started are gone, and so
-    are its folder and its ports.
+    Use it as a context manager: on exit, the process and all its descendants are killed, and its
+    folder and ports are released.
 
     Parameters
     ----------
     job, rank
-        What the worker does and its number.
+        The worker's job, and its rank.
     host
-        Address of this machine at which the other workers reach it.
+        Address of this machine that the other workers can reach.
     emit
-        Receives the worker's events, called from a thread.
+        Receives the worker's events; called from a thread.
     environment
-        Variables for the worker besides this process's own.
+        Variables for the worker in addition to this process's own.
     rscript
-        Path of the Rscript that is to be the process, with Python embedded; None: Python itself.
+        Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
     server
-        Listening socket at which the worker accepts the others; None: one is made on ``host``.
+        Listening socket on which the worker accepts the others; None: opened on ``host``.
     give_up
-        Called again and again: why the worker is not waited for any more, or None.
+        Polled: returns the reason to stop waiting for the worker, or None.
     notice
-        Called again and again: whether this process was told to end, and so the worker is.
+        Polled: returns whether this process received SIGTERM, which is then sent to the worker.
     orders
-        Called again and again: what else the worker is to be sent, or None.
+        Polled: returns the next order for the worker, or None.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class Child:
         self._server = server or listen(host)
         self._reservation = reserve(host) if job.needs_tensorflow_server else None
         self.address = address_of(self._server)
-        """``host:port`` at which the worker accepts other workers."""
+        """``host:port`` on which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
-        """``host:port`` held for TensorFlow's own server, if the job needs one."""
+        """``host:port`` reserved for TensorFlow's own server, if the job needs one."""
         self.is_closed = False
-        """Whether its folder is gone."""
+        """True once its folder is removed."""
         self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=_disk()))
 
     def __enter__(self) -> Child:
@@ -141,7 +141,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """End the process, and remove its folder and its ports; a second time does nothing."""
+        """Kill the process, remove its folder, and close its ports; a second call does nothing."""
         self.is_closed = True
         self.kill()
         self._server.close()
@@ -151,12 +151,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process ID of the worker."""
         assert self._process is not None
         return self._process.pid
 
     def start(self, contents: Mapping[str, bytes]) -> None:
-        """Write its files and start the process; it imports TensorFlow and waits for `go`."""
+        """Write its files and start the process, which imports TensorFlow and waits for `go`."""
         with naming_full_disk(self.folder, "model and job"):
             (self.folder / JOB).write_text(self.job.to_json())
             for name, content in contents.items():
@@ -178,24 +178,24 @@ class Child:
             raise
         finally:
             os.close(events_in)
-        # Only the worker holds it now: its peers notice at once when it dies.
+        # From here only the worker has it open: its peers notice at once when it dies.
         self._server.close()
         assert self._process.stdout is not None
         self._read(os.fdopen(events_out, "rb"), self._pass_on_event)
         self._read(self._process.stdout, self._pass_on_line)
 
     def go(self, order: FromLauncher) -> None:
-        """Send the worker what it could not know before all were started."""
+        """Send the worker an order, such as the addresses of all workers."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(encode(order).encode() + b"\n")
             self._process.stdin.flush()
-        except BrokenPipeError:  # it has died already; its report or its exit status says why
+        except BrokenPipeError:  # it died; its report or exit status has the reason
             pass
 
     def wait(self) -> WorkerReport:
-        """Wait for its report, or for an end without one, which makes one up."""
+        """Wait for its report; if it ends without one, return a report of the failure."""
         failure = self._wait_for_report()
         for reader in self._readers:
             # Children of the worker may hold its pipes open forever: do not wait for them.
@@ -206,14 +206,17 @@ class Child:
             failure = self._last_words or failure or self._describe_end(0)
             return WorkerReport(self.rank, self.host, self.pid, failure=failure)
         report = read_report(content, self.rank, self.host)
-        if failure := self._last_words or failure:  # why it could not write all of it
+        if failure := self._last_words or failure:  # the reason why the report is incomplete
             report = replace(report, failure=report.failure and failure)
         if report.failure is None:
             return report
         return replace(report, failure=replace(report.failure, log=tuple(self._log)))
 
     def _wait_for_report(self) -> Failure | None:
-        """Why there will be none; None of a process that has reported, and lives until `kill`."""
+        """Return the failure of a worker without a report; None once it has reported.
+
+        A worker that has reported runs until `kill`.
+        """
         assert self._process is not None
         watch = StallWatch(self.pid, self.job.timeout)
         memory = MemoryWatch(self.pid, self.job.resources.bytes)
@@ -225,10 +228,10 @@ class Child:
                 return self._describe_end(status)
             self._oom.look()
             if used := memory.look():
-                self._end_group(signal.SIGKILL)  # it grows on
+                self._end_group(signal.SIGKILL)  # its memory still grows
                 return self._describe_excess(used)
             if reason := watch.look():
-                self._end_group(signal.SIGKILL)  # its peers wait for it, until it is gone
+                self._end_group(signal.SIGKILL)  # its peers wait until it has ended
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
@@ -240,27 +243,27 @@ class Child:
         return None
 
     def kill(self) -> None:
-        """End the process and everything it has started."""
+        """Kill the process and its descendants."""
         process = self._process
         if process is None:
             return
         if process.stdin is not None:
-            # Its lifeline: it removes its folder and ends its group. Were it ended from here, and
-            # this process before its next line, as Spark does it, the folder would stay.
+            # Its lifeline: it removes its folder and ends its process group. If it were killed from
+            # here, and then this process, as Spark does, the folder would remain.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        if not self._has_ended:  # else its number may by now be another process's
+        if not self._has_ended:  # else its PID may belong to another process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=2)
             self._end_group(signal.SIGKILL)
-            # The system ends no process that waits for a frozen disk.
+            # A process that waits for a frozen disk cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
                 self._has_ended = True
-        end_marked("TMPDIR", str(self.folder))  # what has left its group
+        end_marked("TMPDIR", str(self.folder))  # processes that left its group
 
     def model(self) -> tuple[str, bytes] | None:
-        """Format and content of the trained model's file, if the worker wrote one."""
+        """Return format and content of the trained model's file, or None if there is none."""
         for kind in TRAINED:
             path = self.folder / f"trained.{kind}"
             if path.exists():
@@ -271,13 +274,13 @@ class Child:
         if self._rscript is None:
             return [sys.executable, "-u", "-c", _START]
         script = self.folder / "worker.R"
-        # Not the file itself: this package may be in an archive.
+        # Copied, because this package may be in an archive.
         script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
         return [self._rscript, "--vanilla", str(script)]
 
     def _variables(self) -> dict[str, str]:
-        # The worker imports what this process can import, a zip sent by Spark included; but no
-        # zip of this package from a session that has ended, which may be gone at any time.
+        # The worker can import what this process can, including a zip sent by Spark; but not a zip
+        # of this package from a session that has ended, which may be deleted at any time.
         own = os.path.abspath(Path(pybackend.__file__).parents[1])
         found = [os.path.abspath(p or ".") for p in sys.path]
         paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
@@ -286,12 +289,12 @@ class Child:
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-            # TensorFlow leaves files behind when its process ends at once: they go with the folder.
+            # TensorFlow leaves files behind if its process is killed: removed with the folder.
             "TMPDIR": str(self.folder),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **_utf8(),
             **own_libraries(),
-            # Where R embeds Python, or Python R: one and the same Python.
+            # If R embeds Python, or Python R: the same Python.
             "RETICULATE_PYTHON": sys.executable,
             **self._environment,
             "TFDIST_RANK": str(self.rank),
@@ -311,28 +314,28 @@ class Child:
     def _pass_on_event(self, line: bytes) -> None:
         try:
             event = read_event(line)
-        except ValueError:  # the process was ended in the middle of it
+        except ValueError:  # the process was killed while it wrote this line
             return
         if isinstance(event, Reported):
             self._has_reported.set()
-        elif isinstance(event, Failed):  # of a worker that cannot write its report
+        elif isinstance(event, Failed):  # the worker cannot write its report
             self._last_words = event.failure
             self._has_reported.set()
         else:
             self._emit(sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
-        # Of a progress bar, its last state.
+        # The last state of a progress bar.
         states = re.split("[\r\b]+", line.decode(errors="replace").rstrip())
         text = printable(next(filter(None, reversed(states)), ""))[:_LONGEST_LINE]
-        if is_noise(text):  # it would push a worker's own last words out of the log
+        if is_noise(text):  # it would displace the worker's own last lines in the log
             return
         self._log.append(text)
         if self.job.reports_lines:
             self._emit(PrintedLine(text, self.rank, self.host))
 
     def _end_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # already gone
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # already ended
             os.killpg(self.pid, number)
 
     def _describe_excess(self, used: int) -> Failure:
@@ -346,8 +349,8 @@ class Child:
     def _describe_end(self, status: int) -> Failure:
         if status == -signal.SIGKILL and self._oom.has_killed():
             message = (
-                "the system's OOM killer ended the process: the machine, or the container in which "
-                "it ran, had no memory left"
+                "the system's OOM killer killed the process: its machine or container was out of "
+                "memory"
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
@@ -357,14 +360,14 @@ class Child:
             return self._fail("Preempted", TOLD, advice)
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
-            message = f"the process was ended by {known.get(-status, f'signal {-status}')}"
+            message = f"the process was killed by {known.get(-status, f'signal {-status}')}"
         else:
-            message = f"the process ended with status {status} and left no report"
+            message = f"the process exited with status {status} before it sent a report"
         advice = (
-            f"someone has killed it, or its machine's memory ran out: then {_OOM_ADVICE}"
+            f"it was killed, or its machine ran out of memory; in the latter case, {_OOM_ADVICE}"
             if status == -signal.SIGKILL
-            else "see the last lines that it printed; without any, it has ended itself (exit, "
-            "quit), or crashed in compiled code"
+            else "see the last lines that it printed; if there are none, it called exit or quit, "
+            "or crashed in compiled code"
         )
         return self._fail("ProcessDied", message, advice)
 
@@ -381,10 +384,10 @@ class Child:
 
 
 def _disk() -> str | None:
-    """The parent of the worker's folder, or None for the default.
+    """Return the parent of the worker's folder, or None for the default.
 
-    A folder for temporary files may be small, or in memory. Spark passes its tasks the folders that
-    it was given for data; a TMPDIR that the user has set goes before them.
+    The default folder for temporary files may be small, or in memory. Spark passes the folders
+    configured for its data to its tasks; a TMPDIR that you set has precedence.
     """
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
@@ -392,6 +395,6 @@ def _disk() -> str | None:
 
 
 def _utf8() -> dict[str, str]:
-    """A locale in which R reads and prints all letters, if the executor has no such locale."""
+    """Return the variable for a UTF-8 locale, which R needs; empty if one is set already."""
     chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
     return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}

@@ -1,4 +1,4 @@
-"""An elastic training: workers that are lost are done without, or replaced."""
+"""Elastic training: it continues without lost workers, or replaces them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
 from pybackend.net.rendezvous import new_token
 
-# Before a worker is started again where none could be, or where a host was lost.
+# Pause before a worker is started again in a slot whose start failed, or whose host was lost.
 _REST_SECONDS = 30.0
-# Without one that has joined and trained an epoch: no more are started after that.
+# Losses in a row, without a new worker that trained an epoch: then no more are started.
 _MOST_LOST_IN_A_ROW = 10
-_NO_STATE = "none of those that are left has the state of the training"
+_NO_STATE = "none of the remaining workers has the state of the training"
 
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why the worker of this number cannot run there."""
+    """Error that prevents the worker with this number from running in its slot."""
 
     error: ClusterError
     rank: int
@@ -48,7 +48,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Remark:
-    """Something of a site that the user should know."""
+    """Message of a site for the user."""
 
     text: str
 
@@ -57,57 +57,57 @@ Said = Event | WorkerReport | Obstacle | Remark
 
 
 class Worker(Protocol):
-    """A worker that was started somewhere."""
+    """A worker that a site has started."""
 
     @property
     def host(self) -> str:
-        """Where, for messages."""
+        """Name of its host, for messages."""
 
     def go(self, order: FromLauncher) -> None:
         """Send it an order."""
 
     def model(self) -> tuple[str, bytes] | None:
-        """Format and content of the trained model's file, if it has reported and wrote one."""
+        """Return format and content of the trained model's file, or None if there is none."""
 
     def close(self) -> None:
-        """Leave nothing of one that has failed."""
+        """Clean up after a worker that failed."""
 
 
 class Site(Protocol):
-    """Where workers of an elastic training run.
+    """Slots in which the workers of an elastic training run.
 
     Attributes
     ----------
     places
-        How many places for workers there are.
+        Number of slots.
     """
 
     places: int
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> Worker:
-        """Start a worker, with all rows; it stands by when it could train.
+        """Start a worker with all rows; it sends `Standby` when it is ready to train.
 
         Raises
         ------
         OSError, ClusterError
-            It cannot be started; nothing of it is left.
+            It cannot be started, and was cleaned up.
 
         Parameters
         ----------
         number
-            The worker's; no other ever has it.
+            Number of the worker, which is never used again.
         place
-            The worker's, from 0; no two that live are in one.
+            Slot of the worker, from 0; a slot has at most one live worker.
         say
-            Receives, from a thread, the worker's events, and at last its report or an obstacle;
-            ``rank`` is the number.
+            Receives, from a thread, the worker's events, then its report or an obstacle; their
+            ``rank`` is the worker's number.
         """
 
 
 def train_elastically(
     job: TrainingJob, datasets: Mapping[str, Columns], on_event: Emit, site: Site
 ) -> Outcome:
-    """Run an elastic training to its end; the caller ends what the site has started.
+    """Run an elastic training to its end; the caller stops the workers of the site.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ def train_elastically(
     Raises
     ------
     ClusterError
-        A worker cannot run where it is to begin.
+        One of the first workers cannot run in its slot.
     WorkerFailedError
-        Fewer than ``min_workers`` are left, or a worker failed by what it ran.
+        Fewer than ``min_workers`` are left, or a worker failed because of its code.
     """
     counts = {name: count_rows(columns) for name, columns in datasets.items()}
     training = _Training(job, counts, on_event, site)
@@ -131,7 +131,7 @@ def train_elastically(
 
 @dataclass
 class _Member:
-    """A worker, and what it has said last: that it stands by, or its report."""
+    """A worker and its last message: `Standby`, or its report."""
 
     number: int
     place: int
@@ -179,18 +179,18 @@ class _Training:
         self._has_asked = False
         self._notes: set[str] = set()
         self._deadline: float | None = None
-        self._lost: dict[int, float] = {}  # when a worker of a place was, by the place
+        self._lost: dict[int, float] = {}  # time of the last loss, by slot
         self._rests: dict[int, float] = {}
 
     def begin(self) -> None:
-        """Start the first workers; they train together when all that are left stand by."""
+        """Start the first workers; training begins when all that have not failed stand by."""
         for place in range(self._job.workers):
             self._start(place)
         self._gang = list(self._members)
 
     @property
     def is_over(self) -> bool:
-        """Whether the model is there: then no other worker is needed any more."""
+        """True if the model is trained: no worker is needed any more."""
         return self._gang[0].is_done and not any(member.is_busy for member in self._gang)
 
     @property
@@ -198,7 +198,7 @@ class _Training:
         return any(member.is_done for member in self._gang)
 
     def advance(self) -> None:
-        """Take what a worker has said, if one says something soon, and do what follows from it."""
+        """Handle the next message of a worker, if there is one, and act on it."""
         with suppress(queue.Empty):
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             self._take(self._said.get(timeout=0.1))
@@ -211,7 +211,7 @@ class _Training:
             self._invite()
 
     def conclude(self) -> Outcome:
-        """What the last gang has reported, by rank."""
+        """Return the reports of the last generation, by rank."""
         ranked = [
             replace(member.report, rank=rank)
             for rank, member in enumerate(self._gang)
@@ -228,7 +228,7 @@ class _Training:
         if isinstance(said, Obstacle):
             if not self._gangs:
                 raise said.error
-            # Not counted: a host may be out of reach for long.
+            # Not counted: a host may be unreachable for long.
             self._end(self._describe(said.rank, "HostLost", str(said.error)), 0)
         elif isinstance(said, WorkerReport):
             if said.failure is None:
@@ -239,19 +239,19 @@ class _Training:
             self._note(said.text)
         elif isinstance(said, Standby):
             member = self._members[said.rank]
-            if said.orders == member.orders:  # else it has had another order meanwhile
+            if said.orders == member.orders:  # else it has received another order since
                 member.standby, member.address = said, said.address
         else:
             self._pass_on(said)
 
     def _end(self, failure: Failure, losses: int = 1) -> None:
-        """Note a worker's failure; one that has not joined yet harms nobody."""
+        """Record a worker's failure; one that has not joined yet does not affect the training."""
         member = self._members[failure.rank]
         member.report = WorkerReport(member.number, member.host, 0, failure=failure)
         member.worker.close()
         self._lost_in_a_row += losses
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._job.max_workers is not None:
-            self._note(f"{self._lost_in_a_row} workers were lost in a row: no others are started")
+            self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
         now = self._lost[member.place] = time.monotonic()
         if self._gangs and not member.orders:
             self._rests[member.place] = now + _REST_SECONDS
@@ -261,7 +261,7 @@ class _Training:
             self._rests[member.place] = now + _REST_SECONDS
 
     def _fill(self) -> None:
-        """Start workers in free places while there may be more."""
+        """Start workers in free slots, up to ``max_workers``."""
         if self._is_trained or self._lost_in_a_row > _MOST_LOST_IN_A_ROW:
             return
         alive = [member for member in self._members if member.report is None]
@@ -271,7 +271,7 @@ class _Training:
             for place in range(self._site.places)
             if place not in taken and self._rests.get(place, 0.0) <= now
         ]
-        # Where one was told to end, the whole machine may be about to go.
+        # If a worker was preempted, its whole machine may be about to shut down.
         free.sort(key=lambda place: self._lost.get(place, 0.0))
         for place in free[: max(0, (self._job.max_workers or 0) - len(alive))]:
             try:
@@ -281,9 +281,9 @@ class _Training:
                 self._note(f"another worker could not be started: {error}")
 
     def _invite(self) -> None:
-        """Have the gang stand by at the end of its epoch if another worker could join it.
+        """Ask the workers to stand by at the end of the epoch if another worker is ready to join.
 
-        If its first worker is lost, or stands by, the others will do so anyway.
+        If rank 0 is lost, or stands by, the others will do so anyway.
         """
         if self._find_joining() and self._gang[0].is_busy and not self._has_asked:
             self._has_asked = True
@@ -293,7 +293,7 @@ class _Training:
         return [m for m in self._members if m.is_ready and m not in self._gang]
 
     def _regroup(self) -> None:
-        """Make a new gang of those that stand by: nobody trains any more."""
+        """Form a generation of the workers that stand by; no worker trains at this time."""
         staying = [member for member in self._gang if member.is_ready]
         lost = [member for member in self._gang if member.failure is not None]
         epochs = [m.standby.epoch for m in staying if m.standby and m.standby.epoch is not None]
@@ -309,14 +309,14 @@ class _Training:
             self._fail([self._explain(m.failure, why) for m in lost if m.failure])
         if epoch is None and self._epoch is not None:
             self._fail([self._explain(m.failure, _NO_STATE) for m in lost if m.failure])
-        # First one that surely has the state of that epoch's beginning.
+        # Rank 0 must be a worker that has the state at the beginning of that epoch.
         staying.sort(key=lambda m: m.standby is None or m.standby.epoch != epoch)
         self._form([*staying, *joining], epoch, {m.number: m.failure for m in lost if m.failure})
 
     def _form(
         self, members: Sequence[_Member], epoch: int | None, lost: Mapping[int, Failure]
     ) -> None:
-        """Order workers to train together, by rank, from the beginning of an epoch on."""
+        """Order workers, given by rank, to train from the beginning of an epoch."""
         before = {member.number for member in self._gang}
         self._gang, self._epoch, self._has_asked = list(members), epoch, False
         first = (self._job.initial_epoch if epoch is None else epoch) + 1
@@ -332,9 +332,9 @@ class _Training:
             member.worker.go(Order(token, peers, counts=counts, rank=rank, epoch=epoch))
 
     def _tell(self, gang: Gang, lost: Mapping[int, Failure]) -> None:
-        """Say who has gone and come, and why."""
-        said = [f"worker {n} on {f.host} is gone ({f.message})" for n, f in lost.items()]
-        said += [f"worker {n} on {self._members[n].host} joins" for n in gang.joined]
+        """Report which workers were lost, with the reasons, and which joined."""
+        said = [f"worker {n} on {f.host} was lost ({f.message})" for n, f in lost.items()]
+        said += [f"worker {n} on {self._members[n].host} joined" for n in gang.joined]
         count = len(gang.workers)
         if said and gang.epoch <= self._job.epochs:
             said.append(f"epoch {gang.epoch} is trained by {counted(count, 'worker')}")
@@ -342,7 +342,7 @@ class _Training:
             self._on_event(Note("; ".join(said)))
 
     def _pass_on(self, event: Event) -> None:
-        """What all ranks say alike is heard from rank 0, whoever that is, and once."""
+        """Forward an event; of events that all ranks send, only those of rank 0, and notes once."""
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
         elif self._members[event.rank] is not self._gang[0]:
@@ -361,7 +361,7 @@ class _Training:
             self._on_event(Note(text))
 
     def _give_up_if_failed(self) -> None:
-        """Raise what a worker has failed by, unless it was lost; the others get a short grace."""
+        """Raise the failures of workers, losses aside, after a short grace for the others."""
         had = [member for member in self._members if member.orders or not self._gangs]
         failures = [member.failure for member in had if member.failure is not None]
         causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]
@@ -375,7 +375,7 @@ class _Training:
         raise WorkerFailedError(root_cause_first(failures))
 
     def _explain(self, failure: Failure, why: str) -> Failure:
-        """The failure of a worker that was one too many to be lost."""
+        """Return the failure of a lost worker without which the training cannot continue."""
         message = f"{failure.message}; {why}"
         known = f"{failure.advice}; " if failure.advice and failure.advice != RESTARTS else ""
         return replace(failure, message=message, advice=f"{known}{RESTARTS}")

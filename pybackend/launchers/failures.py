@@ -1,4 +1,4 @@
-"""What is known to have failed in a job, from events, reports and the cluster's errors."""
+"""Failures of a job, from events, reports and the cluster's errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
 
-# After the first failure: time for the others to report one that came before it.
+# Time after the first failure in which other workers can report an earlier one.
 GRACE_SECONDS = 5.0
-# If the first one is a cause by itself; a member that is gone counts as lost after two.
+# The same if the first one is a cause by itself; a worker that exited counts as lost after two.
 _SHORT_GRACE_SECONDS = 3.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
-    """The failure of a worker whose launcher has shown no sign of life for so long."""
+    """Return the failure of a worker whose launcher has been silent for ``seconds``."""
     return Failure(
         rank,
         host,
@@ -27,13 +27,13 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
         message=f"the process that runs the worker has shown no sign of life for {seconds:g} s: it "
         "was stopped, its container was frozen, or its host cannot be reached",
         time=time.time(),
-        advice="see who stops processes on that host (kill -STOP, docker pause, a suspended "
+        advice="find out what stops processes on that host (kill -STOP, docker pause, a suspended "
         "machine), and continue them within `timeout` seconds, or raise `timeout`",
     )
 
 
 def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
-    """The failures that end a job: none if the others go on without the workers that were lost."""
+    """Return the failures that end a job; none if training continues without the lost workers."""
     failures = [report.failure for report in reports if report.failure is not None]
     lost = {failure.rank for failure in failures if failure.is_loss}
     if len(lost) == len(failures) and job.can_lose(lost):
@@ -43,10 +43,10 @@ def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
 
 
 def describe_loss(failure: Failure) -> Note:
-    """What the user hears of a worker that the others do without."""
+    """Return the note about a worker without which training continues."""
     return Note(
-        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): the training goes "
-        "on without it and its rows"
+        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
+        "without it and its rows"
     )
 
 
@@ -65,7 +65,7 @@ class Failures:
         return self._any.is_set()
 
     def __call__(self, event: Event) -> Answer | None:
-        """Keep a failure, or pass the event on; the answer is for the worker whose event it was."""
+        """Store a failure, or pass the event on; return the answer for the worker that sent it."""
         if isinstance(event, Failed):
             self.add([event.failure])
         elif isinstance(event, Begun):
@@ -75,16 +75,16 @@ class Failures:
         return None
 
     def find_fatal(self, job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
-        """As `find_fatal`; before an asynchronous training has begun, whatever has failed."""
+        """Return the failures that end a job; all if an asynchronous training has not begun."""
         if self._has_begun:
             return find_fatal(job, reports)
         return [report.failure for report in reports if report.failure is not None]
 
     def deadline(self, job: Job, reports: Collection[WorkerReport]) -> float:
-        """Until when those that still run are waited for; infinity while the job goes on.
+        """Return until when to wait for the running workers; infinity while the job continues.
 
-        By the clock of ``time.monotonic``. The user hears, once, whom the others do without. News
-        of a loss may come before the news that the training has begun.
+        The clock is ``time.monotonic``. Each loss is reported to the user once. The news of a loss
+        may arrive before the news that the training has begun.
         """
         if fatal := self.find_fatal(job, reports):
             is_known = not all(failure.may_be_consequence for failure in fatal)
@@ -99,7 +99,7 @@ class Failures:
         return self._deadline
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Keep failures; of two of one rank the later call's."""
+        """Store failures; a later one of the same rank replaces the first."""
         for failure in failures:
             self._by_rank[failure.rank] = failure
             self._any.set()

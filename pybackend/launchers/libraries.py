@@ -1,4 +1,4 @@
-"""This Python's own shared library, where R lists folders that may hold that of another Python."""
+"""Shared library of this Python, in processes where R's library path may contain another one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VARIABLE = "LD_LIBRARY_PATH"
 
 
 def own_libraries() -> dict[str, str]:
-    """The variable with which a process loads this Python's library first; empty if all do."""
+    """Return the variable that makes a process load this Python's library; empty if not needed."""
     listed = os.environ.get(_VARIABLE)
     folder = sysconfig.get_config_var("LIBDIR")
     if not listed or not folder or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -21,10 +21,10 @@ def own_libraries() -> dict[str, str]:
 
 
 def load_own_libraries() -> None:
-    """Start this process anew if it may have loaded another Python's library.
+    """Restart this process if it may have loaded another Python's library.
 
-    With that most of Python works, but not all of its own modules: `ssl` cannot be imported.
+    With such a library most of Python works, but some modules, such as `ssl`, cannot be imported.
     """
     if wanted := own_libraries():
-        # It becomes itself.
+        # The same program, with the variable.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **wanted})  # noqa: S606

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, over the loopback interface."""
+"""Workers as processes of this machine, which communicate over the loopback interface."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pybackend.launchers.machine_share import find_shortage, share_of_machine, t
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
-# What a process has of its own once it has imported TensorFlow, at least.
+# Least private memory of a process that has imported TensorFlow.
 _TENSORFLOW_BYTES = 240 << 20
 
 
@@ -42,7 +42,7 @@ class LocalLauncher:
     why_fixed = None
 
     def check(self, job: Job) -> None:
-        """See `Checking`: are there the cores, the memory, the GPUs and the folders?"""
+        """Check cores, memory, GPUs and folders."""
         _check_machine(job)
         if not isinstance(job, TrainingJob):
             return
@@ -52,7 +52,6 @@ class LocalLauncher:
             check_folder(job.model_uri, "model_uri")
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`."""
         self.check(job)
         return Submission(("this machine",) * job.workers)
 
@@ -63,7 +62,6 @@ class LocalLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`."""
         self.check(job)
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if isinstance(job, TrainingJob) and job.is_elastic:
@@ -79,7 +77,7 @@ class LocalLauncher:
             for rank, variables in enumerate(shares):
                 started = Child(job, rank, HOST, events.put, variables, notice=notice)
                 child = stack.enter_context(started)
-                # First the process, whose imports take seconds; its input is there when it asks.
+                # Start the process first, because its imports take seconds.
                 child.start(files)
                 children.append(child)
             for name, parts in shards.items():
@@ -111,18 +109,18 @@ def _check_machine(job: Job) -> None:
     machine, workers = this_machine(), job.most_workers
     if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
-    # Not less what a container counts as used, as that includes caches.
+    # A container's usage is not subtracted, because it includes caches.
     free = min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
     if job.kind != "run" and workers * _TENSORFLOW_BYTES > free:
         raise InputError(
             f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of memory "
             f"for TensorFlow alone, but this machine has {show_bytes(free)} free, and "
-            f"{machine.cores} cores: start about as many workers as there are cores"
+            f"{machine.cores} cores: start at most about one worker per core"
         )
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:
-    """Write each child's part of a data set, or all of it once if all share it."""
+    """Write each child's part of a data set; if all share one part, write it once and link it."""
     folders = [child.folder / name for child in children]
     for folder, part in zip(folders, parts, strict=False):
         write_columns(folder, part)
@@ -137,13 +135,13 @@ def _watch(
     failures: Failures,
     notice: Notice,
 ) -> list[WorkerReport]:
-    """Collect all reports; once one worker has failed, the others get a short grace."""
+    """Collect all reports; after a failure, wait a short time for the others."""
     reports: dict[int, WorkerReport] = {}
 
     def wait_for(child: Child) -> None:
         try:
             report = child.wait()
-        except Exception as error:  # whatever it is, it must not leave the launcher waiting
+        except Exception as error:  # any error: else the launcher would wait forever
             report = _fail(child, type(error).__name__, str(error))
         events.put(report)
 
@@ -173,16 +171,16 @@ def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
 
 
 class LocalSite:
-    """A `Site`: processes of this machine; a context manager, which ends them.
+    """A `Site` of processes on this machine; a context manager, which stops them.
 
     Parameters
     ----------
     files, datasets
         As in `Launcher.launch`.
     host
-        Address at which the workers reach each other.
+        Address under which the workers reach each other.
     shares
-        Variables of the worker in each place.
+        Variables of the worker in each slot.
     """
 
     def __init__(
@@ -209,7 +207,6 @@ class LocalSite:
         self._stack.close()
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> Child:
-        """See `Site`."""
         child = Child(self._job, number, self._host, say, self._shares[place])
         self._stack.enter_context(child)
         try:
@@ -224,7 +221,7 @@ class LocalSite:
         return child
 
     def _give_rows(self, child: Child, name: str, columns: Columns) -> None:
-        """Write the rows once, and link them into the folders of the others."""
+        """Write the rows once, and link them into the folders of the other workers."""
         holder = next((c for c in self._children if not c.is_closed), None)
         if holder is not None:
             link_columns(child.folder / name, holder.folder / name)
@@ -235,7 +232,7 @@ class LocalSite:
 def _wait_for(child: Child, say: Callable[[Said], None]) -> None:
     try:
         report = child.wait()
-    except Exception as error:  # whatever it is, it must not leave the launcher waiting
+    except Exception as error:  # any error: else the launcher would wait forever
         kind, text = type(error).__name__, str(error)
         failure = Failure(child.rank, child.host, kind, text, time=time.time())
         report = WorkerReport(child.rank, child.host, child.pid, failure=failure)

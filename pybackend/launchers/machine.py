@@ -1,7 +1,7 @@
-"""What a machine has for workers: cores, memory and GPUs.
+"""Cores, memory and GPUs of a machine.
 
-The text of this file also goes to hosts that ssh has reached, in front of `bootstrap`, with the
-same limits: the standard library, and of the language what Python 3.6 knows.
+The text of this file is also sent to ssh hosts, in front of `bootstrap`. The same limits apply:
+only the standard library, and the syntax of Python 3.6.
 """
 
 import os
@@ -14,19 +14,19 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def read_machine() -> Any:
-    """This machine's ``cores`` and ``memory`` (bytes) for this process, and numbers of ``gpus``."""
+    """Return ``cores``, ``memory`` (bytes) and numbers of ``gpus`` available to this process."""
     return {"cores": count_cores(), "memory": read_memory(), "gpus": list_gpus()}
 
 
 def count_cores() -> int:
-    """Cores that this process may use: a container, or Slurm, may leave it some of a machine's."""
+    """Return the number of cores that this process may use; a container or Slurm may limit it."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def read_memory() -> int:
-    """Bytes that this machine has, or that a container leaves to all of its processes."""
+    """Return the memory of this machine, or its container's limit, in bytes."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder, name in cgroups():
         with suppress(OSError, ValueError):  # "max": no limit
@@ -35,7 +35,7 @@ def read_memory() -> int:
 
 
 def cgroups() -> Any:
-    """Folders of this process's control groups of memory, and how each names its limit.
+    """Return the folders of this process's memory control groups, and the name of each limit.
 
     A container often sees its own group as the root.
     """
@@ -57,9 +57,9 @@ def cgroups() -> Any:
 
 
 def list_gpus(environment: Any = os.environ, devices: Path = _DEVICES) -> Any:
-    """Numbers of the NVIDIA GPUs that the system shows, or those that the user has chosen.
+    """Return the numbers of the NVIDIA GPUs of the system, or of those that the user selected.
 
-    CUDA counts those that it sees from 0: a container may have `nvidia3` alone.
+    CUDA numbers visible GPUs from 0: the only GPU of a container may be `nvidia3`.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:

@@ -1,4 +1,4 @@
-"""What each of several processes on this machine gets of its cores and GPUs."""
+"""Share of cores and GPUs of each of several processes on a machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = [
     "this_machine",
 ]
 
-_ADVICE = "ask for less in `resources`, or start fewer workers there"
+_ADVICE = "request less in `resources`, or start fewer workers there"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has: cores, bytes of memory, and numbers of GPUs."""
+    """Cores, bytes of memory, and numbers of the GPUs of a machine."""
 
     cores: int
     memory: int
@@ -31,17 +31,17 @@ class Machine:
 
     @property
     def usable_gpus(self) -> list[str]:
-        """Without -1, by which users hide them all."""
+        """GPUs without -1, with which users hide all of them."""
         return [number for number in self.gpus if not number.startswith("-")]
 
 
 def this_machine() -> Machine:
-    """What this process may use of its machine."""
+    """Return the part of this machine that this process may use."""
     return Machine(**read_machine())
 
 
 def limit_threads(cores: int) -> dict[str, str]:
-    """Variables by which a process uses so many cores."""
+    """Return the variables that limit a process to this number of cores."""
     return {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
 
 
@@ -51,16 +51,16 @@ def share_of_machine(
     resources: Resources | None = None,
     gpus: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """Divide this machine's cores and GPUs among the workers, unless the user has done so.
+    """Divide this machine's cores and GPUs among the workers, unless the user did so.
 
     Parameters
     ----------
     environment
-        Variables by which the user may have done so.
+        Variables in which the user may have done so.
     resources
-        What each of them is to have; what `find_shortage` finds is not checked again.
+        Requested for each worker; not checked against the machine, as `find_shortage` does.
     gpus
-        Numbers of the GPUs; None: those of this machine.
+        Numbers of the GPUs; None: the GPUs of this machine.
     """
     wanted = resources or Resources()
     limits = limit_threads(wanted.cpus or max(1, count_cores() // workers))
@@ -80,7 +80,7 @@ def share_of_machine(
 def find_shortage(
     resources: Resources, workers: int, machine: Machine, place: str = "this machine"
 ) -> str | None:
-    """What a machine lacks for its workers, in words; None if it has enough."""
+    """Return a message if a machine has too little for its workers, else None."""
     gpus = len(machine.usable_gpus)
     for kind, each, has, show in (
         ("cpus", resources.cpus, machine.cores, str),
@@ -88,7 +88,7 @@ def find_shortage(
         ("gpus", resources.gpus, gpus, str),
     ):
         if each is not None and each * workers > has:
-            many = f"{workers} workers want" if workers > 1 else "a worker wants"
+            many = f"{workers} workers need" if workers > 1 else "a worker needs"
             total = f" ({show(each)} each)" if workers > 1 else ""
             return (
                 f"{many} {_name(kind, show(each * workers))}{total}, but {place} has {show(has)}: "

@@ -1,7 +1,7 @@
-"""A member of a gang: it has a rank among others, runs one worker process, and reports.
+"""Member of a worker group: it has a rank, runs one worker process, and reports.
 
-What it is part of, a task of Spark or of sparklyr, a process that ssh or Slurm has started, is
-behind `Group`; all else is the same everywhere. This file is imported on the workers' hosts.
+`Group` hides what started it: a task of Spark or sparklyr, ssh, or Slurm. All else is the same
+everywhere. This file is imported on the workers' hosts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pybackend.net.secret import derive_token
 
 
 class Group(Protocol):
-    """What a member knows of its gang."""
+    """A worker group, as one of its members sees it."""
 
     @property
     def rank(self) -> int:
-        """This member's number."""
+        """Rank of this member."""
 
     @property
     def hosts(self) -> Sequence[str]:
-        """The name or address of every member's host, by rank."""
+        """Name or address of every member's host, by rank."""
 
     @property
     def cores(self) -> int:
@@ -47,45 +47,45 @@ class Group(Protocol):
 
     @property
     def gpus(self) -> Sequence[str] | None:
-        """Numbers of the GPUs that this member may use; None: nobody has divided them."""
+        """Numbers of the GPUs that this member may use; None: they were not divided."""
 
     def gather(self, message: str) -> list[str]:
-        """Everyone's messages by rank; all members call it together, once.
+        """Return the messages of all members by rank; all call it together, once.
 
         Raises
         ------
         ClusterError
-            If the members cannot meet.
+            The members cannot meet.
         """
 
 
 class Source(Protocol):
-    """How a member writes down the rows that it is given."""
+    """Writer of the rows that a member receives."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows as they come, a folder for each data set."""
+        """Write this worker's rows as they arrive, into one folder per data set."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """All that the members of a gang have in common.
+    """Settings that all members of a worker group have in common.
 
     Attributes
     ----------
     job, files
-        What the workers do, and the content by name of the files that they get.
+        The workers' job, and the contents of their files by name.
     source
-        How rows are read; None if there are none.
+        Writer of the rows; None if there are no rows.
     token
         The job's secret.
     driver
-        ``host:port`` at which the driver listens; None if it does not.
+        ``host:port`` on which the driver listens; None if it does not.
     loopback
-        Whether all members are on one machine.
+        True if all members are on one machine.
     counts
-        Rows of every rank, by data set, if the driver knows them already.
+        Number of rows of every rank, by data set, if the driver already knows them.
     remedy
-        What a user may do if hosts have other packages than others.
+        Advice for a user whose hosts have different packages.
     """
 
     job: Job
@@ -108,12 +108,12 @@ class Member:
         notice: Notice | None = None,
         orders: Callable[[], FromLauncher | None] = lambda: None,
     ) -> tuple[WorkerReport, tuple[str, bytes] | None]:
-        """Run one worker, to its report.
+        """Run one worker until it reports.
 
         Parameters
         ----------
         batches
-            This member's rows, in whatever form ``source`` reads.
+            This member's rows, in a form that ``source`` reads.
         emit
             Receives the worker's events.
         rscript, server, give_up, notice, orders
@@ -122,7 +122,7 @@ class Member:
         Returns
         -------
         tuple
-            The report, which may be of a failure; on rank 0 also the model's format and content.
+            The report, possibly of a failure, and on rank 0 the model's format and content.
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = choose_variables(group, self.job.resources)
@@ -135,7 +135,7 @@ class Member:
     def _run(
         self, child: Child, group: Group, batches: Iterable[Any], notice: Notice | None
     ) -> WorkerReport:
-        """Feed the worker, bring it together with the others, and wait for its end."""
+        """Send the worker its rows, connect it to the others, and wait for its end."""
         error: Exception | None = None
         try:
             check_allotted(group, self.job.resources)
@@ -154,7 +154,7 @@ class Member:
         if failure is not None:
             return WorkerReport(child.rank, child.host, child.pid, failure=failure)
         child.go(self._order(child, everyone))
-        if notice is None:  # of Spark, say, which has its own ways to end a task
+        if notice is None:  # Spark, for example, has its own ways to end a task
             return child.wait()
         with notice.expected(self.job.keeps_checkpoints):
             return child.wait()
@@ -176,8 +176,8 @@ class Member:
     def _find_obstacle(
         self, child: Child, everyone: Sequence[Arrival], error: Exception | None
     ) -> Failure | None:
-        """Why this worker does not start; of all that do not, one at least has the cause."""
-        if self.job.kind != "run":  # a function may do without TensorFlow
+        """Return why this worker cannot start; at least one worker reports the cause."""
+        if self.job.kind != "run":  # a function may not need TensorFlow
             hosts = [arrival.host for arrival in everyone]
             packages = [arrival.packages for arrival in everyone]
             found = find_difference(hosts, packages, self.remedy)
@@ -197,12 +197,12 @@ class Member:
         return None
 
     def _host(self, group: Group) -> str:
-        """The address of this host at which the other members reach it."""
+        """Return the address of this host that the other members can reach."""
         if self.loopback:
             return "127.0.0.1"
         address = _resolve(group.hosts[group.rank])
         if self.driver and address.startswith("127."):
-            # Debian gives a machine's own name an address that no other machine can reach.
+            # Debian maps a machine's own name to an address that no other machine can reach.
             return own_address(split_address(self.driver)[0]) or address
         return address
 
@@ -227,24 +227,24 @@ def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
 
 
 def read_arrival(text: str, name: str) -> Arrival:
-    """What a member has said when it met the others.
+    """Return the handshake message of a member.
 
     Raises
     ------
     ClusterError
-        It cannot be read; names the member.
+        It cannot be read. The message names the member.
     """
     try:
         return decode(text, Arrival)
     except ValueError as error:
         raise ClusterError(
-            f"{name} has said something that makes no sense when it met the others ({error}): "
+            f"{name} sent an invalid handshake message ({error}): "
             "install the same release of tfdist on all machines"
         ) from error
 
 
 def choose_variables(group: Group, resources: Resources) -> dict[str, str]:
-    """Variables by which a worker's process uses its own cores and GPUs only."""
+    """Return the variables that limit a worker's process to its own cores and GPUs."""
     variables = limit_threads(resources.cpus or max(1, group.cores))
     gpus = group.gpus if resources.gpus is None else (group.gpus or [])[: resources.gpus]
     if gpus is not None:
@@ -253,22 +253,22 @@ def choose_variables(group: Group, resources: Resources) -> dict[str, str]:
 
 
 def check_allotted(group: Group, resources: Resources) -> None:
-    """Raise `ClusterError` if a member was given less than its worker is to have."""
+    """Raise `ClusterError` if a member has fewer cores or GPUs than its worker requests."""
     gpus = len(group.gpus or [])
     pairs = {"cpus": (resources.cpus, group.cores), "gpus": (resources.gpus, gpus)}
     for name, (wanted, has) in pairs.items():
         if wanted is not None and wanted > has:
             raise ClusterError(
-                f"worker {group.rank} is to have {wanted} {name} "
-                f"(resources=Resources({name}=...)), but whatever has started it gives it {has}: "
-                "ask for more there, or for less in `resources`"
+                f"worker {group.rank} requests {wanted} {name} "
+                f"(resources=Resources({name}=...)), but was started with {has}: request more "
+                "where it is started, or less in `resources`"
             )
 
 
 def _find_shortage(child: Child, everyone: Sequence[Arrival]) -> str | None:
-    """What this machine lacks for all workers on it."""
+    """Return a message if this machine has too little memory for its workers, else None."""
     neighbours = sum(arrival.host == child.host for arrival in everyone)
-    # Cores and GPUs are what each was given; nobody divides a machine's memory.
+    # Each worker has its own cores and GPUs; a machine's memory is not divided.
     wanted = Resources(memory=child.job.resources.memory)
     return find_shortage(wanted, neighbours, this_machine(), child.host)
 
@@ -286,7 +286,7 @@ def _describe(child: Child, error: Exception) -> Failure:
         message=str(error),
         traceback="" if is_ours else "".join(traceback.format_exception(error)),
         time=time.time(),
-        # What to do about the cluster is in the message, which knows the hosts.
+        # The message of a ClusterError contains the advice, because it names the hosts.
         advice="" if isinstance(error, ClusterError) else "fix the data, or choose other columns",
     )
 
@@ -296,6 +296,6 @@ def _stop(child: Child, cause: int) -> Failure:
         child.rank,
         child.host,
         exception_type="Stopped",
-        message=f"did not start because worker {cause} could not",
+        message=f"did not start because worker {cause} could not start",
         time=time.time(),
     )

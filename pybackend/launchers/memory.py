@@ -1,7 +1,7 @@
-"""Watches the memory of a worker and of all that it has started.
+"""Watch the memory of a worker and its descendants.
 
-Control groups would do it in the system, but need rights that workers of Spark, ssh and Slurm
-seldom have, and stay behind when a launcher is killed. So processes are counted here.
+Control groups could limit it in the system, but need privileges that workers of Spark, ssh and
+Slurm rarely have, and remain if a launcher is killed. So the memory of processes is summed here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 _LOOK_SECONDS = 0.1
-# Looking for new processes reads something of each one on the machine.
+# Searching for new processes reads a file of every process on the machine.
 _SEARCH_SECONDS = 0.5
 _PROC = Path("/proc")
-# Of /proc/PID/stat, behind the name: parent and session.
+# Fields of /proc/PID/stat after the name: parent and session.
 _PARENT, _SESSION = 1, 3
 
 
@@ -30,7 +30,7 @@ class MemoryWatch:
         self._known: Collection[int] = [pid]
 
     def look(self) -> int | None:
-        """Bytes in use if they are more than the limit; else None."""
+        """Return the bytes in use if they exceed the limit, else None."""
         now = time.monotonic()
         if self._limit is None or now < self._looked + _LOOK_SECONDS:
             return None
@@ -41,18 +41,18 @@ class MemoryWatch:
             if now > self._searched + _SEARCH_SECONDS:
                 self._known, self._searched = find_family(self._pid), now
             used = sum(map(_resident, self._known))
-            # Forked processes share pages, which count once; that is slower to find out.
+            # Pages shared by forked processes count once; reading that is slower.
             if used > self._limit and len(self._known) > 1:
                 used = sum(map(_proportional, self._known))
         return used if used > self._limit else None
 
 
 def find_family(pid: int) -> set[int]:
-    """A process, its descendants, and whatever else is in the session that it leads."""
+    """Return a process, its descendants, and all processes of the session that it leads."""
     parents: dict[int, int] = {}
     found = {pid}
     for entry in _PROC.glob("[0-9]*"):
-        # A process may end in between.
+        # A process may end meanwhile.
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             parents[int(entry.name)] = int(fields[_PARENT])
@@ -80,7 +80,7 @@ def _read_kilobytes(pid: int, file: str, name: str) -> int:
 
 
 def _ask_ps(pid: int) -> int:
-    """Without /proc, as on macOS: of all of the process's group."""
+    """Return the memory of the process group; for systems without /proc, such as macOS."""
     try:
         shown = subprocess.run(
             ["ps", "-axo", "pgid=,rss="], capture_output=True, text=True, timeout=10

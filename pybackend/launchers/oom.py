@@ -1,4 +1,4 @@
-"""Whether the system has ended processes because memory ran out (its OOM killer)."""
+"""Detect processes that the system's OOM killer ended because memory ran out."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from pybackend.launchers.machine import cgroups
 
 _COUNTERS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
 
-
-# Between two looks at the counters; how long before a process is seen to be gone a kill may count.
+# Interval of reading the counters; most time between a kill and when it is noticed.
 _LOOK_SECONDS = 0.5
 _LATEST_SECONDS = 1.0
 
 
 class OomWatch:
-    """Tells a kill that the system has made just now from those of other processes before."""
+    """Distinguishes a kill just now from earlier kills of other processes."""
 
     def __init__(self) -> None:
         self._seen = deque([(time.monotonic(), _count_kills())])
 
     def look(self) -> None:
-        """Note the counters, now and then while the process lives."""
+        """Record the counters; call it repeatedly while the process runs."""
         now = time.monotonic()
         if now - self._seen[-1][0] < _LOOK_SECONDS:
             return
@@ -33,14 +32,14 @@ class OomWatch:
             self._seen.popleft()
 
     def has_killed(self) -> bool:
-        """Whether the system has ended a process, now that one is seen to be gone."""
+        """Return whether the system has just killed a process; call it after one has exited."""
         return _count_kills() > self._seen[0][1]
 
 
 def _count_kills() -> int:
-    """Kills so far that the system counts for the machine and for this process's control group.
+    """Return the system's count of kills for the machine and this process's control group.
 
-    It counts before it kills: once a process is seen to be gone, its kill is in the number.
+    The system counts before it kills: the kill of a process that has exited is included.
     """
     files = {folder / _COUNTERS[limit] for folder, limit in cgroups()}
     return sum(map(_read, [Path("/proc/vmstat"), *files]))

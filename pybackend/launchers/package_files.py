@@ -1,4 +1,4 @@
-"""This very package as files, to be sent to hosts that need only Python and TensorFlow."""
+"""Files of this package, which are sent to hosts that have only Python and TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ROOT = Path(pybackend.__file__).parent
 
 
 def package_files() -> dict[str, bytes]:
-    """This package's files by their names in an archive from which it can be imported.
+    """Return this package's files by name, for an archive from which it can be imported.
 
-    Compiled code goes along, for Python compiles what it finds in an archive anew in every process.
-    Another release of Python than this one takes the sources.
+    Compiled code is included, because Python would compile sources in an archive in every process.
+    Another release of Python uses the sources.
     """
     sources = read_sources()
     return sources | {
@@ -29,7 +29,7 @@ def package_files() -> dict[str, bytes]:
 
 
 def library_files() -> dict[str, bytes]:
-    """The same, and the small packages that it needs beside those that TensorFlow brings."""
+    """Return `package_files`, and the files of small packages that TensorFlow does not require."""
     import cloudpickle
 
     folder = Path(cloudpickle.__file__).parent
@@ -39,7 +39,7 @@ def library_files() -> dict[str, bytes]:
 
 
 def read_sources() -> dict[str, bytes]:
-    """The sources among `package_files`."""
+    """Return the sources among `package_files`."""
     return {
         str(Path("pybackend") / path.relative_to(_ROOT)): path.read_bytes()
         for path in sorted(_ROOT.rglob("*"))
@@ -48,7 +48,7 @@ def read_sources() -> dict[str, bytes]:
 
 
 def _compile(name: str, source: bytes) -> bytes:
-    """A ``.pyc`` file of a source file, from Python's own cache if that has it."""
+    """Return the ``.pyc`` file of a source file, from Python's cache if possible."""
     loader = SourceFileLoader(name, str(_ROOT.parent / name))
     header = MAGIC_NUMBER + _UNCHECKED + source_hash(source)
     return header + marshal.dumps(loader.get_code(name))

@@ -1,7 +1,7 @@
-"""Tells a worker process that was stopped from one that is merely quiet.
+"""Distinguish a stopped worker process from one that is merely quiet.
 
-A function may compute or wait for hours without a word; its main thread then runs or sleeps. The
-system shows a stopped process (SIGSTOP), and one that waits for a frozen disk, in other states.
+A function may compute or wait for hours without output; its main thread then runs or sleeps. The
+system shows other states for a stopped process (SIGSTOP) and one that waits for a frozen disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class StallWatch:
         self._known: tuple[str, str] | None = None
 
     def look(self) -> str | None:
-        """What is wrong with the process; None if nothing is, or nothing for long enough."""
+        """Return a message if the process has been stalled for longer than the limit, else None."""
         now = time.monotonic()
         if now < self._looked + min(_LOOK_SECONDS, self._limit / 4):
             return None
-        # This process, or all of its machine, may have been stopped as well.
+        # This process, or its whole machine, may have been stopped too.
         has_rested = now > self._looked + self._limit / 2
         self._looked = now
         found = read_main_thread(self._pid)
@@ -42,7 +42,7 @@ class StallWatch:
 
 
 def read_main_thread(pid: int) -> tuple[str, str] | None:
-    """State and processor time of a process's main thread; None if it is gone."""
+    """Return state and CPU time of a process's main thread; None if it has exited."""
     try:
         if Path("/proc/self/stat").exists():
             text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()

@@ -1,4 +1,4 @@
-"""Stages for pipelines of Spark ML: a Keras model that is trained, and one that predicts."""
+"""Stages for Spark ML pipelines: an estimator that trains a Keras model, and its model."""
 
 from pybackend.ml.estimator import KerasEstimator
 from pybackend.ml.model import KerasModel

@@ -1,6 +1,6 @@
-"""What a model's numbers become in a pipeline: the columns of pyspark's classifiers and regressors.
+"""Conversion of a model's outputs to the columns of pyspark's classifiers and regressors.
 
-Plain Spark SQL, so that nothing runs before Spark is asked for rows.
+Uses plain Spark SQL, so that nothing runs before Spark needs rows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from pybackend.data.predictions import Output
 from pybackend.errors import InputError
 
-# Columns of the model's outputs. The user's names are never part of SQL, where Spark replaces
-# ``${...}``.
+# Names of the columns with the model's outputs. SQL never contains the user's names, because Spark
+# replaces ``${...}`` in SQL.
 _GIVEN = ".given"
 _DOUBLES = f"CAST(`{_GIVEN}0` AS array<double>)"
 
 
 @dataclass(frozen=True)
 class Names:
-    """Names of the columns; an empty one leaves its column out."""
+    """Names of the columns; an empty name omits its column."""
 
     prediction: str
     probability: str
@@ -29,16 +29,16 @@ class Names:
 
 @dataclass(frozen=True)
 class Classes:
-    """How a model's only output tells classes.
+    """Meaning of a model's only output as classes.
 
     Attributes
     ----------
     count
-        Number of classes; 0 if the output is no classes.
+        Number of classes; 0 if the output does not represent classes.
     are_logits
-        Whether the numbers become probabilities by a softmax, or a sigmoid.
+        Whether a softmax or sigmoid converts the numbers to probabilities.
     levels
-        Names of the classes, if they are known.
+        Names of the classes, if known.
     """
 
     count: int
@@ -49,17 +49,17 @@ class Classes:
 def add_columns(
     frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: Classes, names: Names
 ) -> Any:
-    """Put the columns of a pipeline in the place of what the model gave.
+    """Replace the columns of the model's outputs by the columns of a pipeline.
 
     Parameters
     ----------
     frame
-        The columns ``kept``, and those of ``predict_spark(type="raw")``.
+        DataFrame with the columns ``kept``, and those of ``predict_spark(type="raw")``.
 
     Raises
     ------
     InputError
-        ``kept`` has a column of one of the names.
+        ``kept`` has a column with one of the names.
     """
     given = [".pred"]
     if len(outputs) > 1:
@@ -90,13 +90,13 @@ def add_columns(
 
 
 def _number(output: Output, place: int) -> str:
-    """An output that is no classes: one number, a vector, or nested arrays."""
+    """Return the SQL of an output without classes: one number, a vector, or nested arrays."""
     wanted = {0: "double", 1: "array<double>"}.get(output.depth)
     return f"CAST(`{_GIVEN}{place}` AS {wanted})" if wanted else f"`{_GIVEN}{place}`"
 
 
 def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
-    """Raw numbers, probabilities and the class, in SQL."""
+    """Return the SQL of the raw numbers, the probabilities and the class."""
     if output.depth == 0:
         number = f"CAST(`{_GIVEN}0` AS double)"
         if classes.are_logits:
@@ -118,7 +118,7 @@ def _softmax(numbers: str) -> str:
 
 
 def _let(name: str, value: str, body: str) -> str:
-    """An expression in which a name stands for a value that Spark computes once per row."""
+    """Return SQL in which a name stands for a value that Spark computes once per row."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
 
 
@@ -131,20 +131,20 @@ def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | 
 
 
 def _describe(classes: Classes) -> dict[str, Any]:
-    """How Spark ML knows a column of classes: so `IndexToString` finds their names."""
+    """Return Spark ML's metadata of a column of classes, in which `IndexToString` finds names."""
     known = {"vals": list(classes.levels)} if classes.levels else {"num_vals": classes.count}
     return {"ml_attr": {"type": "nominal", **known}}
 
 
 def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
-    """Reject names that Spark, which ignores case, would take for one."""
+    """Reject names that are equal for Spark, which ignores case."""
     taken = {name.lower() for name in kept}
     for name in added:
         if name.lower() in taken:
             raise InputError(
-                f"the DataFrame would have two columns named {name!r}: name those of the "
+                f"the DataFrame would have two columns named {name!r}: rename the columns of the "
                 "predictions with setPredictionCol(), setProbabilityCol() and "
-                "setRawPredictionCol(), or drop its own"
+                "setRawPredictionCol(), or drop the column of the DataFrame"
             )
         taken.add(name.lower())
 

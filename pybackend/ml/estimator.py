@@ -1,4 +1,4 @@
-"""Training a Keras model as a stage of a Spark ML pipeline."""
+"""Spark ML estimator that trains a Keras model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class KerasEstimator(
         **params: Any,
     ) -> None:
         super().__init__()
-        # Whether the function takes arguments, `fit` knows.
+        # `fit` checks the arguments of a function.
         if not callable(model) or isinstance(model, type):
             find_source(model)
         self.model = model
@@ -80,7 +80,7 @@ class KerasEstimator(
             raise InputError(f"`dataset` must be a Spark DataFrame, not {kind}")
         data, validation_data = self._split(dataset)
         features = self._given("features") or [self.getFeaturesCol()]
-        # A tuning may fit several at once: each waits for its turn, and says so.
+        # A tuning may fit several at once: each waits for its turn, and reports it.
         show = printer(1)
         launcher = SparkLauncher(dataset.sparkSession, on_wait=lambda text: show(Note(text)))
         result = barrier_train(
@@ -121,7 +121,7 @@ class KerasEstimator(
         )
 
     def _split(self, dataset: Any) -> tuple[Any, Any]:
-        """The rows to train on, and those that validate."""
+        """Return the training rows and the validation rows."""
         indicator = self._given("validationIndicatorCol")
         if not indicator:
             return dataset, None
@@ -129,9 +129,9 @@ class KerasEstimator(
         return dataset.filter(~validates), dataset.filter(validates)
 
     def write(self) -> MLWriter:
-        """A writer of this stage; ``save(path)`` is short for ``write().save(path)``.
+        """Return a writer of this stage; ``save(path)`` is short for ``write().save(path)``.
 
-        Saved are the model, which must not be a function, and the Params without callbacks.
+        It saves the model, which must not be a function, and the Params without callbacks.
         """
         return EstimatorWriter(self)
 
@@ -142,7 +142,7 @@ class KerasEstimator(
 
 
 def _read_levels(dataset: Any, label: str) -> Sequence[str] | None:
-    """The names that `StringIndexer` has given codes, which travel with its column."""
+    """Return the class names that `StringIndexer` stored in the metadata of its column."""
     found = [field.metadata for field in dataset.schema.fields if field.name == label]
     levels = found[0].get("ml_attr", {}).get("vals") if found else None
     return levels if isinstance(levels, list) else None

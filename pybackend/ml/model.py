@@ -131,7 +131,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
             categories=self.trained.categories,
             encode=self.trained.encode,
             type="raw",
-            on_missing="error",  # as pyspark's own stages have it: ML vectors cannot be null
+            on_missing="error",  # like pyspark's own stages: ML vectors cannot be null
             batch_size=self.getPredictBatchSize(),
             custom_objects=self._custom_objects,
             safe_mode=self._safe_mode,

@@ -1,4 +1,4 @@
-"""Params of the stages, named as those of pyspark's own stages."""
+"""Params of the stages, with names like those of pyspark's own stages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pyspark.ml.util import Identifiable
 
 from pybackend.api.train import barrier_train
 
-# Arguments of `barrier_train` that are Params of their own, the data, or no Param at all. Spark's
-# barrier stage keeps its tasks.
+# Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
+# stage cannot change its number of tasks.
 _NOT_OPTIONS = {
     "spark",
     "model",
@@ -44,14 +44,14 @@ _NOT_OPTIONS = {
 
 
 class _Unbound(Identifiable):
-    """What a Param of a class belongs to; each stage gets copies of its own."""
+    """Owner of the Params of a class; each stage gets its own copies."""
 
     def __init__(self) -> None:
         self.uid = "undefined"
 
 
 def setter(name: str) -> Callable[..., Any]:
-    """A method that sets the Param of this name."""
+    """Return a method that sets the Param of this name."""
 
     def set_value(self: Any, value: Any) -> Any:
         return self._set(**{name: value})
@@ -61,7 +61,7 @@ def setter(name: str) -> Callable[..., Any]:
 
 
 def getter(name: str) -> Callable[..., Any]:
-    """A method that returns the value of the Param of this name, or its default."""
+    """Return a method that returns the value of the Param of this name, or its default."""
 
     def get_value(self: Any) -> Any:
         return self.getOrDefault(name)
@@ -72,7 +72,7 @@ def getter(name: str) -> Callable[..., Any]:
 
 def _to_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"expected a dict with texts as keys, not {value!r}")
+        raise TypeError(f"expected a dict with strings as keys, not {value!r}")
     return dict(value)
 
 
@@ -85,28 +85,28 @@ def _to_options(value: Any) -> dict[str, Any]:
     known = inspect.signature(barrier_train).parameters
     allowed = [name for name in known if name not in _NOT_OPTIONS]
     if unknown := sorted(options.keys() - set(allowed)):
-        raise TypeError(f"{unknown[0]!r} is none of the options: {', '.join(allowed)}")
+        raise TypeError(f"{unknown[0]!r} is not one of the options: {', '.join(allowed)}")
     return options
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
-    """A Param of a class of stages."""
+    """Return a Param of a class of stages."""
     return Param(_Unbound(), name, doc, typeConverter=convert)
 
 
 class PredictionParams(
     HasFeaturesCol, HasLabelCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol
 ):
-    """Params for predictions; a fitted model takes them over from its estimator."""
+    """Params for predictions; a fitted model inherits them from its estimator."""
 
     features = param(
         "features",
-        "columns side by side (a list), or a mapping from the model's input names to columns; "
-        "goes before featuresCol",
+        "columns to combine (a list), or a mapping from the model's input names to columns; "
+        "overrides featuresCol",
         _to_features,
     )
     predictBatchSize = param(
-        "predictBatchSize", "rows that a task predicts at once", TypeConverters.toInt
+        "predictBatchSize", "number of rows that a task predicts at once", TypeConverters.toInt
     )
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class PredictionParams(
         return self._set(**values)
 
     def _given(self, name: str) -> Any:
-        """The value of a Param, or None if it has neither a value nor a default."""
+        """Return the value of a Param; None if it has neither a value nor a default."""
         return self.getOrDefault(name) if self.isDefined(name) else None
 
 
@@ -136,18 +136,24 @@ class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
     """Params for trainings: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels = param(
-        "labels", "a mapping from the model's output names to columns; before labelCol", _to_mapping
+        "labels",
+        "a mapping from the model's output names to columns; overrides labelCol",
+        _to_mapping,
     )
     workers = param("workers", "number of worker processes", TypeConverters.toInt)
-    epochs = param("epochs", "passes over the data", TypeConverters.toInt)
-    batchSize = param("batchSize", "most rows per worker and step", TypeConverters.toInt)
-    seed = param("seed", "makes the training repeatable", TypeConverters.toInt)
-    verbose = param("verbose", "0 silent, 1 a line per epoch, 2 all", TypeConverters.toInt)
+    epochs = param("epochs", "number of passes over the data", TypeConverters.toInt)
+    batchSize = param(
+        "batchSize", "largest number of rows per worker and step", TypeConverters.toInt
+    )
+    seed = param("seed", "random seed, which makes the training repeatable", TypeConverters.toInt)
+    verbose = param(
+        "verbose", "0: silent, 1: a line per epoch, 2: all output", TypeConverters.toInt
+    )
     modelArgs = param(
-        "modelArgs", "arguments by name of the function that builds the model", _to_mapping
+        "modelArgs", "named arguments of the function that builds the model", _to_mapping
     )
     trainOptions = param(
-        "trainOptions", "other arguments of barrier_train, by its own names", _to_options
+        "trainOptions", "other arguments of barrier_train, by their names there", _to_options
     )
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Stages on a file system of Spark's: metadata as pyspark writes them, and the model's file.
+"""Readers and writers of stages: metadata in pyspark's format, and the model's file.
 
-A stage's folder has ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of the
-model's file as Parquet. Nothing that is read is unpickled or imported.
+A stage's folder contains ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of
+the model's file as Parquet. Reading does not unpickle or import anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources, Scale
 def encode(
     model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
 ) -> bytes:
-    """A model as Keras's file, if that has all of it; errors as in `encode_file`."""
+    """Return a model as a Keras file, if that holds all of it; errors as in `encode_file`."""
     from pybackend.api.model import add_custom_objects
     from pybackend.model.transfer import encode_file
 
@@ -46,7 +46,7 @@ def encode(
 
 
 class _Writer(MLWriter):
-    """What the writers share."""
+    """Common code of the writers."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Writer(MLWriter):
 
 
 class ModelWriter(_Writer):
-    """Writes a `KerasModel`."""
+    """Writer of a `KerasModel`."""
 
     def saveImpl(self, path: str) -> None:
         """Write the stage into a new folder; see `KerasModel.content` for errors."""
@@ -74,7 +74,7 @@ class ModelWriter(_Writer):
 
 
 class EstimatorWriter(_Writer):
-    """Writes a `KerasEstimator`."""
+    """Writer of a `KerasEstimator`."""
 
     def saveImpl(self, path: str) -> None:
         """Write the stage into a new folder.
@@ -82,7 +82,7 @@ class EstimatorWriter(_Writer):
         Raises
         ------
         InputError
-            The model is a function, or there are callbacks: neither can be read in safe mode.
+            The model is a function, or callbacks are set: neither can be read in safe mode.
         """
         from pybackend.api.model import is_keras_model
 
@@ -90,8 +90,8 @@ class EstimatorWriter(_Writer):
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
         if not is_keras_model(model):
             raise InputError(
-                "this estimator builds its model by a function, and functions are not saved: give "
-                "it a compiled model, or save what fit() returns"
+                "this estimator builds its model by a function, and functions are not saved: pass "
+                "it a compiled model, or save the model that fit() returns"
             )
         values = {
             param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)
@@ -102,7 +102,7 @@ class EstimatorWriter(_Writer):
 
 
 class _Reader(MLReader[Any]):
-    """What the readers share."""
+    """Common code of the readers."""
 
     def __init__(self, cls: type) -> None:
         super().__init__()
@@ -114,28 +114,30 @@ class _Reader(MLReader[Any]):
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
             raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
-        # One partition after another: Spark limits what a job brings to the driver at once.
+        # One partition after another: Spark limits the size of a job's results on the driver.
         rows = session.read.parquet(f"{path}/{_MODEL}").toLocalIterator()
         pieces = {row["place"]: bytes(row["content"]) for row in rows}
         content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
-            raise SerializationError(f"the metadata of {path!r} name no digest of the model's file")
+            raise SerializationError(
+                f"the metadata of {path!r} contain no digest of the model's file"
+            )
         check_digest(content, metadata[_DIGEST])
         return metadata, content
 
 
 class ModelReader(_Reader):
-    """Reads a `KerasModel`, whose model is decoded when it is first used."""
+    """Reader of a `KerasModel`, whose model is decoded at first use."""
 
     def load(self, path: str) -> Any:
-        """Read the stage of a folder.
+        """Read the stage in a folder.
 
         Raises
         ------
         InputError
-            The folder holds another kind of stage.
+            The folder contains another kind of stage.
         SerializationError
-            The model's file is not the one that was written.
+            The model's file was changed after it was written.
         """
         metadata, content = self._load(path)
         found = metadata.get(_TRAINED)
@@ -149,24 +151,24 @@ class ModelReader(_Reader):
 
 
 class EstimatorReader(_Reader):
-    """Reads a `KerasEstimator`."""
+    """Reader of a `KerasEstimator`."""
 
     def __init__(self, cls: type) -> None:
         super().__init__(cls)
         self._options: dict[str, Any] = {}
 
     def customObjects(self, value: Mapping[str, Any]) -> EstimatorReader:
-        """Set what the model needs of classes and functions, and return this reader."""
+        """Set the custom classes and functions of the model, and return this reader."""
         self._options["custom_objects"] = value
         return self
 
     def safeMode(self, value: bool) -> EstimatorReader:
-        """Set whether the model may run code that it carries, and return this reader."""
+        """Set whether the model may run Python code that it contains, and return this reader."""
         self._options["safe_mode"] = value
         return self
 
     def load(self, path: str) -> Any:
-        """Read the stage of a folder; errors as in `ModelReader.load` and `model_from_bytes`."""
+        """Read the stage in a folder; errors as in `ModelReader.load` and `model_from_bytes`."""
         metadata, content = self._load(path)
         options = self._options
         stage = self.cls(
@@ -183,7 +185,7 @@ class EstimatorReader(_Reader):
 
 
 def find_home(session: Any) -> Any:
-    """What pyspark's reader and writer of metadata take: before 4.0 a SparkContext."""
+    """Return the argument of pyspark's metadata reader and writer: before 4.0 a SparkContext."""
     import pyspark
 
     return session.sparkContext if pyspark.__version__.startswith("3.") else session
@@ -197,8 +199,8 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
             packed[name] = json.loads(codec.encode(value) if is_ours else json.dumps(value))
         except TypeError as error:
             raise InputError(
-                f"`{name}` of trainOptions cannot be saved ({error}): take it out, save, and set "
-                "it again after loading; or save what fit() returns"
+                f"`{name}` of trainOptions cannot be saved ({error}): remove it, save, and set it "
+                "again after loading; or save the model that fit() returns"
             ) from error
     return packed
 

@@ -1,4 +1,4 @@
-"""Pipelines that consist of stages of sparklyr's and of ours, written and read for R."""
+"""Writing and reading pipelines with stages of sparklyr and of this package, for R."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def save_stages(
     Parameters
     ----------
     parts
-        Stages, and paths at which sparklyr has saved some.
+        Stages, or paths at which sparklyr saved stages.
     is_fitted
         Whether they are fitted.
 
     Raises
     ------
     InputError
-        There is something at the path already, or a stage cannot be saved.
+        The path exists already, or a stage cannot be saved.
     """
     stages = [stage for part in parts for stage in _list_stages(session, part)]
     pipeline = PipelineModel(stages) if is_fitted else Pipeline(stages=stages)
@@ -37,12 +37,12 @@ def save_stages(
         (writer.overwrite() if overwrite else writer).save(path)
     except Exception as error:
         if "already exists" in str(error):
-            raise InputError(f"there is something at {path!r}: use `overwrite = TRUE`") from error
+            raise InputError(f"{path!r} exists already: use `overwrite = TRUE`") from error
         raise
 
 
 def load_stages(session: Any, path: str) -> tuple[bool, Any]:
-    """What `save_stages` has written, and whether it is fitted.
+    """Return whether a pipeline of `save_stages` is fitted, and the pipeline.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def load_stages(session: Any, path: str) -> tuple[bool, Any]:
 
 
 def find_keras(stages: Sequence[Any]) -> KerasModel | None:
-    """The last Keras model among fitted stages, those of pipelines included."""
+    """Return the last Keras model among fitted stages, including those of pipelines."""
     found = [one for stage in stages for one in _flatten(stage) if isinstance(one, KerasModel)]
     return found[-1] if found else None
 

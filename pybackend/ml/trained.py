@@ -1,4 +1,4 @@
-"""What a stage knows of its model besides the model, and is saved with it."""
+"""Description of a training, which a stage saves with its model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.job.options import ColumnEncoding
 
 @dataclass(frozen=True)
 class Trained:
-    """How a model was trained, and on what: as in `TrainResult`, levels as text."""
+    """History and columns of a training, as in `TrainResult`, with levels as text."""
 
     history: Mapping[str, Any] = field(default_factory=dict)
     levels: Sequence[str] | None = None

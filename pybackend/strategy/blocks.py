@@ -1,6 +1,6 @@
 """Rows as small files of tensors, which TensorFlow's own operations read, move and iterate over.
 
-A server of TensorFlow runs operations, not Python: what it reads, it finds by names in its folder.
+A TensorFlow server runs operations, not Python: it finds the rows by file names in its folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pybackend.data.rows import Rows, Spec
 from pybackend.job.job import TrainingJob
 
 _BLOCK_BYTES = 1 << 20
-# Rows among which the next one is drawn, in memory.
+# Rows in memory from which the next one is drawn.
 _DRAWN_BYTES = 32 << 20
 _LEAST_DRAWN = 256
 
@@ -47,14 +47,14 @@ def move_blocks(folder: str, source: str, into: str, target: str) -> None:
 
 
 def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = None) -> Any:
-    """A ``tf.data.Dataset`` of the rows in a folder of whatever machine it runs on.
+    """Return a ``tf.data.Dataset`` of the rows in a folder of the machine that it runs on.
 
     Parameters
     ----------
     written, wanted
-        Type and shape of a row by column, as it was written and as the model takes it.
+        Type and shape of a row by column, as written and as needed by the model.
     seed
-        Draws the order of the files; None: as they were written.
+        Seed of the order of the files; None: their original order.
     """
 
     def read(path: Any) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = 
 
 
 def draw(rows: Any, row_bytes: int, seed: int) -> Any:
-    """The rows in a new order each time, drawn from as many as there is memory for."""
+    """Shuffle the rows in a new order each time, drawn from as many as fit into memory."""
     return rows.shuffle(max(_LEAST_DRAWN, _DRAWN_BYTES // max(1, row_bytes)), seed=seed)
 
 
 def batch(rows: Any, job: TrainingJob) -> Any:
-    """Batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
+    """Return batches of ``(x, y)`` or ``(x, y, sample_weight)``."""
     return rows.batch(job.batch_size).map(nest).prefetch(2)

@@ -1,4 +1,4 @@
-"""The chief of an asynchronous training, from the files of its job to the trained model."""
+"""Chief of an asynchronous training, from the files of its job to the trained model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
 
 Counts = Mapping[str, Sequence[int]]
-_INSTEAD = "leave out `strategy`: the synchronous training takes it as it is"
+_INSTEAD = "omit `strategy`: synchronous training supports it"
 History = dict[str, list[Any]]
 
 
@@ -62,13 +62,13 @@ def train_as_chief(
     Parameters
     ----------
     folder
-        This process's own, with its share of the rows.
+        This process's own folder, with its shard of the rows.
     counts
-        Rows of every rank, by data set, as they were dealt.
+        Rows of every rank's shard, by data set.
     peers
         ``host:port`` of every rank; all servers run.
     answers
-        What observers of the training say to it.
+        Messages from observers of the training.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def train_as_chief(
 def _train(
     strategy: Any, job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
 ) -> Training:
-    # In this process, to try the model on rows, to evaluate and to save it.
+    # In this process, to check the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
     model = loaded.model
     written = SpooledRows(folder / "train")
@@ -139,7 +139,7 @@ def _train(
 
 
 def _copy_state(source: Any, target: Any) -> None:
-    """Give a model the weights and the optimizer's state of another."""
+    """Copy the weights and the optimizer's state of a model to another."""
     for one, other in zip(variables_of(source), variables_of(target), strict=True):
         other.assign(one.numpy())
 
@@ -149,22 +149,22 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
     build_metrics(model, rows)
     if kind == "not sums":
         raise InputError(
-            f"strategy={job.strategy!r} adds up the metrics of single steps, and some of this "
-            "model's are no sums over rows: leave them out of compile(), or leave out `strategy`"
+            f"strategy={job.strategy!r} adds up the metrics of single steps, but some metrics of "
+            "this model are not sums over rows: remove them from compile(), or omit `strategy`"
         )
 
 
 def _count_steps(job: TrainingJob, counts: Counts) -> int:
-    """Batches that all rows make, on the workers that have them."""
+    """Return the number of batches of all rows, on the workers that have them."""
     shares = count_shares(job, counts["train"])
     if 0 in shares:
         rank = ranks_of(job.roles, "worker")[shares.index(0)]
-        raise InputError(f"`data` leaves worker {rank} without a row: use fewer workers")
+        raise InputError(f"worker {rank} gets no rows of `data`: use fewer workers")
     return sum(-(-share // job.batch_size) for share in shares)
 
 
 def _held_out(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
-    """The batches to validate on, None if there are none."""
+    """Return the validation batches, or None without validation data."""
     if "validation" not in counts:
         return None
     written = SpooledRows(folder / "validation")
@@ -175,20 +175,20 @@ def _held_out(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any
 
 def _validate(model: Any, held_out: Any) -> dict[str, Any]:
     found = model.evaluate(held_out, verbose=0, return_dict=True)
-    figures = {"loss": found.pop("loss"), **found}
-    return {f"val_{name}": to_plain(value) for name, value in figures.items()}
+    metrics = {"loss": found.pop("loss"), **found}
+    return {f"val_{name}": to_plain(value) for name, value in metrics.items()}
 
 
 def _describe_steps(job: TrainingJob, by_worker: Sequence[int]) -> str:
-    """How the steps have fallen to the workers."""
+    """Describe how many steps each worker took."""
     ranked = zip(ranks_of(job.roles, "worker"), by_worker, strict=True)
     parts = ", ".join(f"worker {n} took {steps}" for n, steps in ranked)
-    return f"of {sum(by_worker)} asynchronous steps {parts}"
+    return f"{sum(by_worker)} asynchronous steps: {parts}"
 
 
 @contextmanager
 def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
-    """Say which server was lost, where TensorFlow says that one was."""
+    """Raise an error that names the lost server if TensorFlow reports that one was lost."""
     try:
         yield
     except tf.errors.UnavailableError as error:
@@ -199,11 +199,8 @@ def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
         raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error
 
 
-# Models that cannot be trained asynchronously, each refused by name before any step is taken.
-
-
 def check_asynchronous(model: Any, job: TrainingJob) -> None:
-    """Reject a model that depends on what all workers do in the same step.
+    """Reject a model that needs synchronized steps of all workers, before the first step.
 
     Raises
     ------
@@ -218,16 +215,16 @@ def check_asynchronous(model: Any, job: TrainingJob) -> None:
 
 def _find_obstacle(model: Any) -> str | None:
     if not has_keras_train_step(model):
-        return "a model with a train_step of its own: override compute_loss instead"
+        return "a model with a custom train_step: override compute_loss instead"
     if not is_of_keras(type(model).compute_metrics):
-        return "a model with a compute_metrics of its own: pass metrics to compile()"
+        return "a model with a custom compute_metrics: pass metrics to compile()"
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return "with a LossScaleOptimizer, whose scale all steps share: use bfloat16 or float32"
     if optimizer.gradient_accumulation_steps:
-        return "with gradient_accumulation_steps, which workers would add to at once: drop it"
+        return "with gradient_accumulation_steps, which workers would change at once: remove it"
     if optimizer.use_ema:
-        return "with use_ema=True, whose averages are of one sequence of steps: drop it"
+        return "with use_ema=True, whose averages need a single sequence of steps: remove it"
     if model.run_eagerly:
         return "with run_eagerly=True: its workers run graphs"
     for layer in find_layers(model):
@@ -238,23 +235,20 @@ def _find_obstacle(model: Any) -> str | None:
     return None
 
 
-# Checkpoints of an asynchronous training, between two epochs: all its steps have ended then.
-
-
 def variables_of(model: Any) -> list[Any]:
-    """What training changes, in the order of all checkpoints: weights, the rest, the optimizer."""
+    """Return the variables in the order of all checkpoints: weights, others, the optimizer's."""
     weights = {id(variable) for variable in model.weights}
     others = [variable for variable in model.variables if id(variable) not in weights]
     return [*model.weights, *others, *model.optimizer.variables]
 
 
 class Keeping:
-    """Keeps a training after each epoch, if its job says so.
+    """Checkpoints of a training after each epoch, when all steps have ended, if requested.
 
     Attributes
     ----------
     epoch, history
-        Where the training begins: epochs that are done, and their figures.
+        Start of the training: completed epochs, and their metrics.
     """
 
     def __init__(
@@ -273,7 +267,7 @@ class Keeping:
         if job.checkpoint is None:
             return
         described = describe_training(job, self._model, [], {}, Alone())
-        # How they are dealt to which process makes no difference.
+        # Which process has which rows makes no difference.
         described |= {argument_of(name): [[sum(rows), ""]] for name, rows in counts.items()}
         manifest = describe_model(job, self._model, plan, inputs, described)
         found = open_checkpoints(job, Alone(), manifest, lambda: encode_trained(loaded, plan), emit)
@@ -285,7 +279,7 @@ class Keeping:
                 variable.assign(value)
 
     def keep(self, epoch: int) -> None:
-        """Keep the model as it is now, after so many epochs."""
+        """Write a checkpoint of the current model, after this number of epochs."""
         found = self._checkpoints
         if found is None or found.writer is None or found.manifest is None:
             return
@@ -295,6 +289,6 @@ class Keeping:
         found.writer.submit(replace(found.manifest, epoch=epoch), state)
 
     def finish(self) -> None:
-        """Wait for what is being written."""
+        """Wait for the checkpoint that is being written."""
         if self._checkpoints is not None:
             self._checkpoints.wait(self._timeout)

@@ -1,4 +1,4 @@
-"""The servers of an asynchronous training: workers, which take steps, and parameter servers."""
+"""Servers of an asynchronous training: workers, which take steps, and parameter servers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LEAST_THREADS = 4
 
 
 def start_server(folder: Path) -> Any:
-    """Start TensorFlow's server of the role that TF_CONFIG says, in a folder."""
+    """Start TensorFlow's server of the role in TF_CONFIG, in a folder."""
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    os.chdir(folder)  # what the chief has it read, it finds by relative names
+    os.chdir(folder)  # the chief names files relative to it
     return tf.distribute.Server(
         resolver.cluster_spec(),
         resolver.task_type,
@@ -26,5 +26,5 @@ def start_server(folder: Path) -> Any:
 
 
 def count_threads() -> int:
-    """Threads for operations that run side by side."""
+    """Return the number of threads for parallel operations."""
     return max(LEAST_THREADS, os.cpu_count() or 1)

@@ -1,7 +1,8 @@
-"""Which rows each process of a parameter-server training writes down, and where they go.
+"""Distribution of the rows of a parameter-server training to the workers and the chief.
 
-Launchers deal rows to all ranks alike. Those of the chief and of the parameter servers are for the
-workers, and validation rows are for the chief: TensorFlow moves their files before the first step.
+Launchers distribute rows equally to all ranks. Those of the chief and of the parameter servers are
+for the workers, and validation rows are for the chief: TensorFlow moves their files before the
+first step.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from pybackend.strategy.blocks import move_blocks, write_blocks
 
 TRAIN = "blocks/train"
 VALIDATION = "blocks/validation"
-# The number of the worker in whose folder it lies.
+# File with the number of the worker whose folder contains it.
 NUMBER = "blocks/number"
 
 
 def device_of(job: TrainingJob, rank: int) -> str:
-    """TensorFlow's name of a rank's processor."""
+    """Return TensorFlow's name of a rank's processor."""
     role, index = place_of(job.roles, rank)
     return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
 
 
 def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
-    """Write this rank's rows as blocks, those of each worker into a folder of its own."""
+    """Write this rank's rows as blocks, with a folder for each worker."""
     rows = SpooledRows(folder / "train")
     places = np.arange(len(rows))
     if job.shuffle:
@@ -39,12 +40,12 @@ def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
     if place_of(job.roles, rank)[0] == "worker":
         (folder / NUMBER).write_text(str(place_of(job.roles, rank)[1]))
     if (folder / "validation").exists():
-        held_out = SpooledRows(folder / "validation")
-        write_blocks(held_out, np.arange(len(held_out)), folder / VALIDATION, str(rank))
+        validation = SpooledRows(folder / "validation")
+        write_blocks(validation, np.arange(len(validation)), folder / VALIDATION, str(rank))
 
 
 def move_shares(job: TrainingJob, counts: Mapping[str, Sequence[int]]) -> None:
-    """Bring all blocks to where they are read; every rank's process is in its folder."""
+    """Move all blocks to the processes that read them; every rank's process is in its folder."""
     for rank in range(job.workers):
         own = device_of(job, rank)
         for number, part in _share_out(job, rank).items():
@@ -58,12 +59,12 @@ def move_shares(job: TrainingJob, counts: Mapping[str, Sequence[int]]) -> None:
 
 
 def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
-    """Rows of each worker after `move_shares`.
+    """Return the rows of each worker after `move_shares`.
 
     Parameters
     ----------
     counts
-        Rows that every rank was dealt.
+        Rows of every rank's shard.
     """
     found = [0] * len(ranks_of(job.roles, "worker"))
     for rank, count in enumerate(counts):
@@ -73,7 +74,7 @@ def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
 
 
 def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
-    """The part of a rank's rows that goes to each worker, by its number."""
+    """Return the part of a rank's rows for each worker, by its number."""
     role, index = place_of(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
     if role == "worker":
@@ -82,5 +83,5 @@ def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
 
 
 def _folder_for(job: TrainingJob, rank: int, number: int) -> str:
-    """Where a rank writes the rows of a worker."""
+    """Return the folder in which a rank writes the rows of a worker."""
     return TRAIN if place_of(job.roles, rank)[0] == "worker" else f"blocks/for-{number}"

@@ -1,4 +1,4 @@
-"""Steps of an asynchronous training: each worker's own, on variables of the parameter servers."""
+"""Steps of an asynchronous training: taken separately, on variables of the parameter servers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pybackend.strategy.shares import NUMBER, TRAIN
 
 
 class Steps:
-    """Has the workers take steps, each on batches of its own rows.
+    """Steps of the workers, each on batches of its own rows.
 
     Parameters
     ----------
     model
-        Its variables lie on the parameter servers, since it was made in the strategy's scope.
+        Its variables are on the parameter servers, because it was built in the strategy's scope.
     own
         The same model in this process.
     rows
-        Rows as the model takes them; some are enough.
+        Some rows in the shape that the model needs.
     written
         Types and shapes of the rows in the workers' files.
     """
@@ -62,15 +62,16 @@ class Steps:
         self._step = tf.function(step)
 
     def exact_iterations(self) -> AbstractContextManager[None]:
-        """Meanwhile no step is lost from the optimizer's count, by which learning rates go.
+        """Count every step of the optimizer in this context, since learning rates depend on it.
 
-        Keras's variable reads its value and writes the next one, as another worker may do too.
+        Keras's variable reads its value and writes the next one, while another worker may do so,
+        too.
         """
         count = self._model.optimizer.iterations
         return override(count, "assign_add", lambda value: count.value.assign_add(value))
 
     def run(self, number: int) -> dict[str, Any]:
-        """Take so many steps, in whatever order workers are ready for them; returns the figures."""
+        """Take a number of steps, on any worker that is ready; returns the metrics."""
         for _ in range(number):
             self._coordinator.schedule(self._step, args=(self._batches,))
         self._coordinator.join()
@@ -78,7 +79,7 @@ class Steps:
 
     @property
     def by_worker(self) -> list[int]:
-        """Steps that each worker has taken."""
+        """Number of steps that each worker has taken."""
         return [int(number) for number in self._by_worker.numpy()]
 
     def _take(self, number: Any, data: Any) -> None:
@@ -97,21 +98,19 @@ def _make_variable(value: Any) -> Any:
     return tf.Variable(value, trainable=False)
 
 
-# Loss and metrics of steps that several workers take at the same time, each on its own.
-
-
 class SummedMetrics:
-    """Sums over rows, in variables of the strategy, of what each step adds.
+    """Sums of loss and metrics over rows, in variables of the strategy.
 
-    A metric of Keras reads its variables, and writes the new values: of two steps at the same time
-    one would be lost. Here a step computes what its rows add, and adds it in one operation.
+    A metric of Keras reads its variables, and writes the new values: if several workers take steps
+    at the same time, one step would be lost. Here a step computes the increments by its rows, and
+    adds them in one operation.
 
     Parameters
     ----------
     model
-        Whose compiled metrics may be summed, and are built; it is not changed but by `read`.
+        Model whose compiled metrics may be summed, and are built; only `read` changes it.
     make
-        Called with an initial value: a variable of the strategy's.
+        Called with an initial value; returns a variable of the strategy.
     """
 
     def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
@@ -137,14 +136,14 @@ class SummedMetrics:
                 total.assign_add(tf.cast(value, total.dtype))
 
     def read(self) -> dict[str, Any]:
-        """The figures since the last call, by name; the next ones begin anew."""
-        figures = {"loss": float(self._loss.numpy() / max(1.0, self._rows.numpy()))}
+        """Return the metrics since the last call, by name, and reset them."""
+        metrics = {"loss": float(self._loss.numpy() / max(1.0, self._rows.numpy()))}
         for container, begin, sums in zip(self._containers, self._begin, self._sums, strict=True):
             for variable, total, value in zip(container.variables, sums, begin, strict=True):
                 variable.assign(total.numpy())
                 total.assign(value)
-            figures |= {name: to_plain(value) for name, value in container.result().items()}
+            metrics |= {name: to_plain(value) for name, value in container.result().items()}
             container.reset_state()
         self._loss.assign(0.0)
         self._rows.assign(0.0)
-        return figures
+        return metrics

@@ -1,4 +1,4 @@
-"""One process of an asynchronous training, whatever its role."""
+"""One process of an asynchronous training, for all roles."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def train_asynchronously(
     end: Callable[..., object],
     answers: Answers,
 ) -> Training:
-    """Take this process's part; a worker's and a parameter server's has no end of its own.
+    """Take this process's part; workers and parameter servers run until the chief has trained.
 
     Parameters
     ----------
     server
         The socket at which this process listens; closed.
     end
-        Called in a thread of a server when the chief has trained: with None and what is to be
-        reported, by name, or with the error by which the chief was lost.
+        Called in a thread of a server when the chief has trained: with None and the values to
+        report, by name, or with the error by which the chief was lost.
     answers
-        What observers of the training say to the chief.
+        Messages from observers of the training to the chief.
     """
     os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
     read_sources(job, rank, folder, order)
@@ -79,7 +79,7 @@ def train_asynchronously(
 
 
 def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
-    """Make the rows of all ranks alike; how many each has, by data set."""
+    """Make the layouts of all ranks' rows equal; returns the rows of each, by data set."""
     everyone = [json.loads(text) for text in gather("rows", json.dumps(read_layouts(folder)))]
     check_layouts(everyone)
     counts = {}

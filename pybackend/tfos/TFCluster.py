@@ -1,8 +1,8 @@
-"""A cluster of TensorFlow processes on Spark's executors, which run the user's function.
+"""Cluster of TensorFlow processes on Spark's executors, which run the user's function.
 
-With `InputMode.TENSORFLOW` the function reads its own data, and the workers are those of
-`barrier_run`. With `InputMode.SPARK` Spark feeds it rows by `TFCluster.train` and
-`TFCluster.inference`; the workers then hold none of Spark's slots.
+With `InputMode.TENSORFLOW`, the function reads its own data, and the workers are those of
+`barrier_run`. With `InputMode.SPARK`, `TFCluster.train` and `TFCluster.inference` feed it rows, and
+the workers hold no Spark slots.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ from pybackend.net.rendezvous import new_token
 from pybackend.tfos.node import LEFT, NODE, TERMINATED, NodePlace, NodeSettings, run_node
 from pybackend.tfos.session import default_fs, session_of
 
-# What the original takes for "as long as it lasts".
+# Number of epochs that the original uses for "until the function ends".
 _EPOCHS = 10
-# How long a worker may take no row, if nobody says otherwise.
+# Default of the longest time without a taken row.
 _FEED_SECONDS = 600
 _LOOK_SECONDS = 0.05
-# How long workers that are to end may take.
+# Longest time for workers to end.
 _END_SECONDS = 60.0
 _PLAIN = {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string"}
-# What feeders say of a failure, and what the driver hears of it, are on their ways together.
+# Feeders and the driver receive the same failure by different ways; the driver's may be later.
 _CAUSE_SECONDS = 10.0
 
 
 class InputMode:
-    """Who reads the data: the function itself, or Spark, which feeds it."""
+    """Reader of the data: the function itself, or Spark, which feeds the function."""
 
     TENSORFLOW = 0
     SPARK = 1
 
 
 class TFCluster:
-    """A running cluster; made by `run`.
+    """Running cluster; made by `run`.
 
     Attributes
     ----------
     sc, num_executors, input_mode, defaultFS, working_dir, queues
-        As given to `run`, or found there.
+        Arguments of `run`, or values derived from them.
     cluster_info
         A dict per node: executor_id, job_name, task_index, host, port, addr, tb_port, tb_pid.
     cluster_meta, cluster_id, nodeRDD, server
-        As the original has them; ``server.done`` tells whether a function wants no more rows.
+        As in the original; ``server.done`` is whether a function wants no more rows.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TFCluster:
         self._gang = gang
         self._feeds = 0
         self._lock = threading.Lock()
-        # For what `inference` has returned, too, which is made when it is used.
+        # Also for the lazy RDD that `inference` returns.
         self._python = ExitStack()
         self._python.enter_context(driver_python(session))
         self._is_over = False
@@ -105,33 +105,34 @@ class TFCluster:
         feed_timeout: float = _FEED_SECONDS,
         qname: str = "input",
     ) -> None:
-        """Feed the rows to the workers; returns when all have been taken, or are not wanted.
+        """Feed the rows to the workers; return when all have been taken, or are not wanted.
 
         Parameters
         ----------
         dataRDD
-            An RDD, a DataFrame, whose rows arrive fastest, or a DStream. Where `DataFeed` has an
-            ``input_mapping``, columns of a DataFrame are arrays: see `DataFeed.next_batch`.
+            An RDD, a DataFrame (fastest), or a DStream. If `DataFeed` has an
+            ``input_mapping``, columns of a DataFrame become arrays: see `DataFeed.next_batch`.
         num_epochs
-            How often the rows are fed; 0: ten times, or until the function calls ``terminate``.
+            Number of times that the rows are fed; 0: ten, or until the function calls
+            ``terminate``.
         feed_timeout
-            Seconds that a worker may take no row.
+            Longest time in seconds in which a worker takes no row.
 
         Raises
         ------
         ClusterError
-            A worker has taken no row for so long, or the cluster has ended.
+            A worker took no row for that time, or the cluster has ended.
         WorkerFailedError
-            A worker has failed.
+            A worker failed.
         SerializationError
-            A row cannot travel.
+            A row cannot be sent.
         """
         self._check_fed("train", qname)
         _check_rows(dataRDD, ("mapPartitions", "foreachRDD"))
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
         feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
 
-        def feed(rdd: Any) -> None:  # what it returned, pyspark would take for an RDD
+        def feed(rdd: Any) -> None:  # returns None: pyspark would use another value as an RDD
             self._feed(rdd, 1, feeder)
 
         if hasattr(dataRDD, "foreachRDD"):
@@ -140,12 +141,12 @@ class TFCluster:
             self._feed(dataRDD, epochs, feeder)
 
     def train_lists(self, frame: Any, num_epochs: int) -> None:
-        """As `train`; columns of this DataFrame are lists, as those of its RDD are.
+        """Feed like `train`, with columns of the DataFrame as lists, like those of its RDD.
 
         Raises
         ------
         InputError
-            There are no rows.
+            The DataFrame has no rows.
         """
         self._check_fed("train", "input")
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
@@ -153,7 +154,7 @@ class TFCluster:
             raise InputError("the DataFrame has no rows: there is nothing to train on")
 
     def abort(self, reason: str) -> None:
-        """End the workers, which do not hear that no more rows come."""
+        """End the workers without notifying them that no more rows come."""
         self._is_over = True
         self._gang.give_up(reason)
         self._python.close()
@@ -161,7 +162,7 @@ class TFCluster:
     def inference(
         self, dataRDD: Any, feed_timeout: float = _FEED_SECONDS, qname: str = "input"
     ) -> Any:
-        """An RDD of the results for these rows: as many, in the same order, made when it is used.
+        """Return a lazy RDD of the results: one for each row, in the same order.
 
         Parameters
         ----------
@@ -180,22 +181,22 @@ class TFCluster:
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
-        """Say that no more rows come, and wait until all functions have returned.
+        """Notify the workers that no more rows come, and wait until all functions have returned.
 
         Parameters
         ----------
         ssc
-            A StreamingContext that feeds the workers: it is waited for, and stopped when a function
-            wants no more rows.
+            A StreamingContext that feeds the workers. `shutdown` waits for it, and stops it when a
+            function wants no more rows.
         grace_secs
-            Nothing: functions are waited for, however long they take after the last row.
+            Ignored: `shutdown` waits for the functions without a limit after the last row.
         timeout
-            Seconds after which workers that still run are ended; -1: never.
+            Seconds after which running workers are ended; -1: never.
 
         Raises
         ------
         WorkerFailedError
-            A worker has failed.
+            A worker failed.
         ClusterError
             The workers took longer, or were lost.
         """
@@ -204,7 +205,7 @@ class TFCluster:
         try:
             self._shut_down(ssc, deadline, timeout)
         except BaseException as error:
-            self._gang.give_up(f"shutdown() was ended by {type(error).__name__}")
+            self._gang.give_up(f"shutdown() was interrupted by {type(error).__name__}")
             raise
 
     def _shut_down(self, ssc: Any, deadline: float, timeout: float) -> None:
@@ -219,7 +220,7 @@ class TFCluster:
             self._gang.finish(deadline, timeout)
 
     def tensorboard_url(self) -> str | None:
-        """Where TensorBoard shows the training; None if it was not asked for."""
+        """Return the URL of TensorBoard; None if it was not requested."""
         shown = (node for node in self.cluster_info if node["tb_port"])
         return next((f"http://{node['host']}:{node['tb_port']}" for node in shown), None)
 
@@ -230,17 +231,19 @@ class TFCluster:
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
         self._gang.raise_failure(0)
         if self._is_over:
-            raise ClusterError(f"the cluster was shut down: TFCluster.{call}() comes before that")
+            raise ClusterError(
+                f"the cluster was shut down: call TFCluster.{call}() before TFCluster.shutdown()"
+            )
 
     def _feed(
         self, rows: Any, epochs: int, feeder: Feeder, *, gives_arrays: bool = True
     ) -> int | None:
-        """Feed rows; how many there were, if all functions have waited for the last one."""
+        """Feed rows; return their number, or None if not all of them were wanted."""
         name = new_token()[:16]
         if is_spark_frame(rows) and not all(
             _is_plain(field.dataType.simpleString()) for field in rows.schema.fields
         ):
-            rows = rows.rdd  # slower, and each value is just what Spark's Python rows have
+            rows = rows.rdd  # slower, but each value equals that of Spark's Python rows
         with self._lock:
             self._feeds += 1
         try:
@@ -258,7 +261,8 @@ class TFCluster:
         if failures := [failure for _, failure in fed or () if failure]:
             kind, _, message = failures[0].partition(": ")
             self._gang.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
-            if not self._gang.has_ended:  # all has gone well, and nobody wants the rest
+            # If all functions returned without a failure, the other rows are not needed.
+            if not self._gang.has_ended:
                 is_row = kind == SerializationError.__name__
                 raise SerializationError(message) if is_row else ClusterError(message)
         self._gang.tell_left()
@@ -274,18 +278,18 @@ def _check_rows(rows: Any, methods: Sequence[str]) -> None:
 
 
 class _NobodyTakesRows(Exception):
-    """All functions have returned, or want no more rows: the tasks that feed need not go on."""
+    """All functions returned or want no more rows, so that the feeding tasks can stop."""
 
 
 class _LaunchedCluster:
-    """The workers of a cluster, launched on a thread of their own.
+    """Workers of a cluster, which a separate thread launches.
 
     Attributes
     ----------
     nodes
-        What each has said of itself, by executor id.
+        Description of each node, by executor id.
     launch, fed
-        What the thread calls; and the launcher that is told when no more rows come.
+        Function that the thread calls; and the launcher to notify when no more rows come.
     """
 
     def __init__(self, workers: int) -> None:
@@ -305,21 +309,21 @@ class _LaunchedCluster:
 
     @property
     def done(self) -> bool:
-        """Whether a function wants no more rows."""
+        """True if a function wants no more rows."""
         return bool(self._satisfied)
 
     @property
     def has_ended(self) -> bool:
-        """Whether no worker runs any more."""
+        """True if no worker runs any more."""
         return not self._thread.is_alive()
 
     def start(self, is_fed: bool, seconds: float) -> None:
-        """Start the workers, and wait until all functions are about to begin."""
+        """Start the workers, and wait until all functions are about to start."""
         self._thread.start()
         try:
             self._wait_for_all(is_fed, seconds)
         except BaseException as error:
-            self.give_up(f"the start was ended by {type(error).__name__}")
+            self.give_up(f"the start was interrupted by {type(error).__name__}")
             raise
 
     def _wait_for_all(self, is_fed: bool, seconds: float) -> None:
@@ -338,44 +342,44 @@ class _LaunchedCluster:
         self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
 
     def feeder(self, timeout: float) -> Feeder:
-        """How tasks reach the workers that take rows."""
+        """Return the client with which tasks feed the workers that take rows."""
         return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
 
     def watch(self) -> None:
-        """Raise what ends the tasks that feed: a failure of the workers, or `_NobodyTakesRows`."""
+        """Raise the workers' failure, or `_NobodyTakesRows`, to end the tasks that feed."""
         self.raise_failure(_LOOK_SECONDS)
         if self.has_ended or self._satisfied.issuperset(self._takers()):
             raise _NobodyTakesRows
 
     def _takers(self) -> list[int]:
-        """Ranks that take rows."""
+        """Return the ranks that take rows."""
         return sorted(rank for rank, node in self._known.items() if node["job_name"] != "ps")
 
     def raise_failure(self, seconds: float) -> None:
-        """Raise what has ended the workers, if it does so within some seconds."""
+        """Raise the workers' failure if it occurs within some seconds."""
         if self._thread.is_alive():
             self._thread.join(seconds)
         if self._error is not None:
             raise self._error
 
     def finish(self, deadline: float, timeout: float) -> None:
-        """Wait for the workers' end, and raise what has failed."""
+        """Wait for the workers' end, and raise their failure."""
         if self.fed is not None:
             self.fed.close_feeds()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
                 self._end(
-                    f"the workers still run after {timeout:g} s (timeout): their functions have "
-                    "not returned, though no more rows come. They were ended"
+                    f"the workers were ended because they still ran after {timeout:g} s (timeout): "
+                    "their functions did not return, although no more rows come"
                 )
         self.raise_failure(0)
 
     def stop(self) -> None:
-        """Nothing: the workers end with their functions, or with this process."""
+        """Do nothing: the workers end with their functions, or with this process."""
 
     def look(self) -> None:
-        """Raise why the workers are to end, if they are."""
+        """Raise the reason why the workers must end, if there is one."""
         if self._reason is not None:
             raise ClusterError(self._reason)
 
@@ -386,7 +390,7 @@ class _LaunchedCluster:
             self._error = error
 
     def hear(self, event: Event) -> None:
-        """Take in what workers say."""
+        """Process an event of a worker."""
         if not isinstance(event, Announced):
             self._show(event)
         elif event.name == FEED:
@@ -399,14 +403,14 @@ class _LaunchedCluster:
                 self._left.add(event.rank)
 
     def tell_left(self) -> None:
-        """Tell the user, once, which functions have left while rows were fed."""
+        """Show the user, once, which functions returned while rows were fed."""
         left, self._left = sorted(self._left.intersection(self._takers())), set()
         if left:
             self._show(
                 Note(
-                    f"worker {', '.join(map(str, left))} returned before the rows had ended: some "
-                    "may not have been used. If that is meant, the function says so by "
-                    "DataFeed.terminate()"
+                    f"worker {', '.join(map(str, left))} returned before the rows ended: some rows "
+                    "may not have been used. If that is intended, call DataFeed.terminate() in "
+                    "the function"
                 )
             )
 
@@ -415,7 +419,7 @@ class _LaunchedCluster:
         raise self._error or ClusterError(reason)
 
     def give_up(self, reason: str) -> None:
-        """End the workers that still run, and wait a while for that."""
+        """End the workers that still run, and wait a while for their end."""
         self._reason = self._reason or reason
         self._thread.join(_END_SECONDS)
 
@@ -436,36 +440,36 @@ def run(
     eval_node: bool = False,
     release_port: bool = True,
 ) -> TFCluster:
-    """Start a function on every node of a cluster; returns when all are about to begin.
+    """Start a function on every node of a cluster; return when all are about to start.
 
     Parameters
     ----------
     sc
         A SparkContext.
     map_fun
-        Called as ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, in a process of its own.
+        Called as ``map_fun(tf_args, ctx)`` with a `TFNodeContext`, in a separate process.
     tf_args
-        Its first argument; a list is its ``sys.argv``, too.
+        Its first argument; a list also becomes its ``sys.argv``.
     num_executors
-        How many nodes there are in all; Spark needs as many slots.
+        Number of all nodes; Spark needs that many slots.
     num_ps
-        How many of them are parameter servers.
+        Number of parameter servers among them.
     tensorboard, log_dir
-        Whether a worker starts TensorBoard, and what it shows.
+        Whether a worker starts TensorBoard, and the folder that it shows.
     input_mode
-        Of `InputMode`.
+        A value of `InputMode`.
     driver_ps_nodes
-        Refused: parameter servers are on executors.
+        Not supported: parameter servers run on executors.
     master_node
-        ``"chief"`` or ``"master"``: the role of one of the nodes. With it, TF_CONFIG is set.
+        ``"chief"`` or ``"master"``: the role of one of the nodes; TF_CONFIG is then set.
     reservation_timeout
-        Seconds in which all nodes must have started.
+        Seconds within which all nodes must start.
     queues
         Ignored.
     eval_node
         Whether one of the nodes is the evaluator.
     release_port
-        False leaves ``ctx.tmp_socket`` on the port of each node's server, until the function calls
+        False: ``ctx.tmp_socket`` holds the port of each node's server until the function calls
         ``ctx.release_port()``.
 
     Raises
@@ -502,20 +506,20 @@ def run(
     job = make_job(FunctionJob, {"workers": num_executors, "roles": roles, "verbose": 2})
     call = (run_node, (map_fun, tf_args, settings))
     files = {FUNCTION: pickle_value(call, "`map_fun` and its arguments", [map_fun, tf_args])}
-    gang = _LaunchedCluster(num_executors)
+    launched = _LaunchedCluster(num_executors)
     if is_fed:
-        files[FEED_TOKEN] = gang.token.encode()
-        gang.fed = DetachedLauncher(session, gang.look)
-    launcher = gang.fed or SparkLauncher(session, gang.look)
-    gang.launch = partial(launcher.launch, job, files, {}, gang.hear)
-    gang.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
-    return TFCluster(session, gang, settings, input_mode)
+        files[FEED_TOKEN] = launched.token.encode()
+        launched.fed = DetachedLauncher(session, launched.look)
+    launcher = launched.fed or SparkLauncher(session, launched.look)
+    launched.launch = partial(launcher.launch, job, files, {}, launched.hear)
+    launched.start(is_fed, check_seconds("reservation_timeout", reservation_timeout))
+    return TFCluster(session, launched, settings, input_mode)
 
 
 def _count_roles(
     num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
 ) -> dict[str, int]:
-    """How many nodes have which role, in the order of ranks."""
+    """Return the number of nodes of each role, in the order of ranks."""
     count = check_whole_number("num_executors", num_executors, least=1)
     servers = check_whole_number("num_ps", num_ps, least=0)
     if master_node not in (None, "", "chief", "master"):
@@ -533,7 +537,7 @@ def _count_roles(
 
 
 def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
-    """By rank, the numbers that the original gives: parameter servers first, workers last."""
+    """Return the nodes by rank, numbered as in the original: parameter servers first."""
     starts, count = {}, 0
     for role in ("ps", "chief", "evaluator", "worker"):
         starts[role] = count
@@ -546,7 +550,7 @@ def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePl
 
 
 def _is_plain(kind: str) -> bool:
-    """Whether a column's values come from Arrow as Spark's own rows have them."""
+    """Return whether Arrow gives a column the same values as Spark's own rows."""
     while kind.startswith("array<"):
         kind = kind.removeprefix("array<").removesuffix(">")
     return kind in _PLAIN

@@ -1,4 +1,4 @@
-"""Queues and values by name, for the threads of one process."""
+"""Named queues and values for the threads of one process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pybackend.errors import InputError
 from pybackend.feed.queue import RowQueue
 from pybackend.tfos import marker
 
-# Managers of this process by their addresses, each with its key.
+# Managers of this process by address, each with its key.
 _STARTED: dict[str, tuple[bytes, TFManager]] = {}
 
 
 class ItemQueue(queue.Queue[Any]):
-    """A queue that ends with None, and from which several items are taken at once."""
+    """Queue that ends with None, and from which several items can be taken at once."""
 
     def take(self, count: int, *, keeps_apart: bool = False) -> tuple[list[Any], bool]:
-        """The next items, and whether the end has come; see `RowQueue.take`."""
+        """Return the next items, and whether they are the last, as `RowQueue.take` does."""
         items: list[Any] = []
         while len(items) < count:
             item = self.get()
@@ -36,7 +36,7 @@ class ItemQueue(queue.Queue[Any]):
     def take_columns(
         self, count: int, width: int, *, keeps_apart: bool = False
     ) -> tuple[list[Any], bool]:
-        """The next items as lists of their first values; see `RowQueue.take_columns`."""
+        """Return the next items as columns, as `RowQueue.take_columns` does."""
         items, has_ended = self.take(count, keeps_apart=keeps_apart)
         return [[item[n] for item in items] for n in range(width)], has_ended
 
@@ -56,7 +56,7 @@ class ItemQueue(queue.Queue[Any]):
 
 
 class FedQueue:
-    """The rows that Spark feeds a worker, or the results for them, under the names of a queue."""
+    """Rows that Spark feeds a worker, and the results for them, with the methods of a queue."""
 
     def __init__(self, rows: RowQueue) -> None:
         self._rows = rows
@@ -66,25 +66,25 @@ class FedQueue:
         self.stop = rows.stop
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next item, None at the end."""
+        """Return the next item; None at the end."""
         items, _ = self.take(1)
         return items[0] if items else None
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Give one result."""
+        """Add one result."""
         self.give([item])
 
     def task_done(self) -> None:
-        """Nothing: an item counts as done when it is taken."""
+        """Do nothing: an item counts as done when it is taken."""
 
 
 class TFManager:
-    """Queues, which `start` names, and values that are set.
+    """Named queues and values.
 
     Attributes
     ----------
     address
-        By which `connect` finds it in this process.
+        Address for `connect` in this process.
     """
 
     def __init__(self, queues: dict[str, Any]) -> None:
@@ -93,11 +93,11 @@ class TFManager:
         self._values: dict[str, Any] = {}
 
     def get_queue(self, name: str) -> Any:
-        """The queue of a name, None if there is none."""
+        """Return the queue with a name; None if it does not exist."""
         return self._queues.get(name)
 
     def get(self, key: str) -> Any:
-        """A value that was set; `KeyError` if it was not."""
+        """Return a value; `KeyError` if it was not set."""
         return self._values[key]
 
     def set(self, key: str, value: Any) -> None:
@@ -105,7 +105,7 @@ class TFManager:
         self._values[key] = value
 
     def shutdown(self) -> None:
-        """Have `connect` find it no longer."""
+        """Remove this manager, so that `connect` does not find it any more."""
         _STARTED.pop(self.address, None)
 
 
@@ -119,25 +119,26 @@ def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManag
 
 
 def connect(address: str, authkey: bytes) -> TFManager:
-    """The manager that this process has started at an address.
+    """Return the manager that this process started at an address.
 
     Raises
     ------
     InputError
-        There is none, or it has another key. Managers of other processes are not reached: rows and
-        results pass between processes by `TFCluster.train` and `TFCluster.inference`.
+        There is no such manager, or it has another key. Managers of other processes cannot be
+        reached: `TFCluster.train` and `TFCluster.inference` pass rows and results between
+        processes.
     """
     key, manager = _STARTED.get(address, (b"", None))
     if manager is None or not hmac.compare_digest(key, bytes(authkey)):
         raise InputError(
-            f"this process has started no manager at {address!r} with that key: processes pass "
-            "each other rows by TFCluster.train() and TFCluster.inference()"
+            f"this process did not start a manager at {address!r} with that key: use "
+            "TFCluster.train() and TFCluster.inference() to pass rows between processes"
         )
     return manager
 
 
 def fed_manager(rows: RowQueue | None) -> TFManager:
-    """The manager of a worker: its queues ``input`` and ``output`` are those that Spark feeds."""
+    """Return the manager of a worker, whose queues ``input`` and ``output`` Spark feeds."""
     queues: dict[str, Any] = {name: ItemQueue() for name in ("input", "output", "error", "control")}
     if rows is not None:
         queues["input"] = queues["output"] = FedQueue(rows)

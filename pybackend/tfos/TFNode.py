@@ -1,4 +1,4 @@
-"""What a function on a worker needs: paths on the cluster's file system, and its rows."""
+"""Helpers of a function on a worker: paths on the cluster's file system, and its rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SCHEMES = (
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
-    """An absolute path with the scheme of its file system.
+    """Return an absolute path with the scheme of its file system.
 
     Parameters
     ----------
     ctx
-        Has ``defaultFS`` and ``working_dir``.
+        Object with ``defaultFS`` and ``working_dir``.
     path
         Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a disk.
     """
@@ -46,22 +46,22 @@ def hdfs_path(ctx: Any, path: str) -> str:
         return f"{root}/user/{getpass.getuser()}/{path}"
     if root.startswith("file://"):
         return f"{root}/{ctx.working_dir[1:]}/{path}"
-    logger.warning("%s is no file system that is known: %s is taken to be below it", root, path)
+    logger.warning("%s is not a known file system: %s is treated as a path below it", root, path)
     return f"{root}/{path}"
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-    """Refused, as for every TensorFlow 2: a strategy of `tf.distribute` starts the servers."""
+    """Raise `InputError`: in TensorFlow 2, a strategy of `tf.distribute` starts the servers."""
     raise InputError(
-        "start_cluster_server() is of TensorFlow 1: use a strategy of tf.distribute, which reads "
-        "TF_CONFIG and starts the server itself"
+        "start_cluster_server() belongs to TensorFlow 1: use a strategy of tf.distribute, which "
+        "reads TF_CONFIG and starts the server itself"
     )
 
 
 def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any) -> NoReturn:
-    """Refused, as for every TensorFlow 2: see `pybackend.tfos.compat.export_saved_model`."""
+    """Raise `InputError`: in TensorFlow 2, use `pybackend.tfos.compat.export_saved_model`."""
     raise InputError(
-        "export_saved_model() of a session is of TensorFlow 1: use "
+        "export_saved_model() of a session belongs to TensorFlow 1: use "
         "compat.export_saved_model(model, export_dir, is_chief)"
     )
 
@@ -69,29 +69,31 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any
 def release_port(ctx: Any) -> None:
     """Close the socket that holds the port of this node's server."""
     if ctx.tmp_socket is None:
-        logger.warning("release_port() was called, and no socket holds a port")
+        logger.warning("release_port() was called, but no socket holds a port")
         return
     ctx.tmp_socket.close()
     ctx.tmp_socket = None
 
 
 def next_batch(mgr: Any, batch_size: int, qname: str = "input") -> NoReturn:
-    """Refused: see `DataFeed`."""
-    raise InputError("TFNode.next_batch() is gone: use TFNode.DataFeed(ctx.mgr).next_batch()")
+    """Raise `InputError`: use the method of `DataFeed`."""
+    raise InputError("TFNode.next_batch() was removed: use TFNode.DataFeed(ctx.mgr).next_batch()")
 
 
 def batch_results(mgr: Any, results: Any, qname: str = "output") -> NoReturn:
-    """Refused: see `DataFeed`."""
-    raise InputError("TFNode.batch_results() is gone: use TFNode.DataFeed(ctx.mgr).batch_results()")
+    """Raise `InputError`: use the method of `DataFeed`."""
+    raise InputError(
+        "TFNode.batch_results() was removed: use TFNode.DataFeed(ctx.mgr).batch_results()"
+    )
 
 
 def terminate(mgr: Any, qname: str = "input") -> NoReturn:
-    """Refused: see `DataFeed`."""
-    raise InputError("TFNode.terminate() is gone: use TFNode.DataFeed(ctx.mgr).terminate()")
+    """Raise `InputError`: use the method of `DataFeed`."""
+    raise InputError("TFNode.terminate() was removed: use TFNode.DataFeed(ctx.mgr).terminate()")
 
 
 class DataFeed:
-    """The rows that Spark feeds this worker, and the results that it gives for them.
+    """Rows that Spark feeds this worker, and the results that it returns for them.
 
     Parameters
     ----------
@@ -102,7 +104,8 @@ class DataFeed:
     qname_in, qname_out
         Names of queues of ``mgr``.
     input_mapping
-        Columns of a DataFrame to names of tensors, in whose sorted order rows have their values.
+        Mapping from columns of a DataFrame to names of tensors. The values of a row are in the
+        order of the sorted columns.
     """
 
     def __init__(
@@ -125,16 +128,16 @@ class DataFeed:
         self.queue_out = mgr.get_queue(qname_out)
 
     def next_batch(self, batch_size: int) -> Any:
-        """The next rows: a list, or with ``input_mapping`` a dict of a column per tensor.
+        """Return the next rows: a list, or with ``input_mapping`` a dict with a column per tensor.
 
-        It waits for so many; fewer come at the end, and in inference at the end of a partition.
-        A column is a list; of a DataFrame of numbers, text and arrays of these, if that was given
-        to `TFCluster.train`, it is a numpy array with one entry per row, straight from Arrow.
+        Waits for ``batch_size`` rows; returns fewer at the end, and in inference at the end of a
+        partition. A column is a list. If `TFCluster.train` was called with a DataFrame of numbers,
+        text and arrays of these, it is a numpy array with one entry per row, directly from Arrow.
 
         Raises
         ------
         InputError
-            A column of such a DataFrame is no array: it has nulls or lists of several lengths.
+            A column of such a DataFrame is not an array: it has nulls or lists of several lengths.
         """
         queue, apart = self.queue_in, not self.train_mode
         if self.input_tensors is None:
@@ -146,15 +149,15 @@ class DataFeed:
         return dict(zip(self.input_tensors, columns, strict=True))
 
     def should_stop(self) -> bool:
-        """Whether there will be no more rows."""
+        """Return whether no more rows will come."""
         return self.done_feeding
 
     def batch_results(self, results: Sequence[Any]) -> None:
-        """Give one result for each row that was taken, in their order."""
+        """Send one result for each row that was taken, in their order."""
         self.queue_out.give(results)
 
     def terminate(self) -> None:
-        """Take no more rows: tasks that feed end at once, and later ones too."""
+        """Stop taking rows: current and later feeding tasks end at once."""
         self.mgr.set("state", "terminating")
         self.done_feeding = True
         self.queue_in.stop()

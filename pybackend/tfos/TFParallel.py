@@ -1,4 +1,4 @@
-"""The same function on every executor, each by itself."""
+"""Independent runs of one function on all executors."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def run(
     num_executors: int,
     use_barrier: bool = True,
 ) -> None:
-    """Run a function so many times, in processes that know nothing of each other.
+    """Run a function several times, in processes that do not communicate.
 
     Parameters
     ----------
     sc
         A SparkContext.
     map_fn
-        Called as ``map_fn(tf_args, ctx)`` with a `TFNodeContext`, in a process of its own.
+        Called as ``map_fn(tf_args, ctx)`` with a `TFNodeContext`, in a separate process.
     tf_args
         Its first argument.
     num_executors
-        How many there are.
+        Number of runs.
     use_barrier
-        True: all at the same time; refused if Spark has fewer slots. False: as many at a time as
+        True: all at the same time, an error if Spark has fewer slots. False: as many at a time as
         there are slots.
 
     Raises
@@ -69,7 +69,7 @@ def _run_alone(
     count: int,
     file_system: str,
 ) -> None:
-    """One call; what the function returns stays where it is."""
+    """Call the function once, and discard its value."""
     os.environ.pop("TF_CONFIG", None)
     ctx = TFNodeContext(first + context.rank, defaultFS=file_system)
     ctx.num_workers = count

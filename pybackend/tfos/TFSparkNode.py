@@ -1,4 +1,4 @@
-"""One node of a cluster: what its function knows of it."""
+"""One node of a cluster, and its description for the function."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _SECONDS = 60.0
 
 
 class TFNodeContext:
-    """What a function knows of its node; its second argument, ``ctx``.
+    """Description of a node; the second argument of its function, ``ctx``.
 
     Parameters
     ----------
     executor_id
-        Number of the node in the cluster; ``worker_num`` is the same.
+        Number of the node in the cluster; equal to ``worker_num``.
     job_name, task_index
         Role of the node, and its number in that role.
     cluster_spec
-        ``host:port`` of all nodes, in a list by role.
+        Lists of ``host:port`` of all nodes, by role.
     defaultFS, working_dir
         The cluster's file system, and the folder in which the driver was started.
     mgr
-        For `TFNode.DataFeed`.
+        Manager for `TFNode.DataFeed`.
     tmp_socket
-        Holds the port of this node's server until `release_port`; None if nothing has to.
+        Socket that holds the port of this node's server until `release_port`; None without one.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class TFNodeContext:
         self.user_name = getpass.getuser()
 
     def absolute_path(self, path: str) -> str:
-        """See `TFNode.hdfs_path`."""
+        """Return an absolute path with the scheme of its file system."""
         return TFNode.hdfs_path(self, path)
 
     def start_cluster_server(self, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-        """See `TFNode.start_cluster_server`."""
+        """Raise `InputError`, as `TFNode.start_cluster_server` does."""
         TFNode.start_cluster_server(self, num_gpus, rdma)
 
     def export_saved_model(
         self, sess: Any, export_dir: str, tag_set: str, signatures: Any
     ) -> NoReturn:
-        """See `TFNode.export_saved_model`."""
+        """Raise `InputError`, as `TFNode.export_saved_model` does."""
         TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
 
     def get_data_feed(
@@ -87,11 +87,11 @@ class TFNodeContext:
         qname_out: str = "output",
         input_mapping: Mapping[str, str] | None = None,
     ) -> TFNode.DataFeed:
-        """See `TFNode.DataFeed`."""
+        """Return a `TFNode.DataFeed` of the rows of this node."""
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def release_port(self) -> None:
-        """See `TFNode.release_port`."""
+        """Close the socket that holds the port of this node's server."""
         TFNode.release_port(self)
 
 
@@ -104,22 +104,22 @@ def run(
     queues: Sequence[str],
     background: bool,
 ) -> Callable[[Iterable[int]], None]:
-    """A function for one partition, whose item is a node's number: it runs ``fn`` as that node.
+    """Return a function for one partition with a node's number, which runs ``fn`` as that node.
 
-    `TFCluster.run` does more, and does not need this: nodes register at a `reservation.Server`,
+    `TFCluster.run` does more, and does not use this. The nodes register at a `reservation.Server`,
     and the function runs in the process of Spark's task.
 
     Parameters
     ----------
     fn, tf_args
-        It is called as ``fn(tf_args, ctx)``.
+        The function, and its first argument: ``fn(tf_args, ctx)``.
     cluster_meta
         ``cluster_template`` (numbers of nodes by role), ``server_addr``, ``default_fs``,
         ``working_dir`` and ``release_port``.
     tensorboard, log_dir
         As in `TFCluster.run`.
     queues
-        Of ``ctx.mgr``.
+        Names of the queues of ``ctx.mgr``.
     background
         Must be False.
     """
@@ -176,7 +176,7 @@ def _first_role(template: Mapping[str, Any]) -> str | None:
 
 
 def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any]:
-    """Register a node, and wait for the others; all nodes, by number."""
+    """Register a node, and wait for the others; return all nodes, by number."""
     client = reservation.Client(address)
     try:
         client.register(dict(node))
@@ -186,7 +186,7 @@ def _register(node: Mapping[str, Any], address: reservation.Address) -> list[Any
 
 
 def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """``host:port`` of the nodes by role, from what they have said of themselves."""
+    """Return ``host:port`` of the nodes by role, from their descriptions."""
     numbers = [node["executor_id"] for node in sorted_cluster_info]
     if len(set(numbers)) < len(numbers):
         raise ClusterError(f"two nodes have the same number: {numbers}")
@@ -197,7 +197,7 @@ def _get_cluster_spec(sorted_cluster_info: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _has_spark_resource_api() -> bool:
-    """Whether Spark says which GPUs are a task's: always, since Spark 3."""
+    """Return whether Spark reports the GPUs of a task: always, since Spark 3."""
     return True
 
 
@@ -207,12 +207,12 @@ def _set_gpus(
     job_name: str = "",
     task_index: int = 0,
 ) -> None:
-    """Let TensorFlow see this node's GPUs: those of its task, or else free ones of its machine.
+    """Make this node's GPUs visible to TensorFlow: its task's, or else free ones of its machine.
 
     Raises
     ------
     ClusterError
-        There are fewer than ``tf_args.num_gpus``.
+        The node has fewer than ``tf_args.num_gpus``.
     """
     wanted = _wanted_gpus(tf_args)
     gpus = _gpus_of_task()
@@ -237,7 +237,7 @@ def _wanted_gpus(tf_args: Any) -> int | None:
 
 
 def _gpus_of_task() -> list[str]:
-    """Those that Spark has given this task."""
+    """Return the GPUs that Spark assigned to this task."""
     if not _has_spark_resource_api():
         return []
     from pyspark import TaskContext
@@ -248,12 +248,12 @@ def _gpus_of_task() -> list[str]:
 
 
 def _may_search() -> bool:
-    """Whether GPUs that nobody has given this process may be its own: in a pod they are not."""
+    """Return whether this process may use GPUs that were not assigned to it: not in a pod."""
     return "SPARK_EXECUTOR_POD_IP" not in os.environ and bool(gpu_info.is_gpu_available())
 
 
 def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
-    """The number of this node among those of its host."""
+    """Return the index of this node among the nodes of its host."""
     own = spec[job_name][task_index]
     host = own.rpartition(":")[0]
     nodes = [node for nodes in spec.values() for node in nodes]
@@ -261,7 +261,7 @@ def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index:
 
 
 def start_tensorboard(host: str, log_dir: str) -> int:
-    """Start TensorBoard, which ends with this worker; its port, 0 if it has not come up."""
+    """Start TensorBoard, which ends with this worker; return its port, 0 if it did not start."""
     process = subprocess.Popen(
         [
             sys.executable,
@@ -290,6 +290,6 @@ def start_tensorboard(host: str, log_dir: str) -> int:
 
 
 def _drain(lines: Any) -> None:
-    """Read what nobody needs: a full pipe would stop who writes it."""
+    """Read and discard lines: a full pipe would block the writer."""
     for _ in lines:
         pass

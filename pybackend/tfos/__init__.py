@@ -1,4 +1,4 @@
-"""The names of TensorFlowOnSpark, so that its users change an import.
+"""API of TensorFlowOnSpark, so that its users only change an import.
 
-Modules and names are spelled as there; what they do is done by the rest of this package.
+Modules and names are spelled as there; the rest of this package implements them.
 """

@@ -1,4 +1,4 @@
-"""Calls of user's functions that differ between versions of TensorFlow and Keras."""
+"""Functions for users that hide differences between versions of TensorFlow and Keras."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# Names that Keras 3 makes up for inputs.
+# Names that Keras 3 generates for inputs.
 _MADE_UP = re.compile(r"(input_layer|keras_tensor|input)(_\d+)?")
 
 
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Write a model as a SavedModel, with the signature ``serving_default``.
 
-    Its inputs are named as the model's, or, of one without a name, ``<first layer>_input``; its
-    outputs as the layers that give them. A model of a class of its own has the names of Keras.
+    Its inputs have the names of the model's inputs; a single unnamed input is called
+    ``<first layer>_input``. Its outputs have the names of their layers. A subclassed model has the
+    names that Keras chooses.
 
     Parameters
     ----------
     model
-        A Keras model: of Keras 3, or of tf_keras, where TF_USE_LEGACY_KERAS is set.
+        A model of Keras 3, or of tf_keras if TF_USE_LEGACY_KERAS is set.
     is_chief
-        All others write, too, as a strategy may need them, but nothing remains of it.
+        All other nodes write too, as a strategy may need them, but their files are deleted.
     """
     if is_chief:
         _export(model, export_dir)
@@ -32,14 +33,14 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
 
 def disable_auto_shard(options: Any) -> None:
-    """Have ``tf.data.Options`` say that a data set is one worker's own."""
+    """Set ``tf.data.Options`` for a data set that belongs to one worker."""
     import tensorflow as tf
 
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
 
 
 def is_gpu_available() -> bool:
-    """Whether TensorFlow sees a GPU."""
+    """Return whether TensorFlow sees a GPU."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))
@@ -51,12 +52,12 @@ def _export(model: Any, folder: str) -> None:
     if not isinstance(model, keras.Model):
         model.save(folder, save_format="tf")
         return
-    if not getattr(model, "inputs", None):  # of a class of its own
+    if not getattr(model, "inputs", None):  # a subclassed model
         model.export(folder, verbose=False)
         return
     import tensorflow as tf
 
-    # A Sequential model that was never called has `inputs`, and no `input`.
+    # A Sequential model that was never called has `inputs`, but no `input`.
     nesting = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     first = next((layer for layer in model.layers if not _is_input(layer)), model)
     specs = [

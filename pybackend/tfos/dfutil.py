@@ -1,4 +1,4 @@
-"""TFRecord files of tf.train.Example as DataFrames with the types that TensorFlowOnSpark gives."""
+"""TFRecord files of tf.train.Example as DataFrames with TensorFlowOnSpark's types."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pybackend.errors import InputError
 from pybackend.tfos.session import session_of
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""DataFrames of `loadTFRecords`, and where they were loaded from."""
+"""DataFrames of `loadTFRecords`, and the paths from which they were loaded."""
 
 _ROWS_AT_ONCE = 1000
-# As `DataFrame.dtypes` names types, and as Arrow does.
+# Names of types in `DataFrame.dtypes` and in Arrow.
 _ARROW_TYPES = {
     "boolean": "bool",
     "tinyint": "int8",
@@ -39,7 +39,7 @@ _WHOLE = ("boolean", "tinyint", "smallint", "int", "bigint")
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Whether this very DataFrame is one of `loadTFRecords`."""
+    """Return whether this DataFrame object was returned by `loadTFRecords`."""
     return df in loadedDF
 
 
@@ -51,7 +51,7 @@ def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
     output_dir
         A folder, new or empty.
     overwrite
-        Whether to replace what is in it.
+        Whether to replace its content.
     """
     write_tfrecords(df, output_dir, overwrite=overwrite)
 
@@ -99,7 +99,7 @@ def _loaded_type(name: str, element: str, binary_features: Sequence[str]) -> str
 def toTFExample(
     dtypes: Sequence[tuple[str, str]],
 ) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
-    """A function for ``mapPartitions``: rows to pairs of a serialized tf.train.Example and None.
+    """Return a function for ``mapPartitions``: rows to pairs of a serialized Example and None.
 
     Parameters
     ----------
@@ -109,13 +109,13 @@ def toTFExample(
     Raises
     ------
     InputError
-        Names the column of a type that no record can hold.
+        A column has a type that a record cannot hold; names it.
     """
     return _ToExamples(tuple((name, kind) for name, kind in dtypes if _arrow_type(name, kind)))
 
 
 class _ToExamples:
-    """See `toTFExample`."""
+    """Function that `toTFExample` returns."""
 
     def __init__(self, dtypes: tuple[tuple[str, str], ...]) -> None:
         self._dtypes = dtypes
@@ -146,24 +146,24 @@ def _arrow_type(name: str, kind: str) -> Any:
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
-    """Rows of the features of serialized tf.train.Example, for ``mapPartitions``.
+    """Convert serialized tf.train.Example to rows of their features, for ``mapPartitions``.
 
     Parameters
     ----------
     iter
         Pairs that begin with the bytes of an example.
     binary_features
-        Features that stay bytes; all others of bytes are UTF-8.
+        Features that stay bytes; all other byte features are UTF-8 text.
 
     Returns
     -------
     list
-        A ``pyspark.sql.Row`` for each: a value, a list of several, or None without any.
+        A ``pyspark.sql.Row`` for each example; a feature is one value, a list of several, or None.
 
     Raises
     ------
     InputError
-        An example is none, or two have a feature in different kinds of lists.
+        An example is invalid, or two examples have a feature in different kinds of lists.
     """
     from pyspark.sql import Row
 
@@ -188,7 +188,7 @@ def _python_value(value: Any) -> Any:
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """The ``StructType`` of the rows that `fromTFExample` makes of examples like this one.
+    """Return the ``StructType`` of the rows that `fromTFExample` makes of such examples.
 
     Parameters
     ----------

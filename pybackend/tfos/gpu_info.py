@@ -1,4 +1,4 @@
-"""GPUs of this machine that no process uses, as NVIDIA's own tool tells."""
+"""GPUs of this machine that no process uses, according to ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pybackend.errors import ClusterError, InputError
 MAX_RETRIES = 3
 AS_STRING: Final = "string"
 AS_LIST: Final = "list"
-# The driver still counts a process for a moment after its end.
+# NVIDIA's driver still lists a process for a moment after its end.
 _RETRY_SECONDS = 1.0
 
 
 def is_gpu_available() -> bool:
-    """Whether this machine has a GPU."""
+    """Return whether this machine has a GPU."""
     try:
         return bool(_query("--list-gpus"))
     except (OSError, subprocess.CalledProcessError):
@@ -37,23 +37,23 @@ def get_gpus(
 
 
 def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) -> str | list[str]:
-    """Numbers of GPUs that no process uses.
+    """Return the numbers of GPUs that no process uses.
 
     Parameters
     ----------
     num_gpu
-        How many.
+        Number of GPUs.
     worker_index
-        The worker's number on this machine, so that each takes others; -1: at random.
+        Index of the worker on this machine, so that each takes different GPUs; -1: at random.
     format
         `AS_STRING`, as ``CUDA_VISIBLE_DEVICES`` takes them, or `AS_LIST`.
 
     Raises
     ------
     InputError
-        ``format`` is neither.
+        ``format`` is something else.
     ClusterError
-        Fewer are free, or so few that workers would share them, or there are none.
+        Fewer are free, workers would share them, or the machine has no GPUs.
     """
     if format not in (AS_STRING, AS_LIST):
         raise InputError(f"`format` must be {AS_STRING!r} or {AS_LIST!r}, not {format!r}")
@@ -65,7 +65,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
         if first + num_gpu > len(free):
             raise ClusterError(
                 f"worker_index={worker_index} with num_gpu={num_gpu} needs "
-                f"{first + num_gpu} free GPUs, and this machine has {len(free)}: the workers would "
+                f"{first + num_gpu} free GPUs, but this machine has {len(free)}: the workers would "
                 "share them. Count the workers of each machine from 0, start fewer, or give each "
                 "fewer GPUs"
             )
@@ -84,11 +84,11 @@ def _find_free(count: int) -> list[str]:
             time.sleep(_RETRY_SECONDS)
     except (OSError, subprocess.CalledProcessError) as error:
         raise ClusterError(
-            f"this machine's GPUs are not known: nvidia-smi fails ({error})"
+            f"cannot list this machine's GPUs: nvidia-smi failed ({error})"
         ) from None
     raise ClusterError(
-        f"{count} free GPUs are needed, and of this machine's {len(pairs)} only {len(free)} are: "
-        "end what uses the others (nvidia-smi shows it), or ask for fewer"
+        f"{count} free GPUs are needed, but only {len(free)} of this machine's {len(pairs)} are "
+        "free: end the processes that use the others (nvidia-smi lists them), or request fewer"
     )
 
 

@@ -1,11 +1,11 @@
-"""What may stand between items in a queue."""
+"""Markers between the items of a queue."""
 
 from __future__ import annotations
 
 
 class Marker:
-    """Something in a queue that is no item."""
+    """Entry of a queue that is not an item."""
 
 
 class EndPartition(Marker):
-    """The end of a partition's items."""
+    """End of a partition's items."""

@@ -1,4 +1,4 @@
-"""Runs the user's function as a node of a cluster, inside a worker."""
+"""Run the user's function as a node of a cluster, inside a worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybackend.net.rendezvous import split_address
 from pybackend.tfos.TFManager import fed_manager
 from pybackend.tfos.TFSparkNode import TFNodeContext, start_tensorboard
 
-# By these names a node tells the driver what it is, and that its function wants no more rows.
+# Names of a node's events: its description, and that its function wants no more rows.
 NODE = "node"
 TERMINATED = "terminated"
 # ... because the function has returned, not by `terminate`.
@@ -25,7 +25,7 @@ LEFT = "left"
 
 @dataclass(frozen=True)
 class NodePlace:
-    """A node's number, its role and its number in that role."""
+    """Number of a node, its role, and its index in that role."""
 
     executor_id: int
     job_name: str
@@ -34,20 +34,20 @@ class NodePlace:
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What all nodes of a cluster have in common.
+    """Settings of all nodes of a cluster.
 
     Attributes
     ----------
     places
-        By rank.
+        Number and role of each node, by rank.
     default_fs, working_dir
         As in `TFNodeContext`.
     release_port
-        Whether nothing holds the port of a node's server when its function begins.
+        Whether the port of a node's server is free when its function starts.
     tensorboard
-        Executor id of the node that starts TensorBoard; None if none does.
+        Executor id of the node that starts TensorBoard; None: no node.
     log_dir
-        What it shows.
+        Folder that it shows.
     """
 
     places: tuple[NodePlace, ...]
@@ -69,7 +69,7 @@ def run_node(
     address = context.addresses[context.rank]
     host, port = split_address(address)
     spec = describe_cluster(settings.places, context.addresses)
-    if not spec.keys() & {"chief", "master"}:  # then each node is on its own
+    if not spec.keys() & {"chief", "master"}:  # then the nodes are independent
         os.environ.pop("TF_CONFIG", None)
     shown = 0
     if settings.tensorboard == place.executor_id:
@@ -92,7 +92,7 @@ def run_node(
 
 
 def describe_cluster(places: Sequence[NodePlace], addresses: Sequence[str]) -> dict[str, list[str]]:
-    """Addresses of all nodes, by role and in the order of their numbers in it."""
+    """Return the addresses of all nodes, by role and in the order of their indices."""
     spec: dict[str, list[str]] = {}
     ordered = sorted(range(len(places)), key=lambda rank: places[rank].task_index)
     for rank in ordered:
@@ -109,7 +109,7 @@ def _manager(context: WorkerContext) -> Any:
 
 
 def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
-    """Tell the driver when the function wants no more rows."""
+    """Notify the driver when the function wants no more rows."""
     with queue.changed:
         queue.changed.wait_for(lambda: queue.has_stopped)
         has_failed, was_left = queue.failure is not None, queue.was_left
@@ -118,7 +118,7 @@ def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
 
 
 def _hold(host: str, port: int) -> socket.socket:
-    """A socket on this node's port, beside that of the launcher; TensorFlow's server binds it."""
+    """Return a second socket on this node's port, which TensorFlow's server binds later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

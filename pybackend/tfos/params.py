@@ -1,4 +1,4 @@
-"""The Params of `TFEstimator` and `TFModel`, beside the arguments of a function."""
+"""Params of `TFEstimator` and `TFModel`, and the arguments of a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TFTypeConverters:
 
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
-        """A dict as it is; `TypeError` for anything else."""
+        """Return a dict unchanged; `TypeError` for other types."""
         if not isinstance(value, dict):
             raise TypeError(f"expected a dict, not {value!r}")
         return value
@@ -28,7 +28,7 @@ class TFTypeConverters:
 class HasBatchSize(Params):
     """Has the Param ``batch_size``."""
 
-    batch_size = param("batch_size", "rows of a batch", TypeConverters.toInt)
+    batch_size = param("batch_size", "number of rows per batch", TypeConverters.toInt)
     setBatchSize = setter("batch_size")
     getBatchSize = getter("batch_size")
 
@@ -36,7 +36,7 @@ class HasBatchSize(Params):
 class HasClusterSize(Params):
     """Has the Param ``cluster_size``."""
 
-    cluster_size = param("cluster_size", "nodes of the cluster", TypeConverters.toInt)
+    cluster_size = param("cluster_size", "number of nodes of the cluster", TypeConverters.toInt)
     setClusterSize = setter("cluster_size")
     getClusterSize = getter("cluster_size")
 
@@ -44,7 +44,7 @@ class HasClusterSize(Params):
 class HasEpochs(Params):
     """Has the Param ``epochs``."""
 
-    epochs = param("epochs", "how often the rows are fed", TypeConverters.toInt)
+    epochs = param("epochs", "number of times that the rows are fed", TypeConverters.toInt)
     setEpochs = setter("epochs")
     getEpochs = getter("epochs")
 
@@ -52,7 +52,9 @@ class HasEpochs(Params):
 class HasGraceSecs(Params):
     """Has the Param ``grace_secs``."""
 
-    grace_secs = param("grace_secs", "ignored: functions are waited for", TypeConverters.toInt)
+    grace_secs = param(
+        "grace_secs", "ignored: shutdown waits for the functions", TypeConverters.toInt
+    )
     setGraceSecs = setter("grace_secs")
     getGraceSecs = getter("grace_secs")
 
@@ -60,15 +62,17 @@ class HasGraceSecs(Params):
 class HasInputMapping(Params):
     """Has the Param ``input_mapping``."""
 
-    input_mapping = param("input_mapping", "columns to inputs", TFTypeConverters.toDict)
+    input_mapping = param(
+        "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
+    )
     setInputMapping = setter("input_mapping")
     getInputMapping = getter("input_mapping")
 
 
 class HasInputMode(Params):
-    """Has the Param ``input_mode``, which must be that Spark feeds the rows."""
+    """Has the Param ``input_mode``, which must be ``InputMode.SPARK``."""
 
-    input_mode = param("input_mode", "who reads the rows: 1, Spark", TypeConverters.toInt)
+    input_mode = param("input_mode", "reader of the rows: 1 (Spark)", TypeConverters.toInt)
     getInputMode = getter("input_mode")
 
     def setInputMode(self, value: int) -> Any:
@@ -97,7 +101,7 @@ class HasModelDir(Params):
 class HasNumPS(Params):
     """Has the Params ``num_ps`` and ``driver_ps_nodes``."""
 
-    num_ps = param("num_ps", "parameter servers", TypeConverters.toInt)
+    num_ps = param("num_ps", "number of parameter servers", TypeConverters.toInt)
     driver_ps_nodes = param("driver_ps_nodes", "must be False", TypeConverters.toBoolean)
     setNumPS = setter("num_ps")
     getNumPS = getter("num_ps")
@@ -108,7 +112,9 @@ class HasNumPS(Params):
 class HasOutputMapping(Params):
     """Has the Param ``output_mapping``."""
 
-    output_mapping = param("output_mapping", "outputs to columns", TFTypeConverters.toDict)
+    output_mapping = param(
+        "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
+    )
     setOutputMapping = setter("output_mapping")
     getOutputMapping = getter("output_mapping")
 
@@ -116,7 +122,7 @@ class HasOutputMapping(Params):
 class HasProtocol(Params):
     """Has the Param ``protocol``."""
 
-    protocol = param("protocol", "ignored: TensorFlow's own", TypeConverters.toString)
+    protocol = param("protocol", "ignored: TensorFlow chooses it", TypeConverters.toString)
     setProtocol = setter("protocol")
     getProtocol = getter("protocol")
 
@@ -124,7 +130,7 @@ class HasProtocol(Params):
 class HasReaders(Params):
     """Has the Param ``readers``."""
 
-    readers = param("readers", "for the function: reading threads", TypeConverters.toInt)
+    readers = param("readers", "number of reader threads, for the function", TypeConverters.toInt)
     setReaders = setter("readers")
     getReaders = getter("readers")
 
@@ -132,7 +138,7 @@ class HasReaders(Params):
 class HasSteps(Params):
     """Has the Param ``steps``."""
 
-    steps = param("steps", "for the function: most steps", TypeConverters.toInt)
+    steps = param("steps", "largest number of steps, for the function", TypeConverters.toInt)
     setSteps = setter("steps")
     getSteps = getter("steps")
 
@@ -148,7 +154,9 @@ class HasTensorboard(Params):
 class HasTFRecordDir(Params):
     """Has the Param ``tfrecord_dir``."""
 
-    tfrecord_dir = param("tfrecord_dir", "for the function: a folder", TypeConverters.toString)
+    tfrecord_dir = param(
+        "tfrecord_dir", "folder of TFRecord files, for the function", TypeConverters.toString
+    )
     setTFRecordDir = setter("tfrecord_dir")
     getTFRecordDir = getter("tfrecord_dir")
 
@@ -174,13 +182,15 @@ class HasSignatureDefKey(Params):
 class HasTagSet(Params):
     """Has the Param ``tag_set``."""
 
-    tag_set = param("tag_set", "tags of the SavedModel, by commas", TypeConverters.toString)
+    tag_set = param(
+        "tag_set", "tags of the SavedModel, separated by commas", TypeConverters.toString
+    )
     setTagSet = setter("tag_set")
     getTagSet = getter("tag_set")
 
 
 class Namespace:
-    """Arguments by name, or a list of them as on a command line (``argv``).
+    """Named arguments, or a list of command-line arguments (``argv``).
 
     Parameters
     ----------
@@ -190,7 +200,7 @@ class Namespace:
     Raises
     ------
     InputError
-        It is none of these.
+        ``d`` has another type.
     """
 
     argv: list[str] | None = None
@@ -223,12 +233,12 @@ class Namespace:
 
 
 class TFParams(Params):
-    """Has arguments of a function beside its Params."""
+    """Has arguments of a function in addition to its Params."""
 
     args: Any = None
 
     def merge_args_params(self) -> Any:
-        """The arguments, in which the Params that have a value or a default go before."""
+        """Return the arguments, overridden by all Params that have a value or a default."""
         merged = copy.copy(self.args)
         values = {param.name: self.getOrDefault(param) for param in self.params}
         vars(merged).update(values)

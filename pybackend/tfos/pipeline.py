@@ -1,4 +1,4 @@
-"""Stages of Spark ML that train by a function on a `TFCluster`, and predict by a SavedModel."""
+"""Spark ML stages that train with a function on a `TFCluster` and predict with a SavedModel."""
 
 from __future__ import annotations
 
@@ -85,19 +85,18 @@ class TFEstimator(
     HasReaders,
     HasSteps,
 ):
-    """Trains by a function, on a cluster that Spark feeds the rows of a DataFrame.
+    """Estimator that trains with a function, on a cluster to which Spark feeds a DataFrame's rows.
 
     Parameters
     ----------
     train_fn
         Called on each node as ``train_fn(args, ctx)``: the arguments and Params in one
         `Namespace`, and a `TFNodeContext`. Rows are tuples of the columns of ``input_mapping``,
-        sorted by their names; ML vectors
-        come as arrays.
+        sorted by name; ML vectors become arrays.
     tf_args
-        A dict, a namespace, or a list as on a command line, which the function then gets as it is.
+        A dict, a namespace, or a list of command-line arguments, which the function gets unchanged.
     export_fn
-        Refused: of TensorFlow 1.
+        Not supported: it belongs to TensorFlow 1.
     """
 
     def __init__(self, train_fn: Any, tf_args: Any, export_fn: Any = None) -> None:
@@ -107,8 +106,8 @@ class TFEstimator(
             raise InputError(f"`train_fn` must be a function of (args, ctx), not {kind}")
         if export_fn is not None:
             raise InputError(
-                "`export_fn` is of TensorFlow 1: have train_fn call "
-                "compat.export_saved_model(model, args.export_dir, ctx.job_name == 'chief')"
+                "`export_fn` belongs to TensorFlow 1: call compat.export_saved_model(model, "
+                "args.export_dir, ctx.job_name == 'chief') in train_fn"
             )
         self.train_fn = train_fn
         self.args = Namespace(tf_args)
@@ -148,18 +147,18 @@ class TFEstimator(
         try:
             cluster.train_lists(rows, merged.epochs)
         except BaseException as error:
-            cluster.abort(f"the fit was ended by {type(error).__name__}")
+            cluster.abort(f"fit() was interrupted by {type(error).__name__}")
             raise
         cluster.shutdown(grace_secs=merged.grace_secs)
         return self._copyValues(TFModel(self.args))
 
     def _select(self, dataset: Any) -> Any:
-        """The columns that are fed, ML vectors as arrays."""
+        """Return the columns to feed, with ML vectors as arrays."""
         names = sorted(self.getInputMapping())
         if not names:
             raise InputError(
-                "`input_mapping` is empty: setInputMapping({'column': 'name'}) says which columns "
-                "are fed"
+                "`input_mapping` is empty: set the columns to feed with "
+                "setInputMapping({'column': 'name'})"
             )
         types = {field.name: field.dataType for field in dataset.schema.fields}
         columns = [
@@ -171,7 +170,8 @@ class TFEstimator(
         except AnalysisException as error:
             known = ", ".join(map(repr, dataset.columns))
             raise InputError(
-                f"`input_mapping` names a column that `dataset` does not have: it has {known}"
+                "`input_mapping` names a column that `dataset` does not have: its columns are "
+                f"{known}"
             ) from error
 
 
@@ -186,16 +186,16 @@ class TFModel(
     HasSignatureDefKey,
     HasTagSet,
 ):
-    """Gives the outputs of the SavedModel in ``export_dir`` for the rows of a DataFrame.
+    """Transformer that computes the outputs of the SavedModel in ``export_dir`` for a DataFrame.
 
-    ``input_mapping`` maps columns to inputs of the signature, ``output_mapping`` outputs to the
-    columns of the result, which has no others. Each of Spark's Python processes loads the model
-    once.
+    ``input_mapping`` maps columns to inputs of the signature. ``output_mapping`` maps outputs to
+    the columns of the result, which has no other columns. Each of Spark's Python processes loads
+    the model once.
 
     Parameters
     ----------
     tf_args
-        As those of `TFEstimator`.
+        As in `TFEstimator`.
     """
 
     def __init__(self, tf_args: Any) -> None:
@@ -214,7 +214,7 @@ class TFModel(
     def _transform(self, dataset: Any) -> Any:
         merged = self.merge_args_params()
         if not merged.export_dir:
-            raise InputError("`export_dir` is needed: the folder of a SavedModel")
+            raise InputError("`export_dir` is not set: set it to the folder of a SavedModel")
         tags = tuple(merged.tag_set.split(",")) if merged.tag_set else None
         model = SavedModel(merged.export_dir, tags, merged.signature_def_key or _SIGNATURE)
         inputs = {tensor: column for column, tensor in sorted(merged.input_mapping.items())}
@@ -225,7 +225,7 @@ class TFModel(
 def yield_batch(
     iterable: Iterable[Any], batch_size: int, num_tensors: int = 1
 ) -> Iterator[list[list[Any]]]:
-    """Rows in batches, turned into a list per tensor; the last batch may be smaller.
+    """Yield batches of rows as one list per tensor; the last batch may be smaller.
 
     Parameters
     ----------

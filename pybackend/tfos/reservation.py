@@ -1,4 +1,4 @@
-"""A list of nodes that register at a server, over authenticated connections."""
+"""Registration of nodes at a server, over authenticated connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class ReservationRequest:
-    """What a client wants; ``data`` is a value as `encode_value` writes it."""
+    """Request of a client; ``data`` is a value that `encode_value` encoded."""
 
     type: str
     data: str = ""
@@ -37,31 +37,31 @@ class ReservationRequest:
 
 @dataclass(frozen=True)
 class ReservationAnswer:
-    """A value as `encode_value` writes it."""
+    """Answer of the server; ``data`` is a value that `encode_value` encoded."""
 
     data: str
 
 
 class Address(tuple[str, int]):
-    """Host and port of a server, and the token that its clients prove."""
+    """Host and port of a server, and the token that its clients must know."""
 
     token: str
 
     @classmethod
     def of(cls, host: str, port: int, token: str) -> Address:
-        """The address of these."""
+        """Return the address with this host, port and token."""
         made = cls((host, port))
         made.token = token
         return made
 
 
 class Reservations:
-    """What nodes have said of themselves; for any thread.
+    """Descriptions of the registered nodes; thread-safe.
 
     Parameters
     ----------
     required
-        How many nodes there will be.
+        Expected number of nodes.
     """
 
     def __init__(self, required: int) -> None:
@@ -75,32 +75,32 @@ class Reservations:
             self.reservations.append(meta)
 
     def done(self) -> bool:
-        """Whether all nodes are there."""
+        """Return whether all nodes are registered."""
         return self.remaining() <= 0
 
     def get(self) -> list[Any]:
-        """The nodes so far."""
+        """Return the nodes so far."""
         with self.lock:
             return list(self.reservations)
 
     def remaining(self) -> int:
-        """How many nodes are missing."""
+        """Return the number of missing nodes."""
         with self.lock:
             return self.required - len(self.reservations)
 
 
 class Server:
-    """Takes in reservations.
+    """Server at which nodes register.
 
     Parameters
     ----------
     count
-        How many nodes there will be.
+        Expected number of nodes.
 
     Attributes
     ----------
     done
-        Whether a client, or `stop`, has asked it to stop.
+        Whether a client, or `stop`, requested it to stop.
     """
 
     def __init__(self, count: int) -> None:
@@ -112,7 +112,7 @@ class Server:
         self._streams: list[Stream] = []
 
     def start(self) -> Address:
-        """Listen, on a thread; returns the address for `Client`."""
+        """Listen on a thread; return the address for `Client`."""
         server = self.start_listening_socket()
         token = new_token()
         self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
@@ -126,17 +126,17 @@ class Server:
         Parameters
         ----------
         status
-            Has an ``"error"`` as soon as there is no use in waiting.
+            Contains ``"error"`` as soon as the nodes cannot start.
 
         Raises
         ------
         ClusterError
-            With that error, or if nodes are missing after ``timeout`` seconds.
+            ``status`` contains an error, or nodes are missing after ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while not self.reservations.done():
             if "error" in (status or {}):
-                raise ClusterError(f"the nodes do not start: {(status or {})['error']}")
+                raise ClusterError(f"the nodes failed to start: {(status or {})['error']}")
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"{self.reservations.remaining()} of {self.reservations.required} nodes did "
@@ -146,11 +146,11 @@ class Server:
         return self.reservations.get()
 
     def get_server_ip(self) -> str:
-        """The host in TFOS_SERVER_HOST, or else the address of this machine."""
+        """Return the host in TFOS_SERVER_HOST, or else the address of this machine."""
         return os.environ.get(TFOS_SERVER_HOST) or util.get_ip_address()
 
     def get_server_ports(self) -> list[int]:
-        """The port in TFOS_SERVER_PORT, or all of a range such as 9997-9999; 0 is any."""
+        """Return the ports in TFOS_SERVER_PORT: one, or a range like 9997-9999; 0 is any port."""
         text = os.environ.get(TFOS_SERVER_PORT, "0")
         first, _, last = text.partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
@@ -158,25 +158,25 @@ class Server:
         return list(range(int(first), int(last or first) + 1))
 
     def start_listening_socket(self) -> socket.socket:
-        """A socket on the first of the ports that is free.
+        """Return a socket on the first free port.
 
         Raises
         ------
         ClusterError
-            None is.
+            No port is free.
         """
         ports = self.get_server_ports()
         for port in ports:
             with contextlib.suppress(ClusterError):
                 return listen(self.get_server_ip(), port)
         raise ClusterError(
-            f"cannot listen at {self.get_server_ip()} on any port of {ports[0]} to {ports[-1]} "
-            f"({TFOS_SERVER_HOST}, {TFOS_SERVER_PORT}): name an address of this machine, and ports "
-            "that are free"
+            f"cannot listen at {self.get_server_ip()} on any port of {ports[0]} to {ports[-1]}: "
+            f"set {TFOS_SERVER_HOST} to an address of this machine, and {TFOS_SERVER_PORT} to free "
+            "ports"
         )
 
     def stop(self) -> None:
-        """Listen no more, and close all connections."""
+        """Stop listening, and close all connections."""
         self.done = True
         if self._acceptor is not None:
             self._acceptor.close()
@@ -184,7 +184,7 @@ class Server:
             stream.close()
 
     def _welcome(self, stream: Stream, _: int) -> None:
-        # Greetings are limited in number, conversations are not.
+        # The acceptor limits the number of handshakes, not of connections.
         threading.Thread(target=self._serve, args=(stream,), daemon=True).start()
 
     def _serve(self, stream: Stream) -> None:
@@ -217,14 +217,14 @@ class Client:
     Parameters
     ----------
     server_addr
-        What `Server.start` has returned: it has the token of the server, too.
+        Address that `Server.start` returned, which includes the server's token.
 
     Raises
     ------
     InputError
-        It is just a host and a port.
+        It has no token.
     OSError
-        No server is there, or not that one.
+        No server, or another one, listens there.
     """
 
     def __init__(self, server_addr: Address) -> None:
@@ -233,8 +233,8 @@ class Client:
         token = getattr(server_addr, "token", None)
         if token is None:
             raise InputError(
-                f"`server_addr` {tuple(server_addr)} has no token: pass what Server.start() has "
-                "returned. Scripts of other processes cannot connect by host and port"
+                f"`server_addr` {tuple(server_addr)} has no token: pass the address that "
+                "Server.start() returned. A host and a port alone are not enough to connect"
             )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._stream = _connect(address, token)
@@ -244,15 +244,15 @@ class Client:
         self._stream.close()
 
     def register(self, reservation: Any) -> Any:
-        """Register a node: plain data, as `barrier_run` returns them."""
+        """Register a node by plain data, of types that `barrier_run` can return."""
         return self._request("REG", reservation)
 
     def get_reservations(self) -> Any:
-        """The nodes so far."""
+        """Return the nodes so far."""
         return self._request("QINFO")
 
     def await_reservations(self) -> Any:
-        """All nodes, as soon as they are there."""
+        """Wait until all nodes are registered, and return them."""
         while not self._request("QUERY"):
             time.sleep(_LOOK_SECONDS)
         return self.get_reservations()
@@ -266,12 +266,12 @@ class Client:
         self._stream.send_all(encode(request).encode() + b"\n", _SECONDS)
         line = self._stream.read_line(_LONGEST_LINE, _SECONDS)
         if not line:
-            raise ConnectionError("the server has closed the connection")
+            raise ConnectionError("the server closed the connection")
         return decode_value(decode(line, ReservationAnswer).data)
 
 
 def _connect(address: str, token: str) -> Stream:
-    """Connect; tried again while the server has no room for so many at once."""
+    """Connect, and retry while the server has too many new connections at once."""
     deadline = time.monotonic() + _SECONDS
     while True:
         try:

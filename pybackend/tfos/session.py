@@ -1,4 +1,4 @@
-"""The Spark session behind a call, and what it says about files."""
+"""Spark session of a call, and its default file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pybackend.launchers import is_session
 
 
 def session_of(sc: Any) -> Any:
-    """The session of a SparkContext, or a session itself; anything else is an `InputError`."""
+    """Return the session of a SparkContext, or a session itself; else raise `InputError`."""
     if is_session(sc):
         return sc
     if not hasattr(sc, "parallelize"):
@@ -24,7 +24,7 @@ def session_of(sc: Any) -> Any:
 
 
 def default_fs(context: Any) -> str:
-    """Hadoop's default file system, by Spark's settings or Hadoop's own file."""
+    """Return Hadoop's default file system, from Spark's settings or Hadoop's own file."""
     known = context.getConf().get("spark.hadoop.fs.defaultFS")
     folder = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
     if known is None and folder:
@@ -34,7 +34,7 @@ def default_fs(context: Any) -> str:
             found = re.search(pattern, text)
             known = found[1] if found else None
     known = known or "file://"
-    # Without the root: paths are put behind it.
+    # Without the trailing slash, as absolute paths are appended.
     return (
         known[:-1]
         if known.startswith("file://") and known.endswith("/") and known != "file://"

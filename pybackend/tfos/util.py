@@ -1,4 +1,4 @@
-"""Small things about this machine."""
+"""Small functions about this machine."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pybackend.errors import InputError
 from pybackend.net.rendezvous import own_address
 from pybackend.tfos import gpu_info
 
-# Only a route to it is looked up (RFC 5737 keeps it for documentation); nothing is sent.
+# Only its route is looked up, nothing is sent (RFC 5737 reserves it for documentation).
 _ELSEWHERE = "192.0.2.1"
 _EXECUTOR_ID = "executor_id"
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
-    """Let TensorFlow, in this process, see so many GPUs, or none.
+    """Make a number of GPUs visible to TensorFlow in this process, or no GPU.
 
     Parameters
     ----------
     worker_index
-        Number of this worker.
+        Index of this worker.
     nodes
         ``host:port`` of all workers: those on one host take different GPUs.
     """
@@ -38,28 +38,28 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
 
 
 def get_ip_address() -> str:
-    """The address of this machine on its route to others."""
+    """Return the address of this machine on its route to other machines."""
     return own_address(_ELSEWHERE) or socket.gethostbyname(socket.getfqdn())
 
 
 def find_in_path(path: str, file: str) -> str | bool:
-    """Where a file lies, of a list of folders; False if it is in none."""
+    """Return the path of a file in a list of folders; False if no folder has it."""
     found = (Path(folder, file) for folder in path.split(os.pathsep))
     return next((str(candidate) for candidate in found if candidate.is_file()), False)
 
 
 def write_executor_id(num: int) -> None:
-    """Note the number of the node on this executor, in the current folder."""
+    """Write the number of the node on this executor to the current folder."""
     Path(_EXECUTOR_ID).write_text(str(num))
 
 
 def read_executor_id() -> int:
-    """The number that `write_executor_id` has noted.
+    """Return the number that `write_executor_id` wrote.
 
     Raises
     ------
     InputError
-        There is none.
+        There is no such file.
     """
     try:
         return int(Path(_EXECUTOR_ID).read_text())

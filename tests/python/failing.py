@@ -101,7 +101,7 @@ KINDS = {
     ),
     "kill": Failing(lambda spark: _train(spark, _kill), "ProcessDied", "SIGKILL"),
     "exit with status 0": Failing(
-        lambda spark: _train(spark, _leave), "ProcessDied", "ended with status 0"
+        lambda spark: _train(spark, _leave), "ProcessDied", "exited with status 0"
     ),
     "bad rows": Failing(
         lambda spark: _train(spark, _go_on, bad_label=3), "InvalidArgumentError", "label value"

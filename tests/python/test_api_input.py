@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "validation_freq alone": (train(validation_freq=2), "`validation_freq` needs `validation_"),
     "two texts in a row": (
         train(data=(np.array([["a", "b"]] * 20), Y)),
-        "`x` of `data` has 2 texts in a row; expected one",
+        "`x` of `data` has 2 texts per row; expected one",
     ),
     "data lengths": (train(data=(X, Y[1:])), "`data`"),
     "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),
@@ -320,7 +320,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "min_workers in Slurm": (
         lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), min_workers=1),
-        "but nodes=2 of slurm() asks for one job, whose tasks stay the same (without it, each",
+        "but nodes=2 of slurm() requests one job with a fixed set of tasks (without it, each",
     ),
     "strategy": (train(strategy="async"), "`strategy` must be None or 'parameter_server'"),
     "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),

@@ -204,7 +204,7 @@ ROW = r"the row \("
         (
             {"a": pa.array([b"ab", b"abc"]), "label": floats([0, 7])},
             {"tensors": {"a": ("uint8", (2,))}},
-            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as `tensors`",
+            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as in `tensors`",
         ),
         (
             {"a": floats([1, 2]), "label": floats([0, float("nan")])},
@@ -219,7 +219,8 @@ ROW = r"the row \("
         (
             {"a": pa.array(["red", "pink"]), "label": floats([0, 7])},
             {"categories": {"a": ["red", "blue"]}},
-            rf"column 'a' holds 'pink' in {ROW}a='pink', label=7.0\), which is none of its categor",
+            rf"column 'a' holds 'pink' in {ROW}a='pink', label=7.0\), which is not one of its "
+            "categor",
         ),
     ],
     ids=[

@@ -486,7 +486,7 @@ DIFFERENT = {
             batch_size=64,
             custom_objects={"Hardest": Hardest},
         ),
-        "step 1 of epoch 1 was repeated as one process takes it, on the same 128 rows, and ",
+        "step 1 of epoch 1 was repeated in one process on the same 128 rows, and ",
     ),
     "two halves, of rows": (
         Case(
@@ -507,7 +507,7 @@ DIFFERENT = {
     ),
     "largest": (
         Case(watched, (X, Y), custom_objects={"Watched": Watched, "Largest": Largest}),
-        "came out: 'largest/value' by",
+        "the result differs: 'largest/value' by",
     ),
 }
 DIFFERENT |= {
@@ -532,7 +532,7 @@ DIFFERENT |= {
 DIFFERENT |= {
     f"{what} in a layer": (
         Case(stack(lambda what=what: Remembers(what), output), (X, Y), custom_objects=OBJECTS),
-        "a variable that is not trained moves otherwise than by a mean over the rows",
+        "a variable that is not trained changes by something other than a mean over the rows",
     )
     for what in ("largest", "rows")
 }
@@ -540,15 +540,15 @@ DIFFERENT |= {
 SKIPPED = {
     "numpy": (
         Case(adding(by_numpy), (X, Y), custom_objects=OBJECTS),
-        "a step comes to something else each time, by random numbers of its own",
+        "a step has a different result each time, because it draws random numbers in its own way",
     ),
     "gamma behind frozen layers": (
         Case(adding(by_gamma, *[frozen] * 6), (X, Y), custom_objects=OBJECTS),
-        "a step comes to something else each time, by random numbers of its own",
+        "a step has a different result each time, because it draws random numbers in its own way",
     ),
     "an attribute": (
         Case(stack(Scales, output), (X, Y), callbacks=[Double()], custom_objects=OBJECTS),
-        "a callback has changed attributes of layers: the traced step goes on as before",
+        "a callback changed attributes of layers: the traced step still uses the old ones",
     ),
     "an attribute of a loss": (
         Case(
@@ -557,7 +557,8 @@ SKIPPED = {
             callbacks=[Lower()],
             custom_objects=OBJECTS,
         ),
-        "what the step reads in Python has changed since it was traced; the traced step goes on",
+        "Python values that the step reads have changed since it was traced; the traced step still "
+        "uses the old ones",
     ),
     "a failing repetition": (
         Case(
@@ -571,7 +572,7 @@ SKIPPED = {
             batch_size=8,
             custom_objects=OBJECTS,
         ),
-        "it has to be repeated, and fails outside of a graph (RuntimeError: this needs a graph)",
+        "it has to be repeated, but fails outside of a graph (RuntimeError: this needs a graph)",
     ),
 }
 DIFFERENT |= {
@@ -639,7 +640,7 @@ def test_what_cannot_be_compared_is_said_and_unchanged(name: str, trained: dict[
     audit = trained[name].audit
     assert audit["skipped"] == [reason]
     assert audit["differences"] == []
-    assert any(note.endswith(f"nothing is known of it: {reason}") for note in trained[name].notes)
+    assert any(note.endswith(f"so it was not checked: {reason}") for note in trained[name].notes)
     if name in ("an attribute", "an attribute of a loss", "a failing repetition"):
         check_equal(case, trained[name])
 
@@ -650,8 +651,8 @@ def test_a_difference_may_be_a_note(name: str, trained: dict[str, Any]) -> None:
     assert len(found.history["loss"]) == 2
     assert len(found.audit["differences"]) == 2
     (note,) = found.notes
-    assert note.startswith("step 1 of epoch 1 was repeated as one process takes it")
-    assert note.endswith("; the training goes on, as `audit` is 'warn'")
+    assert note.startswith("step 1 of epoch 1 was repeated in one process")
+    assert note.endswith("; the training continues, because `audit` is 'warn'")
 
 
 @pytest.mark.parametrize(("is_endless", "audited"), [(False, 2), (True, 1)])
@@ -679,7 +680,7 @@ def test_a_difference_ends_the_training(name: str, trained: dict[str, Any]) -> N
     assert first.startswith("InputError: ")
     assert DIFFERENT[name][1] in first
     if name in test_loss_trial.NOT_MEANS:
-        assert "What `add_loss` is given must be a mean over rows" in first
+        assert "The argument of `add_loss` must be a mean over rows" in first
     record_outcome(name, re.sub(r"^.*?\. (?=[A-Z])", "", first))
 
 

@@ -47,7 +47,7 @@ def test_what_training_changed_comes_back() -> None:
 @pytest.mark.parametrize(
     ("then", "now", "message"),
     [
-        ({"patience": 2}, {"patience": 5}, "its patience is 2 in .* and here it is 5"),
+        ({"patience": 2}, {"patience": 5}, "its patience is 2 in .* but 5 now"),
         ({"min_delta": 0.1}, {"min_delta": 0.2}, "EarlyStopping: its min_delta is 0.1"),
         ({"monitor": "loss"}, {"monitor": "val_loss"}, "its monitor is 'loss'"),
     ],

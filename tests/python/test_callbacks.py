@@ -275,7 +275,7 @@ def test_layers_frozen_or_thawed_meanwhile_train_as_by_keras_fit(
     np.testing.assert_allclose(result.history["loss"], history["loss"], rtol=1e-5)
     assert largest_difference(model, result.model) <= 1e-5
     assert result.model.layers[0].trainable == is_frozen
-    assert "a callback froze or thawed layers: the trained model has a new optim" in caplog.text
+    assert "a callback froze or unfroze layers: the trained model has a new optim" in caplog.text
 
 
 def test_a_callback_that_compiles_the_model_is_told_what_to_do(rows: Any) -> None:

@@ -28,7 +28,7 @@ KEPT = Manifest(
     [
         ({"seed": 8}, {}, "`seed` is 5, and here it is 8: give seed=5, or name another folder"),
         ({"floatx": "float16"}, {}, r"call keras.config.set_floatx\('float32'\) first"),
-        ({"batches": (20, 10, 20)}, {}, "its data set was cut into batches of other sizes"),
+        ({"batches": (20, 10, 20)}, {}, "its data set had batches of other sizes"),
         ({}, {"model": "b2"}, "its model has other compile settings, or other arguments of layers"),
         (
             {},

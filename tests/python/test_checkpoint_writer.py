@@ -30,7 +30,7 @@ def test_failures_are_notes_until_there_are_too_many(tmp_path: Path) -> None:
     (note,) = notes
     assert isinstance(note, Note)
     assert "the checkpoint of epoch 2 could not be written" in note.text
-    assert note.text.endswith("the newest one there is of epoch 1")
+    assert note.text.endswith("the newest one is of epoch 1")
     writer.submit(manifest(3), b"state")
     writer.finish(60)
     with pytest.raises(ClusterError, match=r"2 checkpoints in a row .* is of epoch 1"):

@@ -94,7 +94,7 @@ def test_models_are_compared_by_structure_and_settings(tmp_path: Path) -> None:
     # Keras counts layers up: the same network, built again, has other names.
     assert find_disagreement(PEERS, [first, claims(model())]) is None
     for other in (model(units=4), model(rate=0.2), build_dense()):
-        assert "another structure, or was compiled otherwise" in str(
+        assert "in its structure, or in the arguments of compile()" in str(
             find_disagreement(PEERS, [first, claims(other)])
         )
 

@@ -165,15 +165,15 @@ def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], wo
 
 
 REJECTED = {
-    "endless": (lambda: batches().repeat(), "`data` is an endless data set: cut it"),
+    "endless": (lambda: batches().repeat(), "`data` is an endless data set: limit it"),
     "endless PyDataset": (Endless, "`data` is an endless data set"),
-    "shuffled": (lambda: batches().shuffle(5), "other rows at each reading"),
-    "shuffled PyDataset": (Shuffled, "other rows at each reading"),
-    "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "are 4 parts; expected"),
+    "shuffled": (lambda: batches().shuffle(5), "yields other rows at each reading"),
+    "shuffled PyDataset": (Shuffled, "yields other rows at each reading"),
+    "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "have 4 parts; expected"),
     "not batched": (lambda: batches().unbatch(), r"expected batches .* use \.batch\(\)"),
     "ragged": (
         lambda: tf.data.Dataset.from_tensors((tf.ragged.constant([[1], [1, 2]]), Y[:2])),
-        "RaggedTensorSpec.*pad what is ragged",
+        "RaggedTensorSpec.*pad ragged tensors",
     ),
     "widths": (
         lambda: tf.data.Dataset.range(2, 4).map(lambda n: (tf.ones([1, n]), tf.ones([1]))).batch(1),
@@ -223,7 +223,9 @@ def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
         found.adapt(TrainingJob(2, steps_per_epoch=6))
     with pytest.raises(InputError, match="shuffle='global' cannot reorder"):
         found.adapt(TrainingJob(2, shuffle="global"))
-    with pytest.raises(InputError, match="`scale_lr` does not go with a data set of batches"):
+    with pytest.raises(
+        InputError, match="`scale_lr` cannot be combined with a data set of batches"
+    ):
         found.adapt(TrainingJob(2, scale_lr=ScaleLearningRate()))
 
 

@@ -136,7 +136,7 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert [gang.workers for gang in first] == [[0, 1], [1], [1, 2], [2]]
     assert [gang.joined for gang in first] == [[], [], [2], []]
     left = [gang.left for gang in first]
-    assert left[1] == {"0": "the process was ended by SIGKILL"}
+    assert left[1] == {"0": "the process was killed by SIGKILL"}
     reason = "the process received SIGTERM; it left the training after epoch"
     assert left[3]["1"].startswith(reason)
     check_exact(result)
@@ -221,7 +221,7 @@ def test_the_only_one_that_has_the_state_is_lost_as_another_joins(tmp_path: Path
         barrier_train(
             "local", make, (X, X[:, :3]), workers=1, min_workers=1, max_workers=2, **settings
         )
-    assert "by SIGKILL; none of those that are left has the state of the t" in str(caught.value)
+    assert "by SIGKILL; none of the remaining workers has the state of the t" in str(caught.value)
 
 
 def test_of_an_epoch_the_last_gang_counts_that_has_trained_it() -> None:
@@ -239,7 +239,7 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
     settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
     result = barrier_train("local", die_or_build, (X, Y), workers=2, min_workers=1, **settings)
     assert [gang.workers for gang in result.gangs] == [[1]]
-    assert result.gangs[0].left == {"0": "the process was ended by SIGKILL"}
+    assert result.gangs[0].left == {"0": "the process was killed by SIGKILL"}
     check_exact(result)
 
 
@@ -247,7 +247,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError) as caught:
         train(KillAt(1, 1, 1, tmp_path / "killed"), workers=2, min_workers=2, max_workers=2)
     text = str(caught.value)
-    cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was ended by SIGKILL"
+    cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min_workers=2 are left")
     assert "with `restarts` it starts again by itself" in text
     assert caught.value.is_loss(is_kept=False)

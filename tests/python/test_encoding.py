@@ -66,7 +66,7 @@ def test_validation_data_have_the_values_of_the_training() -> None:
         FrameRows.of(FRAME.assign(color="pink"), rows.spec, "float32", "validation_data")
     with pytest.raises(InputError, match="column 'size' holds text, but numbers in `data`"):
         FrameRows.of(FRAME.assign(size="a"), rows.spec, "float32", "validation_data")
-    with pytest.raises(InputError, match="its codes are those of the training"):
+    with pytest.raises(InputError, match="its codes must be those of the training"):
         read(features=["size", "color"], finds_levels=False)
 
 
@@ -109,7 +109,10 @@ def test_files_are_encoded_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"encode": {"color": "one_hot", "zz": "integer"}}, "'zz', which is none of the features"),
+        (
+            {"encode": {"color": "one_hot", "zz": "integer"}},
+            "'zz', which is not one of the features",
+        ),
         ({"encode": {"size": "one_hot"}}, "`encode` names 'size', which has type double"),
         ({"features": ["size", "name"]}, "'name' has more than 1,000 values, too many to encode"),
     ],

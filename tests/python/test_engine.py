@@ -449,7 +449,7 @@ def test_a_custom_metric_is_of_all_rows_and_unequal_weights_are_reported(
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(notes) == 2
     assert "some of the metrics are not sums over rows" in notes[0]
-    assert "first weights of worker 1 differed" in notes[1]
+    assert "initial weights of worker 1 differed" in notes[1]
 
 
 def test_rows_that_do_not_fit_the_model_are_refused_on_the_driver(dense_model: Any) -> None:

@@ -127,7 +127,7 @@ MISTAKES = {
     ),
     "misspelt": ({"a": [1], "labl": [0]}, "no column 'label'.*: do you mean 'labl'. Its columns"),
     "no label": ({"a": [1], "b": [0]}, "`data` has no column 'label'.*: its columns are a, b"),
-    "names": ({0: [1], "label": [0]}, "`data` has a column named 0: columns are named by text"),
+    "names": ({0: [1], "label": [0]}, "`data` has a column named 0: column names must be text"),
     "no rows": ({"a": [], "label": []}, "`data` has no rows"),
 }
 
@@ -170,7 +170,9 @@ def test_incomplete_rows_can_be_left_out() -> None:
     assert read(frame[1:3]).columns == {}
     assert read(frame[:0]).columns == {}
     assert read(frame.assign(c=None)).complete.tolist() == [False] * 5  # type: ignore[union-attr]
-    with pytest.warns(UserWarning, match=r"'c' has none of its categories \(x, y\) but 'X', say"):
+    with pytest.warns(
+        UserWarning, match=r"'c' has no value among its categories \(x, y\), but e\.g\. 'X': no row"
+    ):
         assert read(frame.assign(c="X")).columns == {}
     # Rows are named by their numbers in the frame.
     long = frame.assign(v=[[1.0, 2.0]] * 3 + [[1.0]] * 2)
@@ -395,7 +397,7 @@ def test_incomplete_rows_of_any_table_can_be_left_out() -> None:
 
 def test_a_type_that_arrow_lacks_names_itself() -> None:
     frame = pl.DataFrame({"a": pl.Series([1, 2], dtype=pl.Int128), "label": [0, 1]})
-    with pytest.raises(InputError, match="Cast it to one of 64 bits"):
+    with pytest.raises(InputError, match="Cast it to a 64-bit type"):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
 
 
@@ -453,7 +455,7 @@ def test_labels_of_several_numbers_stay_rows() -> None:
     ("x", "parts", "message"),
     [
         ({"a": [1.0, 2.0]}, ([1.0],), r"number of rows \(x: 2, y: 1\)"),
-        ({"a": [1.0], "label": [1]}, ([1],), "has a column 'label', and y is passed beside it"),
+        ({"a": [1.0], "label": [1]}, ([1],), "has a column 'label', and y is passed, too"),
         ({"a": [1.0, 2.0]}, ([1.0, float("nan")],), "`y` of `data` has a NaN in row 1"),
         ({"a": [1.0, 2.0]}, (None, [1, 2]), "sample weights but no labels"),
         ({"a": [1.0, 2.0]}, (["x", None],), "'label'.*null"),
@@ -507,7 +509,7 @@ MONTHS = "df['when'].dt.year * 12 + df['when'].dt.month, or"
 )
 def test_times_say_how_they_become_numbers(values: Any, made: str) -> None:
     frame = pd.DataFrame({"when": values, "a": [1.0, 2.0], "label": [0, 1]})
-    with pytest.raises(InputError, match=r"'when'.*make them of its times") as caught:
+    with pytest.raises(InputError, match=r"'when'.*convert its times") as caught:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
     assert made in str(caught.value)
 

@@ -281,8 +281,8 @@ def test_a_script_runs_as_the_main_module(tmp_path: Path, capfd: Any) -> None:
     for rank in (0, 1):
         task = {"type": "worker", "index": rank}
         assert f"[{rank}] here __main__ ['succeed', '2'] 7 {task}" in shown
-    for how, message in {"fail": "ended with status 3", "say": "ended with no data"}.items():
-        with pytest.raises(WorkerFailedError, match=f"train.py has {message}"):
+    for how, message in {"fail": "exited with status 3", "say": "exited with no data"}.items():
+        with pytest.raises(WorkerFailedError, match=f"train.py {message}"):
             run(str(path), how, workers=1)
 
 

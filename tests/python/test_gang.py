@@ -146,7 +146,7 @@ def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
             gang.report(rank)
         assert [report.ok for report in gang.run().reports] == [True, False, True, True]
         assert gang.events == [
-            Note("worker 1 on h1 was lost (killed): the training goes on without it and its rows")
+            Note("worker 1 on h1 was lost (killed): training continues without it and its rows")
         ]
     with ExitStack() as stack:
         gang = Gang(stack, job)

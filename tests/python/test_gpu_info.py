@@ -42,10 +42,10 @@ def test_workers_of_a_machine_take_different_gpus(busy: Path) -> None:
 
 def test_too_few_are_an_error(busy: Path) -> None:
     with pytest.raises(
-        ClusterError, match="4 free GPUs are needed, and of this machine's 4 only 3"
+        ClusterError, match="4 free GPUs are needed, but only 3 of this machine's 4 are free"
     ):
         gpu_info.get_gpus(4)
-    with pytest.raises(ClusterError, match="num_gpu=2 needs 4 free GPUs, and this machine has 3"):
+    with pytest.raises(ClusterError, match="num_gpu=2 needs 4 free GPUs, but this machine has 3"):
         gpu_info.get_gpus(2, 1)
     with pytest.raises(InputError, match="`format` must be 'string' or 'list', not 'tuple'"):
         gpu_info.get_gpus(1, format="tuple")  # type: ignore[call-overload]
@@ -54,5 +54,5 @@ def test_too_few_are_an_error(busy: Path) -> None:
 def test_a_machine_without_any(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not gpu_info.is_gpu_available()
-    with pytest.raises(ClusterError, match="GPUs are not known: nvidia-smi fails"):
+    with pytest.raises(ClusterError, match="cannot list this machine's GPUs: nvidia-smi failed"):
         gpu_info.get_gpus()

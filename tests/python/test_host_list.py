@@ -28,14 +28,14 @@ def test_lists_are_read(given: Any, expected: list[HostSlots]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("a:2,b:two", "'b:two' is no host"),
+        ("a:2,b:two", "'b:two' is not a host"),
         ("a:0", "'a:0' must have a whole number of slots, 1 or more"),
-        ("a,,b", "'' is no host"),
+        ("a,,b", "'' is not a host"),
         ("", "names no host"),
-        ("fd00::1", "needs its brackets"),
+        ("fd00::1", "must be in brackets"),
         # Never an option on ssh's command line.
-        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host"),
-        ("-l@a", "'-l@a' is no host"),
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host"),
+        ("-l@a", "'-l@a' is not a host"),
         ({"a": 2}, "must be a text"),
         (3, "must be a text"),
     ],

@@ -166,9 +166,9 @@ def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
 
     cores = os.cpu_count() or 1
     assert [v[2] for v in run("a,b:1", cpus=1, memory="1GB", gpus=0)] == ["1", "1"]
-    with pytest.raises(ClusterError, match=rf"2 workers want {2 * cores} cpus .*, but b has \d+"):
+    with pytest.raises(ClusterError, match=rf"2 workers need {2 * cores} cpus .*, but b has \d+"):
         run("a,b:2", cpus=cores)
-    with pytest.raises(ClusterError, match=r"a worker wants 1 gpus, but a has 0"):
+    with pytest.raises(ClusterError, match=r"a worker needs 1 gpus, but a has 0"):
         run("a", gpus=1)
 
 
@@ -210,7 +210,7 @@ def kill_a_process(context: Any, victim: str) -> None:
 @pytest.mark.parametrize(
     ("victim", "exception", "message"),
     [
-        full("worker", "ProcessDied", "ended by SIGKILL"),
+        full("worker", "ProcessDied", "killed by SIGKILL"),
         ("agent", "HostLost", "the process that runs the workers of its host was killed"),
     ],
 )
@@ -227,7 +227,9 @@ def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
     def hosts(**changed: Any) -> Any:
         return pybackend.hosts("a,b", **{"ssh_options": there.options, **changed})
 
-    with pytest.raises(ClusterError, match=r"cannot reach [ab] by ssh, which says: ssh: connect"):
+    with pytest.raises(
+        ClusterError, match=r"cannot reach [ab] by ssh, which reports: ssh: connect"
+    ):
         pybackend.barrier_run(hosts(ssh_options=["-p", "23", *there.options]), describe)
     with pytest.raises(ClusterError, match=r"[ab] has no Python at /opt/none"):
         pybackend.barrier_run(hosts(python="/opt/none"), describe)
@@ -239,7 +241,7 @@ def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"hosts": "a:x"}, "'a:x' is no host"),
+        ({"hosts": "a:x"}, "'a:x' is not a host"),
         ({}, "give either `hosts`"),
         ({"hosts": "a", "hostfile": "b"}, "give either `hosts`"),
         ({"hosts": "a", "python": 3}, "`python` must be a path, not 3"),
@@ -247,7 +249,7 @@ def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
         ({"hosts": "a", "ssh_options": ["-p 22"]}, r"two words, \['-p', '22'\]"),
         ({"hosts": "a", "ssh_options": 22}, "`ssh_options` must be a list of words"),
         ({"hosts": "a", "environment": {"A": 1}}, "`environment` must be like"),
-        ({"hosts": "a", "environment": {"1A": "x"}}, "'1A', which is no name of a variable"),
+        ({"hosts": "a", "environment": {"1A": "x"}}, "'1A', which is not a valid variable name"),
     ],
 )
 def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:

@@ -72,7 +72,7 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     ]
     assert classes.drop(columns=".pred_class").isna().all(axis=1).sum() == 3
     assert list(result.predict(frame[:0])[".pred_class"]) == []
-    with pytest.warns(UserWarning, match=r"'c0' has none of its categories"):
+    with pytest.warns(UserWarning, match=r"'c0' has no value among its categories"):
         assert list(result.predict(frame.iloc[[1, 3]])[".pred_class"]) == [None, None]
     for few in (frame[:0], frame.iloc[[1]]):
         assert result.predict(few, type="raw").shape == (len(few), 3)

@@ -130,7 +130,7 @@ def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
 
     lists = frame_items(pa.record_batch(columns))
     assert stack_columns([batch, lists], 3) is stack_columns([encode_items(rows)], 3) is None
-    with pytest.raises(InputError, match="has 4 columns, and the rows have 3"):
+    with pytest.raises(InputError, match="has 4 columns, but the rows have 3"):
         stack_columns([batch], 4)
 
 

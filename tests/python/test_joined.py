@@ -159,14 +159,14 @@ def test_who_is_missing_is_named_to_all() -> None:
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert f"worker 1 ({addresses[1]}) did not come within 10 s" in text
+        assert f"worker 1 ({addresses[1]}) did not connect within 10 s" in text
 
 
 def test_a_first_process_that_never_comes_is_named() -> None:
     addresses = free_addresses(2)
     with gang(late := Process(1, addresses, timeout=3)):
         text = late.failure()
-    assert f"worker 0 ({addresses[0]}) did not answer at {addresses[0]} within 3 s" in text
+    assert f"worker 0 ({addresses[0]}) did not respond at {addresses[0]} within 3 s" in text
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert text.startswith("InputError: 2 workers want ")
+        assert text.startswith("InputError: 2 workers need ")
         assert f", but the machine of worker 0 ({addresses[0]}) has " in text
 
 
@@ -206,7 +206,7 @@ def test_another_secret_is_named_on_both_sides() -> None:
     started = [Process(0, addresses, timeout=15), Process(1, addresses, variables=other)]
     with gang(*started):
         first, second = (one.failure() for one in started)
-    assert "connections did not know the secret" in first
+    assert "connections had a wrong secret" in first
     assert "the two have different secrets" in second
 
 
@@ -252,7 +252,8 @@ def test_models_that_functions_build_are_compared() -> None:
     with gang(*started):
         texts = [one.failure() for one in started]
     for text in texts:
-        assert "the model of worker 1 has another structure, or was compiled otherwise" in text
+        what = "the model of worker 1 has a different structure, or was compiled differently"
+        assert what in text
 
 
 @pytest.mark.full

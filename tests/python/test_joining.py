@@ -62,7 +62,7 @@ def test_a_process_alone_has_no_place(environment: dict[str, str]) -> None:
             json.dumps(
                 {"cluster": {"worker": {"1": "b:1"}}, "task": {"type": "worker", "index": 1}}
             ),
-            "lists 1 of the addresses of 2 processes",
+            "lists the addresses of only 1 of 2 processes",
         ),
     ],
 )

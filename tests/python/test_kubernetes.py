@@ -216,7 +216,7 @@ def test_a_worker_that_uses_too_much_memory(cluster: Kube) -> None:
         barrier_run(target(memory="1Gi"), use, workers=2, verbose=0)
     assert (caught.value.rank, caught.value.host) == (1, "node-b")
     assert caught.value.exception_type == "OutOfMemory"
-    assert "ask for more `memory`" in str(caught.value)
+    assert "request more `memory`" in str(caught.value)
 
 
 def test_a_job_that_fails_between_two_questions(
@@ -322,7 +322,7 @@ def test_more_pods_than_a_quota_allows(cluster: Kube, monkeypatch: pytest.Monkey
 def test_an_image_that_cannot_be_pulled(cluster: Kube) -> None:
     with pytest.raises(ClusterError, match="ImagePullBackOff") as caught:
         barrier_run(target(ABSENT_IMAGE), print, workers=2)
-    assert "see that the `image` exists" in str(caught.value)
+    assert "check that the `image` exists" in str(caught.value)
 
 
 def test_what_kubernetes_does_not_allow(cluster: Kube) -> None:

@@ -117,10 +117,10 @@ def test_members_that_were_given_too_little_say_so() -> None:
     found = [work(ThreadGroup, [], resources=r) for r in (Resources(cpus=4), Resources(gpus=3))]
     for reports, text in zip(found, ("4 cpus", "3 gpus"), strict=True):
         assert reports[0].failure is not None
-        assert f"worker 0 is to have {text} (resources=" in reports[0].failure.message
+        assert f"worker 0 requests {text} (resources=" in reports[0].failure.message
     for report in work(ThreadGroup, [], resources=Resources(memory="1TB")):
         assert report.failure is not None
-        assert report.failure.message.startswith("2 workers want 2 TB of memory (1 TB each), but")
+        assert report.failure.message.startswith("2 workers need 2 TB of memory (1 TB each), but")
     (first, _) = work(ThreadGroup, [], resources=Resources(cpus=2, gpus=1))
     assert decode_value(first.value) == (0, "2", "7")
 
@@ -135,7 +135,7 @@ def test_members_that_cannot_meet_say_so_by_name() -> None:
 def test_what_makes_no_sense_names_the_worker_that_said_it() -> None:
     for report in work(Garbled, []):
         assert report.failure is not None
-        expected = "worker 1 on localhost has said something that makes no sense"
+        expected = "worker 1 on localhost sent an invalid handshake message"
         assert report.failure.message.startswith(expected)
     for report in work(ThreadGroup, [], fn=leave_half_a_report):
         assert report.failure is not None

@@ -263,9 +263,9 @@ def test_what_other_outputs_become(table: Any) -> None:
 
 def test_params_are_checked_when_they_are_set(dense_model: Any) -> None:
     estimator = KerasEstimator(dense_model)
-    with pytest.raises(TypeError, match="'epoch' is none of the options: initial_epoch"):
+    with pytest.raises(TypeError, match="'epoch' is not one of the options: initial_epoch"):
         estimator.setTrainOptions({"epoch": 3})
-    with pytest.raises(TypeError, match="a dict with texts as keys"):
+    with pytest.raises(TypeError, match="a dict with strings as keys"):
         estimator.setLabels(["a"])
     with pytest.raises(InputError, match="`model` must be a compiled Keras model, a function"):
         KerasEstimator("model.keras")

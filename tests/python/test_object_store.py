@@ -143,7 +143,7 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     said = capsys.readouterr().out
     assert server.refused > refused
     assert said.count("the checkpoint of epoch 2 could not be written to") == 1
-    assert "the newest one there is of epoch 1" in said
+    assert "the newest one is of epoch 1" in said
     weights = whole.workers[0].weights_sha256
     assert hash_weights(load_checkpoint(URI)) == weights
     assert hash_weights(whole.model) == weights
@@ -154,4 +154,4 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     train(checkpoint=URI, epochs=2)
     again = train(checkpoint=URI, resume=True)
     assert (again.history, again.workers[0].weights_sha256) == (whole.history, weights)
-    assert "goes on from the checkpoint of epoch 2" in capsys.readouterr().out
+    assert "resumes from the checkpoint of epoch 2" in capsys.readouterr().out

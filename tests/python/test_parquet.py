@@ -117,9 +117,9 @@ def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
     many = {f"c{n}": [n] for n in range(1000)}
     pq.write_table(pa.table({**many, "a": [1]}), tmp_path / "1.parquet")
     for other, said in (
-        ({**many, "a": [1.5]}, r"in place 1001 it has 'a' \(double\), where that has 'a' \(int64"),
-        (many, r"in place 1001 it has none, where that has 'a' \(int64\)"),
-        ({**many, "a": [1], "b": [1]}, r"in place 1002 it has 'b' \(int64\), where that has none"),
+        ({**many, "a": [1.5]}, r"column 1001 is 'a' \(double\), expected 'a' \(int64"),
+        (many, r"column 1001 is missing, expected 'a' \(int64\)"),
+        ({**many, "a": [1], "b": [1]}, r"column 1002 is 'b' \(int64\), expected no more columns"),
     ):
         pq.write_table(pa.table(other), tmp_path / "2.parquet")
         with pytest.raises(InputError, match=f"2.parquet are not those of .*1.parquet: {said}"):

@@ -215,7 +215,9 @@ def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
     predicted = numbers(predict_spark(found, data), ".pred")
     np.testing.assert_allclose(np.reshape(predicted, -1), expected, atol=1e-6)
     other = spark.createDataFrame([(0, 0.5, "pink")], data.schema)
-    with pytest.raises(Exception, match=r"column 'color' holds 'pink' in .*none of its categories"):
+    with pytest.raises(
+        Exception, match=r"column 'color' holds 'pink' in .*not one of its categories"
+    ):
         predict_spark(found, other, on_missing="error").collect()
     assert [row[".pred"] for row in predict_spark(found, other).collect()] == [None]
 

@@ -237,7 +237,7 @@ def test_a_file_is_written_of_what_is_not_r(tmp_path: Path, capsys: Any) -> None
     assert not result.model.compiled
     assert result.model.predict(rows[0], verbose=0).shape == (8, 1)
     assert "written without its compile settings" in capsys.readouterr().out
-    with pytest.raises(WorkerFailedError, match="whose layers are R functions or classes"):
+    with pytest.raises(WorkerFailedError, match="its layers are R functions or classes"):
         barrier_train(None, r(BUILD % DOUBLED), rows, workers=1, verbose=0, model_uri=uri)
 
 

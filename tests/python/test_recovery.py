@@ -142,7 +142,7 @@ def test_told_to_end_all_keep_that_step_and_go_on_from_it(
         "all workers left the training after epoch 2, step 5; a checkpoint of it was written"
         in said
     )
-    assert "the training goes on from the checkpoint of epoch 2, step 5" in said
+    assert "the training resumes from the checkpoint of epoch 2, step 5" in said
 
 
 def log_to(folder: Path) -> Any:
@@ -183,7 +183,7 @@ def test_after_the_driver_was_killed_the_call_resumes(
     assert found.seed == undisturbed.seed
     said = capsys.readouterr().out
     assert "is damaged (its manifest was altered): skipped" in said
-    assert "goes on from the checkpoint of epoch" in said
+    assert "resumes from the checkpoint of epoch" in said
 
 
 @pytest.mark.full
@@ -358,7 +358,7 @@ def test_a_variant_resumes_bit_for_bit(name: str, variants: tuple[Any, Any]) -> 
     whole, resumed = (found[name] for found in variants)
     assert isinstance(whole, Trained), whole
     assert isinstance(resumed, Trained), resumed
-    assert any("goes on from the checkpoint of epoch 2, step " in note for note in resumed.notes)
+    assert any("resumes from the checkpoint of epoch 2, step " in note for note in resumed.notes)
     assert resumed.history == whole.history
     assert resumed.digests == whole.digests
     optimizers = [

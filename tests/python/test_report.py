@@ -57,5 +57,5 @@ def test_figures_of_another_form_name_the_worker(value: Any) -> None:
     ["{", "[]", "3", "null", '{"version": "3"}', '{"version": [3], "python": "p", "missing": []}'],
 )
 def test_a_greeting_that_makes_no_sense_names_its_host(said: str) -> None:
-    with pytest.raises(ClusterError, match="node7 has greeted with something that makes no sense"):
+    with pytest.raises(ClusterError, match="node7 sent an invalid greeting"):
         read_greeting(f"tfdist {said}\n".encode(), "node7")

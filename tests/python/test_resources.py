@@ -96,7 +96,7 @@ def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any
         InputError, match=r"20 workers need .* 5.03 GB of .* has 4 GB free"
     ) as caught:
         barrier_train("local", lambda: None, (np.ones((20, 1)), np.ones(20)), workers=20)
-    assert "start about as many workers as there are cores" in str(caught.value)
+    assert "start at most about one worker per core" in str(caught.value)
     # What was wrong is not explained by frames of this package.
     assert len(traceback.extract_tb(caught.tb)) == 2
 
@@ -118,9 +118,9 @@ def test_gpus_are_divided(gpus: int | None, expected: list[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("resources", "text"),
     [
-        (Resources(cpus=3), "2 workers want 6 cpus (3 each), but b has 4"),
-        (Resources(memory="5GB"), "2 workers want 10 GB of memory (5 GB each), but b has 8 GB"),
-        (Resources(gpus=1), "2 workers want 2 gpus (1 each), but b has 1"),
+        (Resources(cpus=3), "2 workers need 6 cpus (3 each), but b has 4"),
+        (Resources(memory="5GB"), "2 workers need 10 GB of memory (5 GB each), but b has 8 GB"),
+        (Resources(gpus=1), "2 workers need 2 gpus (1 each), but b has 1"),
         (Resources(cpus=2, memory="4GB", gpus=0), ""),
         (Resources(), ""),
     ],
@@ -131,7 +131,7 @@ def test_a_machine_that_has_too_little_is_named(resources: Resources, text: str)
 
 
 def test_nothing_starts_where_there_is_too_little(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match=r"2 workers want .* but this machine has"):
+    with pytest.raises(InputError, match=r"2 workers need .* but this machine has"):
         barrier_run("local", print, workers=2, resources=Resources(cpus=count_cores()))
     assert capfd.readouterr().out == ""
 
@@ -139,7 +139,7 @@ def test_nothing_starts_where_there_is_too_little(capfd: pytest.CaptureFixture[s
 def test_a_job_of_slurm_asks_for_what_its_workers_are_to_have() -> None:
     made = with_resources(SlurmSettings(gpus=2), Resources(cpus=3, memory="1GiB"))
     assert (made.cpus, made.gpus, made.options) == (3, 2, {"mem-per-cpu": "342M"})
-    with pytest.raises(InputError, match=r"slurm\(cpus=2\) says something else"):
+    with pytest.raises(InputError, match=r"slurm\(cpus=2\) differs"):
         with_resources(SlurmSettings(cpus=2), Resources(cpus=3))
     with pytest.raises(InputError, match="so does 'mem' in `options`"):
         with_resources(SlurmSettings(options={"mem": "4G"}), Resources(memory="1g"))
@@ -154,12 +154,12 @@ STEP = {"SLURM_CPUS_PER_TASK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}
     [
         ("TF_CONFIG", {}, Resources(), (None, ["1"])),
         ("TF_CONFIG", {}, Resources(cpus=1, gpus=1), (1, ["1"])),
-        ("TF_CONFIG", {}, Resources(gpus=2), "2 workers want 4 gpus (2 each), but"),
+        ("TF_CONFIG", {}, Resources(gpus=2), "2 workers need 4 gpus (2 each), but"),
         ("TF_CONFIG", SCRIPT, Resources(gpus=2), (None, ["5", "6"])),
-        ("TF_CONFIG", SCRIPT, Resources(gpus=3), "2 workers want 6 gpus (3 each), but"),
+        ("TF_CONFIG", SCRIPT, Resources(gpus=3), "2 workers need 6 gpus (3 each), but"),
         ("srun", STEP, Resources(), (3, ["0", "1"])),
         ("srun", STEP, Resources(cpus=2, gpus=0), (2, [])),
-        ("srun", STEP, Resources(cpus=4), "2 workers want 8 cpus (4 each), but"),
+        ("srun", STEP, Resources(cpus=4), "2 workers need 8 cpus (4 each), but"),
     ],
 )
 def test_processes_that_join_share_what_is_not_divided_yet(

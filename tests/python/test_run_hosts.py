@@ -115,7 +115,7 @@ def test_a_failure_ends_all_hosts(there: SshHosts, start: Any) -> None:
     process = start(text, *options(there, "a,b"))
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGSEGV
-    assert "rank 1 on b was ended by SIGSEGV" in err.splitlines()[-1]
+    assert "rank 1 on b was killed by SIGSEGV" in err.splitlines()[-1]
     wait_for(lambda: nothing_is_left(there))
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
     expected = {"SIGINT": 130, "SIGKILL": -signal.SIGKILL}.get(how, 1)
     assert process.returncode == expected, err
     if expected == 1:
-        assert "rank 1 on b was lost: the connection to it has ended" in err.splitlines()[-1]
+        assert "rank 1 on b was lost: the connection to it ended" in err.splitlines()[-1]
     wait_for(lambda: nothing_is_left(there))
     wait_for(lambda: not any(folder.exists() for folder in folders))
 
@@ -212,4 +212,4 @@ def test_a_dry_run_shows_ssh_and_reaches_nobody(there: SshHosts, start: Any) -> 
     assert process.returncode == 0, err
     assert "the agent on no-host, by: " in out
     assert f"-F {there.folder}/ssh_config" in out
-    assert "rank 2 of 3 on fd00::1 (there 0 of 1):" in out
+    assert "rank 2 of 3 on fd00::1 (local rank 0 of 1):" in out

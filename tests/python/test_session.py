@@ -113,7 +113,7 @@ def test_a_server_that_stops_before_or_after_it_has_answered_ends_the_call(
         call(session, tmp_path)
     assert time.monotonic() - began < LONGEST
     assert "the Spark Connect server at 127.0.0.1" in str(caught.value)
-    assert re.search(r"nothing came within \d+ s when asked (for|to) ", str(caught.value))
+    assert re.search(r"no reply within \d+ s when asked (for|to) ", str(caught.value))
     assert "start a new session" in str(caught.value)
 
 

@@ -208,7 +208,7 @@ def test_a_training_that_gives_way_goes_on(
     said = check_goes_on(
         pybackend.slurm(folder=jobs(cluster), nodes=2, time=60), tmp_path, displace, capsys
     )
-    assert "Preempted: the job gave way to one of higher priority" in said
+    assert "Preempted: the job was preempted by one of higher priority" in said
     urgent[0].communicate(timeout=PATIENCE)
     assert urgent[0].returncode == 0
 
@@ -255,10 +255,10 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
         for left in temporary(cluster).glob("tfdist-*"):  # it had no time to do so
             shutil.rmtree(left)
     assert [gang.workers for gang in result.gangs] == [[0, 1], [1], [1, 2]]
-    assert "its node does not answer Slurm any more" in result.gangs[1].left["0"]
+    assert "its node no longer responds to Slurm" in result.gangs[1].left["0"]
     left = {cluster.hosts[node].address for node in NODES if node not in failed}
     assert {worker.host for worker in result.workers} == left
-    assert f"worker 0 on {failed[0]} is gone" in capsys.readouterr().out
+    assert f"worker 0 on {failed[0]} was lost" in capsys.readouterr().out
     test_elastic.check_exact(result)
 
 
@@ -295,7 +295,7 @@ def test_workers_that_go_and_come_have_a_job_each() -> None:
     settings = {"workers": 2, "min_workers": 1}
     options = {"ntasks-per-node": 1}
     for place in (pybackend.slurm(nodes=2), pybackend.slurm(nodes=2, options=options)):
-        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) asks"):
+        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) requests"):
             pybackend.plan(place, build_dense, test_elastic.X, **settings)
     planned = pybackend.plan(
         pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings
@@ -334,7 +334,7 @@ def test_a_job_that_waits(cluster: Slurm, capsys: pytest.CaptureFixture[str]) ->
     output = str(cluster.folder / "other.log")
     cluster.run("sbatch", "-N3", "--exclusive", "-o", output, "--wrap", "sleep 300")
     wait_for(lambda: "RUNNING" in cluster.run("squeue", "--noheader", "-o", "%T"), PATIENCE)
-    with pytest.raises(ClusterError, match="has not started within 6 s"):
+    with pytest.raises(ClusterError, match="did not start within 6 s"):
         barrier_run(pybackend.slurm(folder=jobs(cluster), patience=6), print, workers=2)
     assert "is pending: Resources" in capsys.readouterr().out
 
@@ -436,7 +436,7 @@ def test_a_job_that_slurm_does_not_take(cluster: Slurm) -> None:
         barrier_run(target, print, workers=2)
     with pytest.raises(ClusterError, match=r"\(gres\) specification. Change `gpus` of slurm"):
         barrier_run(pybackend.slurm(gpus=1, folder=jobs(cluster)), print, workers=2)
-    with pytest.raises(ClusterError, match=r"let it wait forever. .* Ask for less, by `nodes`"):
+    with pytest.raises(ClusterError, match=r"would never start, .* Request less, by `nodes`"):
         barrier_run(pybackend.slurm(nodes=9, folder=jobs(cluster)), print)
 
 
@@ -468,7 +468,7 @@ def test_a_python_that_nodes_do_not_have(cluster: Slurm) -> None:
         ({"nodes": 0}, "`nodes` must be at least 1"),
         ({"options": {"-n": 4}}, "expected a long option"),
         ({"options": {"output": "x"}}, "`options` cannot have 'output'"),
-        ({"options": {"job_name": "x"}}, "`options` cannot have 'job-name': a call finds its job"),
+        ({"options": {"job_name": "x"}}, "`options` cannot have 'job-name': tfdist finds its job"),
         ({"options": {"job-n": "x"}}, "`options` cannot have 'job-n', which means 'job-name'"),
         ({"options": {"--part": "x"}}, "`options` cannot have 'part', which means 'partition'"),
         ({"options": {"J": "x"}}, "expected a long option"),

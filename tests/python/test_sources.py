@@ -87,7 +87,9 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
         path, narrow_columns(ColumnSpec(), trained), "float32", "validation_data"
     )
     assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
-    with pytest.raises(InputError, match="its codes are those of the training: give their values"):
+    with pytest.raises(
+        InputError, match="its codes must be those of the training: give their values"
+    ):
         FileRows.at(path, narrow_columns(ColumnSpec(), {}), "float32", "validation_data")
     with pytest.raises(InputError, match="give their values in order, DataOptions"):
         barrier_evaluate(None, lambda: None, path)
@@ -186,7 +188,7 @@ def test_text_without_rows_is_told_as_such(tmp_path: Path) -> None:
 def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
     texts = pa.array([f"id {n}" for n in range(20_000)])
     path = write(tmp_path, 20_000, label=texts)
-    with pytest.raises(InputError, match="holds text of more than 10,000 values"):
+    with pytest.raises(InputError, match="holds more than 10,000 distinct texts"):
         FileRows.at(path, ColumnSpec(), "float32", "data")
 
 

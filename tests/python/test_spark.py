@@ -86,7 +86,7 @@ def test_workers_are_to_have_no_more_than_a_task(spark: Any) -> None:
         run(cpus=2)
     with pytest.raises(InputError, match=r"has 0: start .* spark\.task\.resource\.gpu\.amount=1$"):
         run(gpus=1)
-    with pytest.raises(InputError, match="2 workers want 2 TB of memory"):
+    with pytest.raises(InputError, match="2 workers need 2 TB of memory"):
         run(memory="1TB")
 
 
@@ -324,7 +324,7 @@ def test_a_model_too_large_for_the_driver_asks_for_a_uri(
     spark: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_launcher, "_RESULT_SHARE", 1e-5)
-    with pytest.raises(WorkerFailedError, match=r"at most 0 MB come back .*: give `model_uri`"):
+    with pytest.raises(WorkerFailedError, match=r"at most 0 MB can be sent .*: pass `model_uri`"):
         barrier_train(spark, build_dense, rows, workers=2, verbose=0)
     uri, path = tmp_path / "model.h5", str(tmp_path / "rows")
     frame(spark, *rows).repartition(3).write.parquet(path)
@@ -619,7 +619,7 @@ def test_a_training_goes_on_when_an_executor_was_killed(
     found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
     said = capsys.readouterr().out
     assert "starting again from the newest checkpoint (restart 1 of 1)" in said
-    assert "goes on from the checkpoint of epoch 2, step 3" in said
+    assert "resumes from the checkpoint of epoch 2, step 3" in said
     whole = train(verbose=0)
     assert found.history == whole.history
     assert found.workers[0].weights_sha256 == whole.workers[0].weights_sha256

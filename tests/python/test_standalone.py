@@ -89,7 +89,7 @@ def test_arrays_give_the_weights_of_this_machine_from_three_hosts_one_of_which_i
     said = capsys.readouterr().out
     assert "starting again from the newest checkpoint (restart 1 of 1)" in said
     # Of which one: the worker trains on for the moment that its executor takes to die.
-    assert "goes on from the checkpoint of epoch" in said
+    assert "resumes from the checkpoint of epoch" in said
     assert again.history == there.history
     assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
     here = barrier_train(None, build_dense, data, **arguments)

@@ -49,7 +49,7 @@ def test_workers_train_what_lies_on_parameter_servers(dense_model: Any, capfd: A
     assert [report.rows for report in result.workers] == [150] * 4
     assert result.workers[0].steps == 160
     said = capfd.readouterr().out
-    assert "of 160 asynchronous steps worker 1 took" in said
+    assert "160 asynchronous steps: worker 1 took" in said
     for weight, kept in zip(dense_model.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), kept)
 
@@ -124,10 +124,10 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
     result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
     said = output.getvalue()
-    assert "worker 2 on 127.0.0.1 was lost (the process was ended by SIGKILL)" in said
+    assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
     assert "starting again from the newest checkpoint (restart 1 of 1)" in said
-    assert re.search("goes on from the checkpoint of epoch [23]\n", said)
+    assert re.search("resumes from the checkpoint of epoch [23]\n", said)
     assert [said.count(f"epoch {number}/6  loss") for number in (1, 2, 5, 6)] == [1] * 4
     assert [len(figures) for figures in result.history.values()] == [6, 6]
     # The step that the lost worker was at may have been taken twice.
@@ -165,8 +165,8 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
         return optimizers.LossScaleOptimizer(optimizers.SGD())
 
     return {
-        "a train_step of its own": lambda: compiled(kind=OwnStep),
-        "a compute_metrics of its own": lambda: compiled(kind=OwnMetrics),
+        "a custom train_step": lambda: compiled(kind=OwnStep),
+        "a custom compute_metrics": lambda: compiled(kind=OwnMetrics),
         "with a LossScaleOptimizer": lambda: compiled(optimizer=scaled()),
         "with gradient_accumulation_steps": lambda: compiled(
             optimizer=optimizers.SGD(gradient_accumulation_steps=2)

@@ -190,7 +190,8 @@ def test_a_function_that_leaves_rows_behind_is_named(
     cluster.train(context.parallelize(range(2000), 2), num_epochs=1)
     cluster.train(context.parallelize(range(2000), 2), num_epochs=1)
     assert (
-        "returned before the rows had ended: some may not have been used" in capsys.readouterr().out
+        "returned before the rows ended: some rows may not have been used"
+        in capsys.readouterr().out
     )
     cluster.shutdown()
     with pytest.raises(InputError, match="`map_fun` must be a function, not str"):
@@ -254,7 +255,7 @@ def test_a_function_of_barrier_run_gets_rows(session: Any) -> None:
 def test_a_queue_of_items_feeds_as_well() -> None:
     manager = TFManager.start(b"key", ["input", "output"])
     assert TFManager.connect(manager.address, b"key") is manager
-    with pytest.raises(InputError, match="no manager"):
+    with pytest.raises(InputError, match="did not start a manager"):
         TFManager.connect(manager.address, b"another key")
     for item in (1, 2, 3, None):
         manager.get_queue("input").put(item)

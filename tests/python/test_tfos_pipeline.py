@@ -73,7 +73,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     with pytest.raises(InputError, match="the DataFrame has no rows"):
         estimator.fit(vectors.limit(0))
     assert not (tmp_path / "export").exists()
-    for mapping, message in (({"f": "x"}, "it has 'a', 'b', 'labels'"), ({}, "is empty")):
+    for mapping, message in (({"f": "x"}, "its columns are 'a', 'b', 'labels'"), ({}, "is empty")):
         with pytest.raises(InputError, match=message):
             TFEstimator(fit_line, {}).setInputMapping(mapping).fit(vectors)
     with pytest.raises(InputError, match="`train_fn` must be a function of"):
@@ -101,16 +101,19 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     np.testing.assert_array_equal([row[1] for row in got], x)
 
     for mapping, message in (
-        ({"v": "x"}, r"`input_mapping` names the input 'x': the model's are first_input"),
+        (
+            {"v": "x"},
+            r"`input_mapping` names the input 'x', but the model's inputs are first_input",
+        ),
         ({}, "`input_mapping` is empty: the model's inputs are first_input"),
         ({"w": "first_input"}, "`dataset` has no column 'w'"),
     ):
         with pytest.raises(InputError, match=message):
             model.setInputMapping(mapping).transform(vectors)
     nowhere = TFModel({}).setInputMapping({"v": "x"}).setExportDir(str(tmp_path / "none"))
-    with pytest.raises(InputError, match="there is no SavedModel to load"):
+    with pytest.raises(InputError, match="cannot load a SavedModel from"):
         nowhere.transform(vectors)
-    with pytest.raises(InputError, match="`export_dir` is needed"):
+    with pytest.raises(InputError, match="`export_dir` is not set"):
         TFModel({}).transform(vectors)
 
 
@@ -157,7 +160,7 @@ def test_arguments_and_params_are_merged() -> None:
         Namespace(3)
     with pytest.raises(InputError, match=r"must be InputMode\.SPARK"):
         TFEstimator(print, {}).setInputMode(InputMode.TENSORFLOW)
-    with pytest.raises(InputError, match="`export_fn` is of TensorFlow 1"):
+    with pytest.raises(InputError, match="`export_fn` belongs to TensorFlow 1"):
         TFEstimator(print, {}, export_fn=print)
     with pytest.raises(TypeError, match="expected a dict"):
         TFEstimator(print, {}).setInputMapping(["x"])

@@ -224,7 +224,9 @@ def test_entries_without_a_name_are_read(tmp_path: Path) -> None:
 
 def test_records_without_features_need_a_spec(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [b"", example()])
-    with pytest.raises(InputError, match=r"have no feature: say in `tfrecord_spec`"):
+    with pytest.raises(
+        InputError, match=r"have no features: specify those of the records in `tfrecord_spec`"
+    ):
         RecordFiles.at(path)
     data = RecordFiles.at(path, {"x": "int64"})
     assert [b.to_pylist() for b in data.batches(0, 2, ["x"])] == [[{"x": None}] * 2]

@@ -136,7 +136,7 @@ def test_what_came_meanwhile_is_not_mixed_in(uri: str, tmp_path: Path) -> None:
     publish.begin(uri, TOKEN, False)
     report = attempt(uri, 1)
     (tmp_path / "data" / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=r"notes.txt has come into"):
+    with pytest.raises(InputError, match=r"notes.txt appeared in"):
         publish.finish(uri, TOKEN, report, False)
 
 

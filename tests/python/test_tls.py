@@ -269,5 +269,5 @@ def test_a_number_that_is_altered_between_two_ranks_is_named_on_both(count: int)
 
         errors = together(members, work)
     assert [type(error) for error in errors] == [ClusterError, ClusterError]
-    assert "worker 0 on 127.0.0.1 carries other bytes than were sent" in str(errors[1])
-    assert "worker 1 on 127.0.0.1 carries other bytes than were sent" in str(errors[0])
+    assert "worker 0 on 127.0.0.1 delivers other bytes than were sent" in str(errors[1])
+    assert "worker 1 on 127.0.0.1 delivers other bytes than were sent" in str(errors[0])

@@ -73,8 +73,8 @@ def test_processes_that_tests_start_fork_their_workers_too() -> None:
 @pytest.mark.parametrize(
     ("end", "message"),
     [
-        (lambda context: os._exit(3), "ended with status 3"),
-        (lambda context: os.kill(os.getpid(), signal.SIGSEGV), "ended by SIGSEGV"),
+        (lambda context: os._exit(3), "exited with status 3"),
+        (lambda context: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
     ],
 )
 def test_their_ends_are_known(end: Any, message: str) -> None:

@@ -88,5 +88,5 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
         "all workers left the training after epoch 1, step 4; a checkpoint of it was written"
         in said
     )
-    assert "the training goes on from the checkpoint of epoch 1, step 4" in said
+    assert "the training resumes from the checkpoint of epoch 1, step 4" in said
     return said

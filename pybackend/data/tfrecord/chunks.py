@@ -1,4 +1,4 @@
-"""A TFRecord file in chunks of whole records: bounded memory, whatever its size."""
+"""Read a TFRecord file in chunks of whole records, with bounded memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pybackend.data.tfrecord.framing import (
 from pybackend.data.tfrecord.pieces import Index
 from pybackend.errors import InputError
 
-# More would allocate memory again for each chunk, which costs more than it saves.
+# Larger chunks would be allocated again each time, which costs more than it saves.
 CHUNK_BYTES = 4 << 20
 # protobuf's own limit.
 _MOST_BYTES = (1 << 31) - 1
@@ -41,10 +41,10 @@ class Chunk:
     Attributes
     ----------
     file
-        For messages.
+        Path of the file, for messages.
     first, place
-        The number in the file of the first record, and the byte of the (decompressed) file at
-        which ``content`` begins.
+        Number of the first record in the file, and the offset of ``content`` in the (decompressed)
+        file.
     content, starts, lengths
         The data of record i are ``content[starts[i]:starts[i] + lengths[i]]``.
     """
@@ -57,17 +57,17 @@ class Chunk:
     lengths: Index
 
     def between(self, first: int, last: int) -> Chunk:
-        """The records with the numbers from ``first`` to before ``last``."""
+        """Return the records with numbers from ``first`` to ``last`` - 1."""
         rows = slice(max(0, first - self.first), max(0, last - self.first))
         starts, lengths = self.starts[rows], self.lengths[rows]
         return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
 
     def name_record(self, row: int) -> str:
-        """A record of the chunk for messages: its file, number and place."""
+        """Return the file, number and place of a record, for messages."""
         return _name_record(self, row, int(self.starts[row]) - HEAD)
 
     def check(self) -> Checksums:
-        """Compare and return the data's checksums; `InputError` names the first that is wrong."""
+        """Verify and return the data's checksums; an `InputError` names the first wrong one."""
         row = find_wrong_data(self.content, self.starts, self.lengths)
         if row is not None:
             raise _damaged_error(self.name_record(row), "data")
@@ -75,7 +75,7 @@ class Chunk:
 
 
 def detect_compression(uri: str) -> Compression:
-    """How a file is compressed; `InputError` if it is not a TFRecord file."""
+    """Return the compression of a file; raise `InputError` if it is not a TFRecord file."""
     with open_for_reading(uri) as file:
         first_bytes = file.read(HEAD)
     try:
@@ -90,9 +90,9 @@ def read_chunks(
     mark: tuple[int, int] = (0, 0),
     size: int = CHUNK_BYTES,
 ) -> Iterator[Chunk]:
-    """All records of a file from ``mark`` on, the number of a record and where it begins.
+    """Yield a file's records from ``mark`` on: the number of a record and its offset.
 
-    Lengths are compared with their checksums, data only by `Chunk.check`.
+    The checksums of lengths are verified; `Chunk.check` verifies those of the data.
 
     Raises
     ------
@@ -117,9 +117,9 @@ def read_chunks(
 
 
 class ForwardReader:
-    """A compressed file, of which each range of rows lies behind the one read before.
+    """Reader of a compressed file for ranges of rows in increasing order.
 
-    It is decompressed once for all ranges, and not from its beginning for each.
+    It decompresses the file once for all ranges, instead of from the beginning for each.
     """
 
     def __init__(self, uri: str, compression: Compression) -> None:
@@ -127,11 +127,11 @@ class ForwardReader:
         self._rest = read_chunks(uri, compression)
 
     def has(self, row: int) -> bool:
-        """Whether a row is still to come."""
+        """Return whether a row has not been passed yet."""
         return self._last is None or self._last.first <= row
 
     def chunks(self) -> Iterator[Chunk]:
-        """The chunk that was read last, and those behind it."""
+        """Yield the last chunk that was read, and the following ones."""
         if self._last is not None:
             yield self._last
         for chunk in self._rest:
@@ -141,7 +141,7 @@ class ForwardReader:
 
 @contextmanager
 def open_for_reading(uri: str) -> Iterator[Any]:
-    """A file to read; `InputError` names the host that cannot."""
+    """Open a file for reading; an `InputError` names the host on which this fails."""
     try:
         file = open_file(uri)
     except OSError as error:
@@ -154,7 +154,7 @@ def open_for_reading(uri: str) -> Iterator[Any]:
 
 
 def _read_rest(chunk: Chunk, stream: Any) -> bytes:
-    """What is missing of a record that is longer than its chunk."""
+    """Read the rest of a record that is longer than its chunk."""
     content = chunk.content
     if len(content) < HEAD:
         raise _truncated_error(chunk)
@@ -163,7 +163,7 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
         raise _damaged_error(_name_record(chunk), "length")
     if length > _MOST_BYTES:
         raise InputError(
-            f"{_name_record(chunk)} says that it has {length:,} bytes, more than the 2 GB that a "
+            f"{_name_record(chunk)} claims to have {length:,} bytes, more than the 2 GB that a "
             "tf.train.Example may have: write the file again"
         )
     missing = HEAD + length + FOOT - len(content)
@@ -180,7 +180,7 @@ def _check_heads(chunk: Chunk) -> None:
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
-    """As many bytes as there are; memory for more than that is never asked for."""
+    """Read up to ``size`` bytes; allocate no more memory than there are bytes."""
     parts: list[bytes] = []
     try:
         while size > 0 and (part := stream.read(min(size, _READ_BYTES))):

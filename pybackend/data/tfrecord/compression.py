@@ -1,4 +1,4 @@
-"""Compressed TFRecord files: the whole file is one stream, as zlib makes it."""
+"""Compressed TFRecord files: the whole file is one gzip or zlib stream."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Compression = Literal["gzip", "zlib"] | None
 
 SUFFIX = {None: "", "gzip": ".gz", "zlib": ".zlib"}
 _WINDOW = {"gzip": 31, "zlib": 15}
-# The fastest: records are read more often than written, but by cores that would wait anyway.
+# The fastest level: records are read more often than written, but by cores that would be idle.
 _LEVEL = 1
 _READ_BYTES = 1 << 20
 
 
 def check_compression(compression: Any) -> Compression:
-    """The compression that the caller asks for; ``InputError`` if there is no such one."""
+    """Return a valid compression; raise ``InputError`` for other values."""
     if compression is None or compression in _WINDOW:
         return compression  # type: ignore[no-any-return]
     raise InputError(f"`compression` must be None, 'gzip' or 'zlib', not {compression!r}")
 
 
 def recognize_compression(first_bytes: bytes) -> Compression:
-    """How a file with these first bytes is compressed.
+    """Return the compression of a file with these first bytes.
 
     Raises
     ------
@@ -36,21 +36,21 @@ def recognize_compression(first_bytes: bytes) -> Compression:
         return None
     if first_bytes[:2] == b"\x1f\x8b":
         return "gzip"
-    # A stream of zlib begins with its method, 8, and a number that 31 divides.
+    # A zlib stream begins with its method, 8, and its first two bytes are a multiple of 31.
     if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
         return "zlib"
     raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record's head")
 
 
 class CompressingWriter:
-    """Compresses what is written into a file; to be finished."""
+    """Compresses content and writes it into a file; needs a final `finish`."""
 
     def __init__(self, file: Any, compression: str) -> None:
         self._file = file
         self._stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW[compression])
 
     def write(self, content: Any) -> None:
-        """Compress and write."""
+        """Compress and write content."""
         self._file.write(self._stream.compress(content))
 
     def finish(self) -> None:
@@ -59,7 +59,7 @@ class CompressingWriter:
 
 
 class DecompressingReader:
-    """Reads a compressed file, also one of several streams one after another."""
+    """Reads a compressed file of one or several consecutive streams."""
 
     def __init__(self, file: Any, compression: str) -> None:
         self._file = file
@@ -68,7 +68,7 @@ class DecompressingReader:
         self._left = b""
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes of the content; fewer only at its end.
+        """Return the next ``size`` bytes of the content; fewer only at its end.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""CRC-32C of many pieces of a buffer at once, masked as TFRecord files hold it.
+"""CRC-32C of many pieces of a buffer at once, masked as in TFRecord files.
 
-By google-crc32c if it is installed with its C part, otherwise by numpy. The checksum is linear:
-bytes of zero in front of a piece leave a register of zero as it is, so that all pieces can be cut
-into blocks of one length, and all blocks go through the table in lockstep.
+It is computed by google-crc32c if its C extension is installed, otherwise by numpy. The checksum is
+linear: leading zero bytes do not change a register of zero. All pieces can therefore be cut into
+blocks of one length, and all blocks go through the table in lockstep.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _POLYNOMIAL = 0x82F63B78
 _ONES = np.uint32(0xFFFFFFFF)
 _MASK_DELTA = np.uint32(0xA282EAD8)
 _BLOCK = 256
-# Blocks that go through the table together: their bytes stay in the processor's cache.
+# Blocks that go through the table together: their bytes fit into the processor's cache.
 _TOGETHER = 8192
 
 
 def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
-    """Masked CRC-32C of ``data[start:start + length]`` for every start and length."""
+    """Return the masked CRC-32C of ``data[start:start + length]`` for every start and length."""
     value = _load_library()
     crcs = (
         compute_crcs_by_numpy
@@ -41,8 +41,8 @@ def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums
 def compute_crcs_by_library(
     value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
 ) -> Checksums:
-    """CRC-32C of every piece by a function for one."""
-    # The library takes no views; what was read from a file is bytes already.
+    """Return the CRC-32C of every piece by a function for one piece."""
+    # The library does not accept views; content that was read from a file is bytes already.
     base: Any = data.base
     is_whole = isinstance(base, bytes) and len(base) == len(data)
     content: bytes = base if is_whole else data.tobytes()
@@ -52,7 +52,7 @@ def compute_crcs_by_library(
 
 
 def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
-    """CRC-32C of every piece, without the library."""
+    """Return the CRC-32C of every piece, without the library."""
     blocks = -(-lengths // _BLOCK)
     padding = blocks * _BLOCK - lengths
     firsts = np.cumsum(blocks) - blocks
@@ -68,7 +68,7 @@ def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksu
 
 
 def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
-    """Take every register through its block, of whose bytes the first may count as zeros."""
+    """Update every register by its block, whose first ``cleared`` bytes count as zeros."""
     padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
     windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
     for first in range(0, len(registers), _TOGETHER):
@@ -79,9 +79,9 @@ def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksu
 
 
 def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
-    """The registers of pieces from those of their blocks."""
+    """Combine the registers of blocks to those of pieces."""
     register = np.full(len(blocks), _ONES)
-    # The longest first: the pieces that have a block left are then always in front.
+    # The longest first, so that the pieces with a block left are always at the front.
     order = np.argsort(-blocks, kind="stable")
     left = -blocks[order]
     for number in range(int(blocks.max(initial=0))):
@@ -92,7 +92,7 @@ def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
 
 
 def _apply_zeros(matrix: Bytes, counts: Index) -> None:
-    """Put zeros into the first bytes of rows: the block reaches back beyond its piece."""
+    """Set the first bytes of rows to zero: the block begins before its piece."""
     reach = np.flatnonzero(counts)
     part = matrix[reach]
     part[np.arange(_BLOCK) < counts[reach, None]] = 0
@@ -100,7 +100,7 @@ def _apply_zeros(matrix: Bytes, counts: Index) -> None:
 
 
 def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
-    """The registers after a row of bytes each, two bytes a step."""
+    """Return the registers after a row of bytes each, two bytes per step."""
     _, two = _build_tables()
     for pair in np.ascontiguousarray(matrix.view("<u2").T):
         register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
@@ -108,7 +108,7 @@ def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
 
 
 def _skip_zeros(register: Checksums) -> Checksums:
-    """The registers after a block of zeros: the sum of what each of their bytes becomes."""
+    """Return the registers after a block of zeros: the sum over their bytes."""
     table = _build_block_table()
     found: Checksums = table[0][register & np.uint32(0xFF)]
     for place in range(1, 4):
@@ -118,7 +118,7 @@ def _skip_zeros(register: Checksums) -> Checksums:
 
 @functools.cache
 def _build_block_table() -> Checksums:
-    """What a block of zeros makes of a register with one byte set, by place and byte."""
+    """Return a register with one byte set after a block of zeros, by place and byte."""
     low = np.arange(256, dtype=np.uint32)
     registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
     zeros = np.zeros((len(registers), _BLOCK), np.uint8)
@@ -128,7 +128,7 @@ def _build_block_table() -> Checksums:
 
 @functools.cache
 def _build_start_registers() -> Checksums:
-    """The registers that become all ones, with which a piece begins, after so many zero bytes."""
+    """Return the registers that become all ones, the initial value, after n zero bytes, by n."""
     one, _ = _build_tables()
     last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
     found = [0xFFFFFFFF]
@@ -140,7 +140,7 @@ def _build_start_registers() -> Checksums:
 
 @functools.cache
 def _build_tables() -> tuple[Checksums, Checksums]:
-    """The register's change by one byte, and by two."""
+    """Return the register's change by one byte, and by two."""
     one = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
@@ -159,5 +159,5 @@ def _load_library() -> Callable[[bytes], int] | None:
         library = importlib.import_module("google_crc32c")
     except ImportError:
         return None
-    # Its own Python is slower than numpy's.
+    # Its Python implementation is slower than numpy.
     return library.value if library.implementation == "c" else None

@@ -1,4 +1,4 @@
-"""Records of tf.train.Example as Arrow batches, all records of a chunk at once."""
+"""Decode records of tf.train.Example to Arrow batches, all records of a chunk at once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-    """The features of a schema, in its order; null if a record does not have one.
+    """Return the features of a schema, in its order; null if a record does not have one.
 
     Raises
     ------
     InputError
-        Names the record and the feature that is of another kind, does not have one value though
-        the schema has one, or has a value that its type cannot hold.
+        Names the record and the feature that is of another kind, does not have the one value that
+        the schema requires, or has a value that its type cannot hold.
     """
     import pyarrow as pa
 
@@ -79,7 +79,7 @@ def _to_lists(
 
 
 def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
-    """A column of all rows from the values of some."""
+    """Return a column of all rows from the values of some; the others are null."""
     import pyarrow as pa
 
     if len(values) == rows:
@@ -91,7 +91,7 @@ def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
 
 
 def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa.Field) -> pa.Array:
-    """Values as what the column, or an array in it, holds."""
+    """Cast values to the type of the column or of its arrays' elements."""
     import pyarrow as pa
 
     kind = field.type.value_type if is_list(field.type) else field.type

@@ -1,4 +1,4 @@
-"""Arrow batches as TFRecord files hold them: one tf.train.Example per row, framed.
+"""Encode Arrow batches for TFRecord files: one framed tf.train.Example per row.
 
 The bytes are those of protobuf's deterministic serialization: features in the order of their
 names' bytes, numbers packed. A null is a feature that the record does not have.
@@ -28,21 +28,21 @@ from pybackend.data.tfrecord.varint import encode_one
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# All messages around a list, and what is in it, are fields of this wire type: bytes of a length.
+# All messages around a list, and its content, are fields of this wire type.
 _LENGTH_DELIMITED = 2
 _FIRST = b"\x0a"
 _SECOND = b"\x12"
 
 
 class EncodedBatch(NamedTuple):
-    """Records as a file holds them.
+    """Records as bytes of a file.
 
     Attributes
     ----------
     content, offsets
-        Their bytes, and where each begins; the last entry is their end.
+        Their bytes, and the start of each record; the last entry is the end.
     checksums
-        Those of their data.
+        Checksums of their data.
     """
 
     content: Bytes
@@ -51,12 +51,12 @@ class EncodedBatch(NamedTuple):
 
 
 def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
-    """All records of a batch.
+    """Encode all rows of a batch.
 
     Parameters
     ----------
     first_row
-        The number of the first row in messages.
+        Number of the first row in messages.
 
     Raises
     ------
@@ -81,13 +81,13 @@ def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
 
 
 def _sort_key(name: str) -> tuple[int, ...]:
-    # By their bytes, but of two names that begin alike, the longer comes first: so protobuf's own
-    # Python has it, which sorts them from behind.
+    # By their bytes, but if one name is a prefix of the other, the longer one comes first: this is
+    # the order of protobuf's Python package, which sorts them from the end.
     return (*name.encode(), 256)
 
 
 def _build_record_heads(sizes: Index) -> list[bytes]:
-    """The frame's head and that of Example's one field, before ``sizes`` bytes of features."""
+    """Return the heads of the frame and of Example's one field, for features of these sizes."""
     fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
     lengths = sizes + np.array([len(field) for field in fields], np.int64)
     frames = build_heads(lengths)
@@ -95,14 +95,14 @@ def _build_record_heads(sizes: Index) -> list[bytes]:
 
 
 def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
-    """What comes before payloads of these sizes, from the map's entry to the list's one field."""
+    """Return the bytes before payloads of these sizes, from the map's entry to the list's field."""
     name = _FIRST + encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
 
 
 def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
-    # From the inside out: every message begins with the length of what is in it. Numbers are one
-    # packed field, which an empty list has not.
+    # From the inside out: every message begins with the length of its content. Numbers are one
+    # packed field, which an empty list does not have.
     is_there = payload.is_one_field and (size > 0 or payload.kind == BYTES)
     field = _FIRST + encode_one(size) if is_there else b""
     tag = bytes([payload.kind << 3 | _LENGTH_DELIMITED])
@@ -112,7 +112,7 @@ def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
 
 
 def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
-    """The data's checksums, which are also written behind them."""
+    """Write the checksum behind each record's data, and return the checksums."""
     starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
     found = compute_masked_crcs(content, starts, ends - starts)
     for place in range(FOOT):

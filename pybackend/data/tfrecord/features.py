@@ -1,4 +1,4 @@
-"""The features of a chunk's records: their names, and where their lists lie."""
+"""The features of a chunk's records: their names and the places of their lists."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Features:
     Attributes
     ----------
     records
-        The index in the chunk of the record that holds the entry.
+        Index in the chunk of the entry's record.
     key_starts, key_ends
-        Where its name lies.
+        Place of its name.
     starts, ends
-        Where its value, the message Feature, lies.
+        Place of its value, the message Feature.
     """
 
     records: Index
@@ -41,7 +41,7 @@ class Features:
     ends: Index
 
     def at(self, rows: Index) -> Features:
-        """Some of the entries."""
+        """Return some of the entries."""
         return Features(
             self.records[rows],
             self.key_starts[rows],
@@ -53,16 +53,16 @@ class Features:
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of one feature, in the order of their records, of which each has one at most.
+    """The lists of one feature, in the order of their records; a record has at most one.
 
     Attributes
     ----------
     records
-        The index in the chunk of the record.
+        Index of the record in the chunk.
     kinds
-        Which of Feature's three lists it is.
+        Number of the list in the message Feature (`LISTS`).
     starts, ends
-        Where it lies.
+        Place of the list.
     """
 
     records: Index
@@ -72,7 +72,7 @@ class Lists:
 
 
 def parse_features(chunk: Chunk) -> Features:
-    """All features of a chunk's records.
+    """Return all features of a chunk's records.
 
     Raises
     ------
@@ -87,16 +87,16 @@ def parse_features(chunk: Chunk) -> Features:
     records = records[entries.owners]
     parts = parse_record_fields(chunk, records, entries.starts, entries.ends)
     keys, values = parts.messages(_KEY), parts.messages(_VALUE)
-    # What an entry does not have is empty, and lies in it: places are in order for all entries.
+    # Missing keys and values are empty and lie in their entry, so that places are in order.
     places = np.tile(entries.starts, (4, 1))
-    # Of several the last counts, which is assigned last.
+    # The last of several wins: it is assigned last.
     places[0, keys.owners], places[1, keys.owners] = keys.starts, keys.ends
     places[2, values.owners], places[3, values.owners] = values.starts, values.ends
     return Features(records, *places)
 
 
 def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
-    """The entries with each of some names; of several in a record the last, as in protobuf."""
+    """Return the entries by name; the last of several in a record, as in protobuf."""
     numbers = _match_names(np.frombuffer(chunk.content, np.uint8), features, names)
     order = np.argsort(numbers, kind="stable")
     edges = np.searchsorted(numbers[order], np.arange(len(names) + 1))
@@ -109,7 +109,7 @@ def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> li
 
 
 def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index:
-    """The place of each entry's name among ``names``; after the last if it is none of them."""
+    """Return the index of each entry's name in ``names``; ``len(names)`` if it is not there."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -132,7 +132,7 @@ def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index
 
 
 def list_names(chunk: Chunk, features: Features) -> list[str]:
-    """The names of all features, sorted; `InputError` names a record in which one is no text."""
+    """Return the sorted names of all features; an `InputError` names a record with invalid text."""
     data = np.frombuffer(chunk.content, np.uint8)
     keys = cut_bytes(data, features.key_starts, features.key_ends)
     try:
@@ -143,7 +143,7 @@ def list_names(chunk: Chunk, features: Features) -> list[str]:
 
 
 def parse_lists(chunk: Chunk, features: Features) -> Lists:
-    """The lists of features of one name; a Feature that holds none counts as absent."""
+    """Return the lists of features of one name; a Feature without a list counts as absent."""
     fields = parse_record_fields(chunk, features.records, features.starts, features.ends)
     is_list = (fields.wires == LENGTH_DELIMITED) & (fields.numbers <= max(LISTS))
     fields = fields.where(is_list)
@@ -152,14 +152,14 @@ def parse_lists(chunk: Chunk, features: Features) -> Lists:
 
 
 def _is_last(owners: Index) -> Flags:
-    """Whether each entry is the last of its owner; entries are in the order of their owners."""
+    """Return whether each entry is the last of its owner; ``owners`` are sorted."""
     last = np.ones(len(owners), np.bool_)
     last[:-1] = owners[1:] != owners[:-1]
     return last
 
 
 def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index) -> Fields:
-    """The fields of messages of these records; `InputError` names the record that is none."""
+    """Return the fields of these records' messages; an `InputError` names a malformed record."""
     try:
         return parse_fields(np.frombuffer(chunk.content, np.uint8), starts, ends)
     except Malformed as error:
@@ -167,7 +167,7 @@ def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index
 
 
 def malformed_error(chunk: Chunk, record: int) -> InputError:
-    """The error for a record that holds something else."""
+    """Return the error for a record that is not a tf.train.Example."""
     return InputError(
         f"{chunk.name_record(record)} is not a tf.train.Example: only files of these can be read "
         "as columns"

@@ -1,4 +1,4 @@
-"""Files of records, whose rows are numbered through all files and can be read from any row on."""
+"""TFRecord files with rows numbered across all files, which can be read from any row on."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class RecordFiles:
     Attributes
     ----------
     files, counts, sizes
-        Paths or URIs, and the records and bytes of each.
+        Paths or URIs, and the numbers of records and bytes of each.
     schema
         The columns.
     compressions, marks
-        How each file is compressed, and places in it from which it can be read: the number of a
-        record, and its first byte.
+        Compression of each file, and places from which it can be read: the number of a record and
+        its offset.
     checksums
-        Those of all files' records, as in `Part`; empty if there is no manifest.
+        Checksum of each file's records, as in `Part`; empty if there is no manifest.
     """
 
     files: tuple[str, ...]
@@ -69,22 +69,22 @@ class RecordFiles:
 
     @property
     def index(self) -> tuple[str, ...]:
-        """Columns that are an index: nothing says so in these files."""
+        """Index columns: TFRecord files do not mark any."""
         return ()
 
     @property
     def nulls(self) -> Mapping[str, int]:
-        """Columns that are said to hold nulls: nor is that known before they are read."""
+        """Columns with nulls: unknown before the files are read."""
         return {}
 
     @classmethod
     def at(
         cls, uri: Places, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
     ) -> RecordFiles:
-        """A file, the files of a folder, or those of several paths.
+        """Open a file, the files of a folder, or those of several paths.
 
-        What was written by `write_tfrecords` is taken as its manifest says. Of other files the
-        records are counted, which reads them once, and the columns are those of a sample.
+        A folder that `write_tfrecords` wrote is described by its manifest. Other files are read
+        once to count their records, and a sample of them determines the columns.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class RecordFiles:
         Raises
         ------
         InputError
-            Names the file that is missing, damaged, or not what its manifest says.
+            Names the file that is missing, damaged, or different from its manifest.
         """
         if tfrecord_spec is not None:
             check_tfrecord_spec(tfrecord_spec)
@@ -121,13 +121,13 @@ class RecordFiles:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         return {**values, "schema": to_spark_fields(self.schema)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
-        """The inverse of `to_json`, also after a way through text."""
+        """Convert the data of `to_json` back, also after JSON turned tuples into lists."""
         lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
         marks = tuple(tuple((row, place) for row, place in pairs) for pairs in values["marks"])
         return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})
@@ -137,16 +137,16 @@ class RecordFiles:
 
     @property
     def rows(self) -> int:
-        """Records of all files."""
+        """Number of records of all files."""
         return sum(self.counts)
 
     def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows from ``first`` to before ``last`` through all files, in order.
+        """Yield rows ``first`` to ``last`` - 1, numbered across all files, in order.
 
         Parameters
         ----------
         columns
-            Which ones, in the order of the batches' columns.
+            Names of the columns to read, in the order of the batches' columns.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class RecordFiles:
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """First row's number, and batch, of parts of ranges of rows; as `batches` otherwise."""
+        """Yield batches of ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
             place = first
             for batch in self.batches(first, last, columns):
@@ -172,7 +172,7 @@ class RecordFiles:
                 place += batch.num_rows
 
     def ranges(self, size: int) -> list[tuple[int, int]]:
-        """All rows in ranges of about ``size`` bytes, each to be read without the others."""
+        """Split all rows into ranges of about ``size`` bytes that can be read independently."""
         found, begin, row, byte = [], (0, 0), 0, 0
         for count, file_size, marks in zip(self.counts, self.sizes, self.marks, strict=True):
             edges = [(row + number, byte + place) for number, place in marks[1:]]
@@ -214,10 +214,10 @@ class RecordFiles:
             )
 
     def _read_file_chunks(self, number: int, first: int, last: int) -> Iterator[Chunk]:
-        """Chunks of a file that hold, among others, these rows."""
+        """Yield the chunks of a file that contain these rows, and possibly others."""
         file, marks = self.files[number], self.marks[number] or ((0, 0),)
         if compression := self.compressions[number]:
-            # Taken out while it is used: somebody else may read the same file.
+            # Removed while it is in use: another thread may read the same file.
             reader = self._reader.pop(file, None)
             if reader is None or not reader.has(first):
                 reader = ForwardReader(file, compression)
@@ -229,14 +229,14 @@ class RecordFiles:
             return
         before = bisect_right(marks, first, key=itemgetter(0)) - 1
         after = bisect_left(marks, last, key=itemgetter(0))
-        # Not beyond the mark behind the range: of a remote file each byte is a transfer.
+        # Not beyond the mark after the range: bytes of a remote file are transferred.
         end = marks[after][1] if after < len(marks) else self.sizes[number]
         size = min(CHUNK_BYTES, end - marks[before][1])
         yield from read_chunks(file, None, marks[before], size)
 
 
 def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> None:
-    """Reject files that the manifest does not know: they may be data or not."""
+    """Reject a folder with files that its manifest does not list."""
     known = {folder.path(part.name) for part in manifest.parts}
     others = [file for file in find_files(uri, name) if file not in known] if known else []
     if others:
@@ -256,7 +256,7 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
 
 
 def _count_files(uri: Places, spec: Mapping[str, str] | None, name: str) -> RecordFiles:
-    """Files without a manifest."""
+    """Open files without a manifest."""
     files = find_files(uri, name)
     compressions = [detect_compression(file) for file in files]
     if spec is None:
@@ -272,11 +272,11 @@ def _count_files(uri: Places, spec: Mapping[str, str] | None, name: str) -> Reco
     )
 
 
-# What files without a manifest contain: how many records, and which features.
+# Content of files without a manifest: number of records, and features.
 
 
 def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
-    """How many records a file has, and places from which it can be read.
+    """Count the records of a file, and find places from which it can be read.
 
     Raises
     ------
@@ -294,12 +294,12 @@ def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
 def sample_spec(
     files: Sequence[str], compressions: Sequence[Compression], name: str
 ) -> dict[str, str]:
-    """The `tfrecord_spec` for the first records of eight files at most.
+    """Infer a `tfrecord_spec` from the first records of at most eight files.
 
     Raises
     ------
     InputError
-        They have no features, or are damaged.
+        The records have no features, or are damaged.
     """
     pairs = list(zip(files, compressions, strict=True))
     samples = [
@@ -312,7 +312,7 @@ def sample_spec(
     spec = infer_spec(samples)
     if not spec:
         raise InputError(
-            f"`{name}`: the first records of {files[0]} have no feature: say in "
-            "`tfrecord_spec` what the records hold"
+            f"`{name}`: the first records of {files[0]} have no features: specify those of the "
+            "records in `tfrecord_spec`"
         )
     return spec

@@ -1,4 +1,4 @@
-"""Records in a buffer of a TFRecord file.
+"""Framing of records in a TFRecord file.
 
 A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
 and the data's masked CRC-32C (4 bytes).
@@ -16,12 +16,12 @@ from pybackend.data.tfrecord.varint import Flags
 
 HEAD, FOOT = 12, 4
 _LENGTH = 8
-# After this many records of one length, the next ones are expected to have it, too.
+# After this many records of one length, the next ones are expected to have the same length.
 _STREAK = 32
 
 
 def build_heads(lengths: Index) -> list[bytes]:
-    """What comes before data of these lengths."""
+    """Build the heads (length and checksum) of records with data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
     places = np.arange(len(lengths)) * _LENGTH
     crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
@@ -32,9 +32,9 @@ def build_heads(lengths: Index) -> list[bytes]:
 
 
 def find_records(content: bytes) -> tuple[Index, Index, int]:
-    """Where the data of each whole record begin, their lengths, and where the last record ends.
+    """Return the start and length of each whole record's data, and the last record's end.
 
-    Lengths are not verified here: that is `find_wrong_head`'s part.
+    The lengths are not verified; use `find_wrong_head`.
     """
     starts, lengths, place, is_streak = _hop(content, 0)
     parts = [(starts, lengths)]
@@ -47,14 +47,14 @@ def find_records(content: bytes) -> tuple[Index, Index, int]:
 
 
 def read_first_length(content: bytes) -> int | None:
-    """The length of the first record, of which the head at least must be there; None: damaged."""
+    """Return the length of the first record, whose head must be complete; None if damaged."""
     length = int.from_bytes(content[:_LENGTH], "little")
     is_whole = length < 1 << 63 and build_heads(np.array([length]))[0] == content[:HEAD]
     return length if is_whole else None
 
 
 def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """The first record whose length does not match its checksum, or None."""
+    """Return the first record whose length does not match its checksum, or None."""
     distinct, places = np.unique(lengths, return_inverse=True)
     expected = np.frombuffer(b"".join(build_heads(distinct)), np.uint8).reshape(-1, HEAD)
     found = slide_window(np.frombuffer(content, np.uint8), HEAD)[starts - HEAD]
@@ -62,7 +62,7 @@ def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None
 
 
 def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """The first record whose data do not match their checksum, or None."""
+    """Return the first record whose data do not match their checksum, or None."""
     data = np.frombuffer(content, np.uint8)
     return _find_first(
         read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
@@ -70,14 +70,14 @@ def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None
 
 
 def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
-    """The checksums that are stored behind the records' data."""
+    """Return the checksums that are stored behind the records' data."""
     found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
     stored: Checksums = found.view("<u4").reshape(-1)
     return stored
 
 
 def slide_window(data: Bytes, width: int) -> Bytes:
-    """All windows of so many bytes, by their first byte; nothing is copied."""
+    """Return a view of all windows of ``width`` bytes, by their first byte."""
     if len(data) < width:
         return np.empty((0, width), np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)
@@ -88,7 +88,7 @@ def _find_first(wrong: Flags) -> int | None:
 
 
 def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
-    """From record to record, up to the end or the first streak of records of one length."""
+    """Find records one by one, up to the end or the first streak of records of one length."""
     starts: list[int] = []
     lengths: list[int] = []
     length_at, limit, streak = struct.Struct("<Q").unpack_from, len(content), 0
@@ -104,10 +104,10 @@ def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
 
 
 def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
-    """As many records as there are, one after another, of the same length."""
+    """Find the following records as long as they have the same length."""
     words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
     stride = HEAD + length + FOOT
-    # Ever more at once, so that a short run costs little and a long one few steps.
+    # Double the run each time: a short run costs little, and a long one few steps.
     begin, run = place, _STREAK
     while count := min(run, (len(content) - place) // stride):
         same = words[place : place + count * stride : stride].view("<u8")[:, 0] == length

@@ -1,4 +1,4 @@
-"""What a folder of records says of itself: the file `_tfdist.json`."""
+"""Manifest of a folder of records: the file `_tfdist.json`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Manifest:
     Attributes
     ----------
     fields
-        The columns, as the JSON of Spark's StructType.
+        The columns, as JSON of a Spark StructType.
     parts
         The files in the order of their rows.
     """
@@ -48,7 +48,7 @@ class Manifest:
         return to_schema(self.fields)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with a digest of the rest."""
+        """Convert to plain data with a digest."""
         values = {
             "format": "tfrecord",
             "version": _VERSION,
@@ -61,12 +61,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """The inverse of `to_json`.
+        """Convert the data of `to_json` back.
 
         Raises
         ------
         ValueError
-            The digest is missing or another one, a value is of the wrong type, or two contradict
+            The digest is missing or wrong, a value has the wrong type, or two values contradict
             each other.
         """
         rest = {name: value for name, value in values.items() if name != _DIGEST}
@@ -84,7 +84,7 @@ class Manifest:
         return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
     def check(self, folder: Folder) -> None:
-        """Reject a folder whose files are not those that were written.
+        """Raise an error if the folder's files are not those that were written.
 
         Raises
         ------
@@ -96,13 +96,13 @@ class Manifest:
             if size != part.size:
                 there = "is missing" if size is None else f"has {size} bytes"
                 raise InputError(
-                    f"{folder.path(part.name)} {there}, and {NAME} beside it says that it has "
-                    f"{part.size}: write or copy the data again"
+                    f"{folder.path(part.name)} {there}; expected {part.size} bytes according to "
+                    f"{NAME}: write or copy the data again"
                 )
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
-    """The manifest of a folder, or None.
+    """Read the manifest of a folder; return None if it does not exist.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
     try:
         values = json.loads(content)
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not a JSON object")
         return Manifest.from_json(values)
     except Exception as error:  # damage ends in errors of all kinds
         raise InputError(
@@ -128,7 +128,7 @@ def _check_part(part: Part) -> None:
     if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
         raise ValueError("it names files outside of its folder")
     ends = [*part.marks, (part.rows, part.size)]
-    # A reader begins at a mark: one that is out of order would bring other rows.
+    # A reader begins at a mark: with marks out of order, it would read other rows.
     is_ordered = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(ends))
     if part.rows < 1 or (part.marks and part.marks[0] != (0, 0)) or not is_ordered:
         raise ValueError(f"the rows, size and marks of {part.name!r} contradict each other")

@@ -1,4 +1,4 @@
-"""Messages of protocol buffers, taken apart in lockstep: a step reads one field of each."""
+"""Parse many protocol buffer messages in lockstep: each step reads one field of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
 
 class Malformed(Exception):
-    """Bytes are not a message; ``owner`` is the index of the first that is not."""
+    """Bytes that are not a message; ``owner`` is the index of the first such message."""
 
     def __init__(self, owner: int) -> None:
         super().__init__(owner)
@@ -27,11 +27,11 @@ class Fields:
     Attributes
     ----------
     owners
-        The index of the message that holds the field.
+        Index of the field's message.
     numbers, wires
-        The field's number and wire type.
+        Number and wire type of the field.
     starts, ends
-        Where its content lies: behind the tag, and behind the length if it has one.
+        Place of its content, after the tag and, if it has one, the length.
     """
 
     owners: Index
@@ -41,7 +41,7 @@ class Fields:
     ends: Index
 
     def where(self, chosen: Flags | Index) -> Fields:
-        """Some of the fields."""
+        """Return some of the fields."""
         return Fields(
             self.owners[chosen],
             self.numbers[chosen],
@@ -51,13 +51,13 @@ class Fields:
         )
 
     def messages(self, number: int) -> Fields:
-        """The fields of a number that hold a message or bytes."""
+        """Return the fields with a number that are a message or bytes."""
         chosen = (self.numbers == number) & (self.wires == LENGTH_DELIMITED)
         return self if chosen.all() else self.where(chosen)
 
 
 def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
-    """All fields of the messages ``data[start:end]``, which lie one behind another.
+    """Return all fields of the messages ``data[start:end]``, which must be in order.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
 def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fields:
     tags, after, whole = decode_varints(data, places)
     numbers, wires = tags >> 3, tags & 7
-    # What follows a tag is a number, or begins with one: the length.
+    # A tag is followed by a number or by a length.
     values, begins, whole_value = decode_varints(data, after)
     if (wires == LENGTH_DELIMITED).all():
         ends = begins + values
@@ -103,7 +103,7 @@ def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fie
 
 
 def _merge(steps: list[Fields]) -> Fields:
-    """The fields of all steps, sorted by their places."""
+    """Combine the fields of all steps, sorted by their places."""
     if len(steps) == 1:
         return steps[0]
     columns = [

@@ -1,4 +1,4 @@
-"""One file of records, written batch by batch."""
+"""Write one file of records, batch by batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pybackend.data.tfrecord.pieces import Index
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The number of a record, and where it begins.
+# The number of a record and its offset.
 Mark = tuple[int, int]
 Marks = tuple[Mark, ...]
-# Rows that are encoded together: what they need stays in the processor's cache.
+# Size of rows that are encoded together, so that they stay in the processor's cache.
 _BYTES_TOGETHER = 4 << 20
 _MARK_BYTES = 1 << 20
 
@@ -35,15 +35,15 @@ class Part:
     Attributes
     ----------
     name
-        Inside its folder.
+        Name of the file in its folder.
     rows, size
-        Its records and bytes.
+        Number of its records and bytes.
     checksum
-        The CRC-32 of the records' own checksums, 4 bytes each, one after another: as good as that
-        of the whole file, and found by the way.
+        CRC-32 of the concatenated checksums of the records, 4 bytes each: as reliable as that of
+        the whole file, and cheap.
     marks
-        Numbers of records and where they begin, so that a reader need not begin at the first
-        record; empty if the file is compressed.
+        Numbers and offsets of some records, at which a reader can begin; empty if the file is
+        compressed.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Part:
 def write_part(
     batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: Compression = None
 ) -> Part | None:
-    """Write a file; None, and no file, if there are no rows.
+    """Write a file; return None and write none if there are no rows.
 
     Raises
     ------
     InputError
-        Names the column and the row that no record can hold.
+        Names the column and row whose value a record cannot hold.
     """
     slices = _slice_batches(batches)
     first = next(slices, None)
@@ -85,19 +85,19 @@ def write_part(
 
 
 def update_checksum(checksums: Checksums, before: int = 0) -> int:
-    """A `Part`'s checksum of these records and those ``before`` them."""
+    """Return a `Part`'s checksum of these records and those ``before`` them."""
     return zlib.crc32(checksums.astype("<u4").tobytes(), before)
 
 
 def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
-    """The first of some records and about one in a megabyte: its number and where it begins.
+    """Return marks for the first of some records and about one per megabyte.
 
     Parameters
     ----------
     offsets
-        Where the records begin, counted from ``place``.
+        Starts of the records, relative to ``place``.
     row
-        The number of the first of them.
+        Number of the first of them.
     """
     megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
     chosen = np.searchsorted(offsets, megabytes)
@@ -105,7 +105,7 @@ def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
 
 
 class _CountingFile:
-    """A file, and how much was written into it."""
+    """File that counts the bytes written to it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""An Arrow column as the payload of a feature: the bytes of its values, row by row."""
+"""Encode an Arrow column as the payload of a feature: the bytes of its values, row by row."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Payload:
     Attributes
     ----------
     kind
-        The list that Example holds them in, by its number in the message Feature.
+        Number of the list in the message Feature.
     content, offsets
         The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
     sizes
-        How many bytes each row has; -1: it has no value at all.
+        Number of bytes of each row; -1 for a row without a value.
     is_one_field
-        Whether a row's bytes are the content of one field of the list, so that its tag and length
-        come before them; False: they are whole fields.
+        Whether a row's bytes are the content of one field of the list, to be preceded by its tag
+        and length, and not complete fields.
     """
 
     kind: int
@@ -50,12 +50,12 @@ class Payload:
 
 
 def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
-    """The payload of a column of any type for which `choose_list` knows a list.
+    """Build the payload of a column; `choose_list` must support its type.
 
     Raises
     ------
     InputError
-        The type is another, or an array has a null; rows are counted from ``first_row``.
+        The type is not supported, or an array has a null; rows are counted from ``first_row``.
     """
     kind = choose_list(column.type)
     if kind is None:
@@ -77,7 +77,7 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
 
 
 def _spread(given: Payload, rows: Index, count: int) -> Payload:
-    """A payload of ``count`` rows from that of the ``rows`` that have a value."""
+    """Extend the payload of the ``rows`` with a value to ``count`` rows."""
     if len(rows) == count:
         return given
     sizes = np.full(count, -1)
@@ -87,7 +87,7 @@ def _spread(given: Payload, rows: Index, count: int) -> Payload:
 
 
 def _flatten(lists: pa.Array) -> tuple[pa.Array, Index]:
-    """The elements of lists without nulls, and where each list begins among them."""
+    """Return the elements of lists without nulls, and the start of each list among them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -105,7 +105,7 @@ def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> Non
 
 
 def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
-    """The bytes of values without nulls, and where each begins."""
+    """Return the bytes of values without nulls, and the start of each value."""
     import pyarrow as pa
 
     if kind == INT64:
@@ -119,7 +119,7 @@ def _encode_values(values: pa.Array, kind: int) -> tuple[Bytes, Index]:
 
 
 def _to_integers(values: pa.Array) -> Index:
-    """Dates as days and timestamps as microseconds, both since 1970."""
+    """Convert dates to days and timestamps to microseconds, both since 1970."""
     import pyarrow as pa
 
     if pa.types.is_date(values.type):
@@ -134,13 +134,13 @@ def _to_floats(values: pa.Array) -> npt.NDArray[np.float32]:
 
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
-    # What float32 cannot hold becomes infinite, as in protobuf itself.
+    # Numbers beyond float32 become infinite, as in protobuf.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(values.to_numpy(), "<f4")
 
 
 def _wrap_fields(content: Bytes, offsets: Index) -> tuple[Bytes, Index]:
-    """Each value as one field: tag, length, bytes."""
+    """Encode each value as one field: tag, length, bytes."""
     heads = build_per_size(
         np.diff(offsets), lambda sizes: [b"\x0a" + encode_one(s) for s in sizes.tolist()]
     )

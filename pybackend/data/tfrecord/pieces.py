@@ -1,4 +1,4 @@
-"""Rows of bytes, put together and cut out by Arrow: one call for all rows."""
+"""Join and slice rows of bytes by Arrow: one call for all rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Index = npt.NDArray[np.int64]
 
 
 def to_offsets(lengths: Index) -> Index:
-    """Where each of some consecutive pieces begins, and the end of the last."""
+    """Return the starts of consecutive pieces, and the end of the last one."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
-    """Consecutive bytes as rows; nothing is copied."""
+    """Return consecutive bytes as rows, without a copy."""
     import pyarrow as pa
 
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
@@ -31,10 +31,10 @@ def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
 
 
 def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
-    """Rows ``content[start:end]`` in order of their places, with gaps between them."""
+    """Return rows ``content[start:end]``, which must be in order and may have gaps."""
     import pyarrow as pa
 
-    # What lies between two rows counts as a row, too, so that Arrow needs no list of places.
+    # The gaps between rows are rows of the array, too, so that its offsets are consecutive.
     offsets = np.empty(2 * len(starts) + 1, np.int64)
     offsets[0:-1:2], offsets[1::2] = starts, ends
     offsets[-1] = ends[-1] if len(ends) else 0
@@ -42,7 +42,7 @@ def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray
 
 
 def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """The rows of several columns side by side."""
+    """Concatenate several columns row by row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -50,7 +50,7 @@ def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
 
 
 def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
-    """The bytes of all rows, one after another, and where each begins; nothing is copied."""
+    """Return the consecutive bytes of all rows and the start of each, without a copy."""
     _, places, content = rows.buffers()
     # Arrow may leave out the buffers of a column without rows.
     offsets = np.zeros(1, np.int64)
@@ -63,7 +63,7 @@ def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
 def build_per_size(
     sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]
 ) -> pa.LargeBinaryArray:
-    """Rows that each depend on a size, built once for every size that occurs.
+    """Build rows that depend only on a size, once per distinct size.
 
     A buffer of n bytes has rows of at most sqrt(2 n) sizes.
     """

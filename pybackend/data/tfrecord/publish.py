@@ -1,8 +1,8 @@
-"""A folder of records comes into being at one stroke: all of it, or nothing.
+"""Write a folder of records atomically: all of it, or nothing.
 
-Tasks write into a folder inside that readers pass over, under a name per attempt. When the job has
-ended, the files of the attempts that count are moved to their place, the manifest makes them the
-data, and only then what was there before is removed.
+Tasks write into a temporary subfolder, which readers skip, under one name per attempt. When the job
+has ended, the files of the successful attempts are moved to their place. The manifest then makes
+them the data, and only after that are the previous files removed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pybackend.data.tfrecord.compression import SUFFIX
 from pybackend.data.tfrecord.manifest import NAME, SUCCESS, TEMPORARY, Manifest
 from pybackend.errors import InputError
 
-# Written before the tasks run: one that does not see it is on a machine without this folder.
+# Written before the tasks run: a task that does not see it is on a machine without this folder.
 _STARTED = "_started"
-# What a folder may hold for its content to be replaced.
+# The files that `overwrite` may replace.
 _RECORDS = re.compile(
     r"part-.*|.*\.tfrecords?(\..*)?|_SUCCESS|_tfdist\.json|_temporary.*|\..*\.crc"
 )
 
 
 def begin(uri: str, token: str, overwrite: bool) -> bool:
-    """Make the folder ready for the tasks, and say whether it is new.
+    """Prepare the folder for the tasks; return whether it is new.
 
     Raises
     ------
     InputError
-        There is something else already, or nothing can be written.
+        The folder holds other files, or cannot be written.
     """
     folder = open_folder(uri)
     if folder.is_file():
@@ -41,7 +41,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     if old and not overwrite:
         raise InputError(
             f"`path`: {uri!r} is not empty, it holds {old[0]}: choose another folder, or replace "
-            "what is in this one with overwrite=True"
+            "its content with overwrite=True"
         )
     strange = [name for name in old if not _RECORDS.fullmatch(name)]
     if strange:
@@ -58,12 +58,12 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
 
 
 def is_begun(uri: str, token: str) -> bool:
-    """Whether this machine sees what `begin` has made."""
+    """Return whether this machine sees the folder that `begin` prepared."""
     return open_folder(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
 
 
 def choose_path(uri: str, token: str, attempt: str) -> str:
-    """The path to which an attempt of a task writes its file."""
+    """Return the path to which an attempt of a task writes its file."""
     return open_folder(uri).path(f"{TEMPORARY}{token}/{attempt}")
 
 
@@ -73,13 +73,13 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     Raises
     ------
     InputError
-        This machine does not see the files, or others have come meanwhile.
+        This machine does not see the files, or others were added meanwhile.
     """
     folder = open_folder(uri)
     written = Manifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
-        raise InputError(f"`path`: {old[0]} has come into {uri!r} while the records were written")
+        raise InputError(f"`path`: {old[0]} appeared in {uri!r} while the records were written")
     names = {
         part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
     }
@@ -101,7 +101,7 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
 
 
 def discard(uri: str, token: str, is_new: bool) -> None:
-    """Remove what a job that failed has written."""
+    """Remove the files of a failed job."""
     folder = open_folder(uri)
     # Tasks of the job may still be writing there.
     for _ in range(3):
@@ -134,5 +134,5 @@ def _list_old_names(folder: Folder) -> list[str]:
 
 
 def _build_name(number: int, token: str, manifest: Manifest) -> str:
-    # The token keeps the names of new files apart from those of the files that they replace.
+    # The token makes the names of new files differ from those of the files that they replace.
     return f"part-{number:05d}-{token[:8]}.tfrecord{SUFFIX[manifest.compression]}"

@@ -1,4 +1,4 @@
-"""What columns records have: as the user says, or as a sample of the records shows."""
+"""Columns of records, from the user's specification or a sample of the records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIST = "[]"
 
 
 def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
-    """The schema for a checked `tfrecord_spec`, in its order."""
+    """Convert a checked `tfrecord_spec` to a schema, in its order."""
     import pyarrow as pa
 
     fields = []
@@ -33,10 +33,10 @@ def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
 
 
 def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
-    """The `tfrecord_spec` that fits a sample, by name.
+    """Infer the `tfrecord_spec` of a sample, sorted by name.
 
-    A feature is a scalar if each record that has it has one value, otherwise a list. Bytes
-    stay bytes: whether they are text, the records do not say.
+    A feature is a scalar if each record that has it has one value, otherwise a list. Bytes remain
+    bytes: records do not specify whether they are text.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which types Example can hold, in which of its lists, and what Spark and Arrow call them."""
+"""Types that Example can hold, the lists for them, and their names in Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _EXPECTED = (
 
 
 def to_arrow_type(spark: Any, column: str) -> pa.DataType:
-    """The Arrow type of a type in Spark's JSON.
+    """Convert a type in Spark's JSON to an Arrow type.
 
     Raises
     ------
     InputError
-        Names the column whose type no record can hold.
+        Names the column whose type a record cannot hold.
     """
     import pyarrow as pa
 
@@ -57,7 +57,7 @@ def to_arrow_type(spark: Any, column: str) -> pa.DataType:
 
 
 def to_spark_type(arrow: pa.DataType) -> Any:
-    """The type in Spark's JSON for an Arrow type that `to_arrow_type` gives."""
+    """Convert an Arrow type of `to_arrow_type` to a type in Spark's JSON."""
     import pyarrow as pa
 
     if is_list(arrow):
@@ -71,7 +71,7 @@ def to_spark_type(arrow: pa.DataType) -> Any:
 
 
 def to_schema(fields: Any) -> pa.Schema:
-    """The Arrow schema of a struct in Spark's JSON; `InputError` as in `to_arrow_type`."""
+    """Convert a struct in Spark's JSON to an Arrow schema; raise `InputError` if unsupported."""
     import pyarrow as pa
 
     names = [field["name"] for field in fields["fields"]]
@@ -84,7 +84,10 @@ def to_schema(fields: Any) -> pa.Schema:
 
 
 def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
-    """The struct in Spark's JSON; every column is nullable, as any feature may be absent."""
+    """Convert a schema to a struct in Spark's JSON.
+
+    Every column is nullable, as any feature may be absent.
+    """
     fields = [
         {"name": field.name, "type": to_spark_type(field.type), "nullable": True, "metadata": {}}
         for field in schema
@@ -93,7 +96,7 @@ def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
 
 
 def choose_list(arrow: pa.DataType) -> int | None:
-    """The list that holds values of a type, or of its elements; None: no list does."""
+    """Return the list for values of a type or of its elements; None if it is not supported."""
     import pyarrow as pa
 
     of = pa.types
@@ -110,7 +113,7 @@ def choose_list(arrow: pa.DataType) -> int | None:
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """Whether values are arrays, of any of Arrow's layouts."""
+    """Return whether values are arrays, of any of Arrow's layouts."""
     import pyarrow as pa
 
     of = pa.types

@@ -1,4 +1,4 @@
-"""The values in lists of features: numbers, packed or one by one, and strings of bytes."""
+"""Read the values in lists of features: numbers, packed or not, and strings of bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ITEM = 1
-# The wire types that values of a kind come in: a field for several of them, or for one.
+# The wire types of values of a kind: of a field with several of them, and of one.
 _WIRES = {
     BYTES: (LENGTH_DELIMITED, LENGTH_DELIMITED),
     FLOAT: (LENGTH_DELIMITED, FIXED32),
@@ -29,7 +29,7 @@ _FLOAT_BYTES = 4
 
 
 def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
-    """All values of lists of one kind, and how many each list has.
+    """Return all values of lists of one kind, and the number of values of each list.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]
     Raises
     ------
     InputError
-        Names the record of which the list is malformed.
+        Names the record whose list is malformed.
     """
     import pyarrow as pa
 
@@ -76,12 +76,12 @@ def _read_integers(content: Bytes, offsets: Index) -> Numbers:
     values, _, whole = decode_varints(content, begins)
     broken = np.zeros(len(lengths), np.bool_)
     broken[np.searchsorted(places, np.flatnonzero(~whole), side="right") - 1] = True
-    # One that ends inside a number would run into the next.
+    # A row that ends inside a number would continue in the next row.
     broken[lengths > 0] |= ~is_last[offsets[1:][lengths > 0] - 1]
     return values, np.diff(places), broken
 
 
-# Numbers, how many each row of bytes has, and which rows are not made of whole ones.
+# Numbers, how many each row of bytes has, and which rows contain an incomplete one.
 Numbers = tuple[npt.NDArray[Any], Index, Flags]
 _READERS: dict[int, Callable[[Bytes, Index], Numbers]] = {
     FLOAT: _read_floats,

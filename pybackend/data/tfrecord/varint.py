@@ -1,4 +1,4 @@
-"""Protocol buffers' variable-length integers, many at once: seven bits a byte, the lowest first."""
+"""Variable-length integers of protocol buffers: seven bits per byte, the lowest first."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-# 64 bits; a negative number has all of them.
+# For 64 bits; a negative number uses all of them.
 MOST_BYTES = 10
 _LOW = np.uint64(0x7F)
 
 
 def encode_one(value: int) -> bytes:
-    """One number that is not negative."""
+    """Encode one number that is not negative."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -25,7 +25,7 @@ def encode_one(value: int) -> bytes:
 
 
 def encode_varints(values: Index) -> tuple[Bytes, Index]:
-    """The numbers' bytes, one after another, and where each begins; the last entry is the end."""
+    """Return the consecutive bytes of numbers, and the start of each; the last entry is the end."""
     left = values.view(np.uint64)
     if not (left > _LOW).any():
         return values.astype(np.uint8), np.arange(len(values) + 1, dtype=np.int64)
@@ -51,7 +51,7 @@ def _measure(values: npt.NDArray[np.uint64]) -> Index:
 
 
 def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
-    """The number at each place, where it ends, and whether it is one: complete, and of 64 bits."""
+    """Return the number at each place, its end, and whether it is complete within 10 bytes."""
     first = data.take(begins, mode="clip")
     values = (first & 0x7F).astype(np.uint64)
     ends = begins + 1

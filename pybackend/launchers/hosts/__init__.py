@@ -1,1 +1,1 @@
-"""Gangs on hosts that ssh reaches."""
+"""Worker groups on hosts that are reachable by ssh."""

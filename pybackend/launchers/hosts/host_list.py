@@ -1,4 +1,4 @@
-"""Lists of hosts and of the workers that each may have: ``"a:2,b:2"``, and hostfiles."""
+"""Lists of hosts with their slots: ``"a:2,b:2"``, and hostfiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 
-# A name never begins with "-": it stands on a command line.
+# A name never begins with "-", because it is used on command lines.
 _ENTRY = re.compile(
     r"(?:(?P<user>[^-@:\s\[\]][^@:\s\[\]]*)@)?"
     r"(?:\[(?P<address>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>\w[\w.-]*))"
@@ -23,7 +23,7 @@ _FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slo
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host, and how many workers it may have; ``user`` is who logs in, None: as ssh's."""
+    """A host and its number of slots; ``user`` logs in, None: ssh's default."""
 
     name: str
     slots: int = 1
@@ -31,7 +31,7 @@ class HostSlots:
 
     @property
     def login(self) -> str:
-        """What ssh is given."""
+        """The host as an argument of ssh."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -42,12 +42,12 @@ def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
     ----------
     given
         ``"a:2,b:2"``, or a sequence of such texts. An entry is ``name``, ``name:slots`` or
-        ``user@name:slots``; an IPv6 address stands in brackets. One slot by default.
+        ``user@name:slots``; an IPv6 address must be in brackets. One slot by default.
 
     Raises
     ------
     InputError
-        Names the entry that cannot be read.
+        An entry cannot be parsed. The message names it.
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -59,14 +59,14 @@ def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
 
 
 def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
-    """Read a hostfile as Horovod and Open MPI have them.
+    """Read a hostfile in the format of Horovod and Open MPI.
 
-    A line is ``host slots=2`` or ``host:2``; further settings and what follows ``#`` are ignored.
+    A line is ``host slots=2`` or ``host:2``; other settings and text after ``#`` are ignored.
 
     Raises
     ------
     InputError
-        The file cannot be read; or it names the line that cannot be.
+        The file cannot be read, or a line cannot be parsed. The message names the line.
     """
     try:
         lines = Path(path).expanduser().read_text().splitlines()
@@ -83,7 +83,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
 
 
 def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSlots, range]]:
-    """The ranks on each host: each host's slots are filled, in order; hosts without any left out.
+    """Assign ranks to the slots of hosts, in order; hosts without ranks are left out.
 
     Raises
     ------
@@ -119,8 +119,8 @@ def _parse_line(words: Sequence[str], place: str) -> HostSlots:
 def _parse_entry(entry: str, place: str) -> HostSlots:
     found = _ENTRY.fullmatch(entry)
     if found is None:
-        hint = "" if entry.count(":") < 2 else "; an IPv6 address needs its brackets"
-        raise InputError(f"{place}: {entry!r} is no host: {_FORM}{hint}")
+        hint = "" if entry.count(":") < 2 else "; an IPv6 address must be in brackets"
+        raise InputError(f"{place}: {entry!r} is not a host: {_FORM}{hint}")
     slots = _count(found["slots"] or "1", entry, place)
     return HostSlots(found["address"] or found["name"], slots, found["user"])
 
@@ -130,8 +130,8 @@ def _count(text: str, entry: str, place: str) -> int:
         raise InputError(f"{place}: {entry!r} must have a whole number of slots, 1 or more")
     if int(text) > _MOST_SLOTS:
         raise InputError(
-            f"{place}: {entry!r} asks for {text} workers on one host. Is it a port? Ports are "
-            "picked by the systems; ssh's own goes into ssh_options"
+            f"{place}: {entry!r} asks for {text} workers on one host. If this is a port: ssh's "
+            "port goes into ssh_options, and all other ports are chosen automatically"
         )
     return int(text)
 

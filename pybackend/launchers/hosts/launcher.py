@@ -1,4 +1,4 @@
-"""Workers on hosts that ssh reaches."""
+"""Workers on hosts that are reachable by ssh."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
-# For what runs there to end and to remove its files.
+# For the processes there to end and to remove their files.
 _END_SECONDS = 15.0
 _CHOOSE_PYTHON = "name a Python that has it on every host: hosts(..., python=...)"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """A launcher: ssh starts the workers; made by `hosts`."""
+    """Launcher that starts workers by ssh; made by `hosts`."""
 
     hosts: tuple[HostSlots, ...]
     python: str
@@ -56,21 +56,19 @@ class Hosts:
 
     @property
     def where(self) -> str:
-        """See `Launcher`."""
         names = ", ".join(host.name for host in self.hosts)
-        return f"processes on hosts that ssh reaches ({names})"
+        return f"processes on hosts that are reachable by ssh ({names})"
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`."""
         placed = ranks_by_host(self.hosts, job.workers)
-        later = "whether ssh reaches the hosts, and what their Python has"
+        later = "whether ssh can reach the hosts, and which packages their Python has"
         return Submission(tuple(host.name for host, ranks in placed for _ in ranks), later=(later,))
 
     def count_workers(self, wanted: Any) -> Any:
-        """See `Slotted`; all slots unless a call says otherwise."""
+        """Return the number of workers of a call; all slots by default."""
         if wanted is None:
             return sum(host.slots for host in self.hosts)
-        if isinstance(wanted, int):  # what else it may be is checked later
+        if isinstance(wanted, int):  # other types are checked later
             ranks_by_host(self.hosts, wanted)
         return wanted
 
@@ -81,7 +79,6 @@ class Hosts:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`."""
         if isinstance(job, TrainingJob) and job.is_elastic:
             return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
@@ -104,7 +101,7 @@ class Hosts:
             def look() -> list[Failure]:
                 return [failure for host in reached for failure in host.look()]
 
-            # Each host is watched while it takes in its rows, which may take its time.
+            # Hosts are watched while they receive their rows, which may take long.
             return run_gang(meeting, job, names, on_event, look, meet_seconds=math.inf)
 
     def _train_elastically(
@@ -114,7 +111,7 @@ class Hosts:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """Start a worker in a slot whenever one may join."""
+        """Run an elastic training, which starts a worker in a slot whenever one may join."""
         slots = [host for host in self.hosts for _ in range(host.slots)]
         addresses = tuple(map(self.ssh.address, slots))
         with swept_folder() as folder:
@@ -135,8 +132,8 @@ class Hosts:
         job: Job,
         neighbours: int,
     ) -> SshHost:
-        """Have ssh start Python on a host, for these workers."""
-        # A function may do without TensorFlow.
+        """Start Python on a host by ssh, for these workers."""
+        # A function may not need TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
         temporary = self.environment.get("TMPDIR")
         arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
@@ -146,7 +143,7 @@ class Hosts:
     def _reach(
         self, placed: Sequence[tuple[HostSlots, range]], meeting: MeetingServer, job: Job
     ) -> Iterator[list[SshHost]]:
-        """Have ssh reach all hosts; on leaving, nothing is left on any of them."""
+        """Connect to all hosts by ssh; on exit, end the processes there and remove their files."""
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
@@ -162,7 +159,7 @@ class Hosts:
 
 @dataclass(frozen=True)
 class _Slots:
-    """A `Way`: each worker has an ssh of its own, so that one ends without the others."""
+    """A `Way` with one ssh process per worker, so that each can end without the others."""
 
     launcher: Hosts
     slots: Sequence[HostSlots]
@@ -255,7 +252,7 @@ def hosts(
 
 
 def _check_words(options: Any) -> tuple[str, ...]:
-    """ssh's options; "-p 22" would be read as the port " 22"."""
+    """Check the options for ssh; it would read "-p 22" as the port " 22"."""
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
         raise InputError(
@@ -275,5 +272,5 @@ def _check_variables(environment: Any) -> dict[str, str]:
         raise InputError(f'`environment` must be like {{"NAME": "value"}}, not {environment!r}')
     for name in given:
         if not is_variable_name(name):
-            raise InputError(f"`environment` has {name!r}, which is no name of a variable")
+            raise InputError(f"`environment` has {name!r}, which is not a valid variable name")
     return dict(given)

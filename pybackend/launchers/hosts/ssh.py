@@ -1,4 +1,4 @@
-"""The command line of ssh, and what it means when ssh fails."""
+"""Command line of ssh, and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pybackend.errors import ClusterError
 from pybackend.launchers.hosts.host_list import HostSlots
 
-# What no setting of the user's may change: of two values ssh takes the first.
+# Options that your settings cannot change: ssh uses the first of two values.
 _FIXED = (
     "BatchMode=yes",
-    # A connection that the user shares is used; one that is made here stays with nobody.
+    # An existing shared connection is used; one opened here is not shared.
     "ControlMaster=no",
     "ClearAllForwardings=yes",
     "RemoteCommand=none",
@@ -24,12 +24,12 @@ _FIXED = (
 )
 _DEFAULTS = (
     "ConnectTimeout=10",
-    # A host that goes away without a word is noticed after a quarter of a minute.
+    # A host that disappears is noticed after 15 seconds.
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
 )
 _NAME_SECONDS = 10.0
-# What ssh says, and what to do about it.
+# Messages of ssh, with advice.
 _ADVICE = (
     (
         r"Could not resolve hostname",
@@ -42,11 +42,11 @@ _ADVICE = (
     ),
     (
         r"timed out|No route to host|Network is unreachable",
-        "Check that the host runs, and that no firewall is in the way",
+        "Check that the host runs, and that no firewall blocks it",
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
-        "The host has another key than ~/.ssh/known_hosts says: if you know why, remove that line "
+        "The host's key differs from that in ~/.ssh/known_hosts: if you know why, remove that line "
         "with `ssh-keygen -R`, and log in once by hand",
     ),
     (
@@ -60,7 +60,7 @@ _ADVICE = (
     ),
     (
         r"Permission denied",
-        "No password can be asked for here: copy a key there with `ssh-copy-id`, or start "
+        "A password cannot be entered here: copy a key there with `ssh-copy-id`, or start "
         "ssh-agent if the key has a passphrase",
     ),
     (
@@ -72,20 +72,20 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Ssh:
-    """How hosts are reached; ``options`` are the user's, for ssh's command line."""
+    """ssh with the options that the user passed for its command line."""
 
     options: tuple[str, ...] = ()
 
     def command(self, host: HostSlots, remote: Sequence[str]) -> list[str]:
-        """The command line that runs another one on a host, without a terminal."""
+        """Return the command line that runs a command on a host, without a terminal."""
         fixed = [word for option in _FIXED for word in ("-o", option)]
         defaults = [word for option in _DEFAULTS for word in ("-o", option)]
         options = ["-T", "-x", *fixed, *self.options, *defaults]
-        # The login shell there makes way for the command.
+        # The command replaces the login shell there.
         return [_program(), *options, host.login, f"exec {shlex.join(remote)}"]
 
     def address(self, host: HostSlots) -> str:
-        """The name or address by which ssh reaches a host: its configuration may have another."""
+        """Return the name or address that ssh uses for a host, which its configuration may set."""
         command = [_program(), "-G", *self.options, host.login]
         shown = subprocess.run(
             command, capture_output=True, text=True, timeout=_NAME_SECONDS, stdin=subprocess.DEVNULL
@@ -99,29 +99,29 @@ class Ssh:
         return found[1]
 
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
-        """The error of an ssh that has ended with status 255, from the last lines it printed."""
+        """Return the error for an exit status 255 of ssh, from the last lines that it printed."""
         text = "\n".join(printed)
         advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
         return ClusterError(
-            f"cannot reach {host.name} by ssh, which says: {said}. "
-            f"{advice + '. ' if advice else ''}When `{by_hand}` works without a question, so will "
+            f"cannot reach {host.name} by ssh, which reports: {said}. "
+            f"{advice + '. ' if advice else ''}When `{by_hand}` works without a prompt, so will "
             "this"
         )
 
 
 def environment() -> dict[str, str]:
-    """Variables for ssh: there is nobody whom it could ask."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
-    return {**kept, "SSH_ASKPASS_REQUIRE": "never"}
+    """Return the variables for ssh, without programs that would ask for a password."""
+    variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
+    return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
 
 
 def _program() -> str:
     found = shutil.which("ssh")
     if found is None:
         raise ClusterError(
-            "this machine has no `ssh`, by which workers start on hosts: install OpenSSH's client "
+            "this machine has no `ssh`, which starts workers on hosts: install OpenSSH's client "
             "(Debian: apt-get install openssh-client)"
         )
     return found

@@ -1,4 +1,4 @@
-"""The driver's side of one host that ssh reaches: its ssh, and what its workers send."""
+"""Driver's side of one host: its ssh process, and the connections of its workers."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 
 _LOG_LINES = 40
-# Until Python has begun there: login and its file system may be slow.
+# Until Python has started there: login and its file system may be slow.
 _GREETING_SECONDS = 90.0
-# A host that takes in nothing for so long, and says nothing, which it does every few seconds.
+# Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
-# ssh's status when it has lost the connection, and when a signal has ended what it has run; only in
-# the first case it says something.
+# ssh's exit status if it lost the connection, or if a signal killed its command; it prints a
+# message only in the first case.
 _CONNECTION_LOST = 255
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
 class SshHost:
-    """One host and the workers on it; a context manager, which ends and removes all of it.
+    """One host and its workers; a context manager, which ends them and removes their files.
 
     Parameters
     ----------
     ssh, host, python
-        How it is reached, and the Python that runs there.
+        ssh for the host, the host, and the path of its Python.
     ranks
-        Of its workers.
+        Ranks of its workers.
     meeting
-        Adopts them.
+        Server for the connections of its workers.
     wanted
-        Packages that this Python must have, with blanks between them.
+        Packages that this Python must have, separated by blanks.
     resources
-        Of each worker.
+        Resources of each worker.
     neighbours
-        How many workers share the host.
+        Number of workers that share the host.
     temporary
-        Folder there for temporary files; None: as that host has it.
+        Folder there for temporary files; None: the host's default.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SshHost:
         self._has_greeted = False
         self._trouble: ClusterError | None = None
         self._status: int | None = None
-        # When the host has last taken in something, and when that was last looked at.
+        # Time when the host last received something, and of the last check.
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
         place = [] if temporary is None else ["env", f"TMPDIR={temporary}"]
@@ -93,7 +93,7 @@ class SshHost:
             stderr=subprocess.PIPE,
             bufsize=0,
             env=environment(),
-            # Without a terminal it asks nobody, and Ctrl-C ends it when its workers are gone.
+            # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
             start_new_session=True,
         )
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
@@ -102,12 +102,12 @@ class SshHost:
         self._follower.start()
 
     def send(self, bundle: Bundle) -> None:
-        """Have the bundle sent, as soon as Python has begun there."""
+        """Send the bundle as soon as Python has started there."""
         self._moved = self._looked = time.monotonic()
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
-        """What is known to have failed here.
+        """Return the known failures on this host.
 
         Raises
         ------
@@ -133,33 +133,33 @@ class SshHost:
             self._moved = now
         elif not self._has_greeted and now > heard + _GREETING_SECONDS:
             raise ClusterError(
-                f"{self._host.name} does not run {self._python} {now - heard:.0f} s after ssh was "
-                "started. Log in by hand, and see what it waits for"
+                f"{self._python} did not start on {self._host.name} within {now - heard:.0f} s of "
+                "the start of ssh. Log in by hand to see what it waits for"
             )
         elif now > heard + _SILENT_SECONDS:
             raise ClusterError(
-                f"{self._host.name} has been silent for {now - heard:.0f} s. See whether its disk "
-                "is full, or somebody has stopped the process that runs the workers there"
+                f"{self._host.name} has been silent for {now - heard:.0f} s. Check whether its "
+                "disk is full, or the process that runs the workers there was stopped"
             )
 
     def let_go(self) -> None:
-        """Close the lifeline: what runs there ends itself and removes its files."""
+        """Close the lifeline: the processes there end and remove their files."""
         self._bundles.put(None)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait until nothing is left there, or nothing can be heard of it."""
+        """Wait until all processes there have ended, or the host does not respond."""
         try:
             self._process.wait(timeout=max(0.1, seconds))
-        except subprocess.TimeoutExpired:  # its host does not answer
+        except subprocess.TimeoutExpired:  # its host does not respond
             self._process.kill()
             self._process.wait()
         self._follower.join(timeout=5)
 
     def _follow(self) -> None:
-        """All that happens on the connection, to its end."""
+        """Serve the connection until it ends."""
         with (
             contextlib.suppress(OSError, ValueError),
             io.BufferedReader(cast(io.RawIOBase, self._process.stdout)) as reading,
@@ -208,14 +208,14 @@ class SshHost:
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
     def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
-        """Why this Python cannot run workers."""
+        """Return the error if this Python cannot run workers."""
         place, python = self._host.name, greeting.python
         version = ".".join(map(str, greeting.version))
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
-                f"{python} on {place} is Python {version}, but here it is {own}, and functions do "
-                f"not travel from one to the other. Name a Python {own} that all hosts have: "
+                f"{python} on {place} is Python {version}, but this is Python {own}, and functions "
+                f"cannot be sent between releases. Name a Python {own} that all hosts have: "
                 "hosts(..., python=...)"
             )
         if not greeting.missing:
@@ -230,7 +230,7 @@ class SshHost:
         )
 
     def _explain_start(self, status: int) -> ClusterError:
-        """Why Python has not begun."""
+        """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
         if status == _CONNECTION_LOST:
             return self._ssh.explain(self._host, printed)
@@ -241,7 +241,7 @@ class SshHost:
                 "host has: hosts(..., python=...)"
             )
         return ClusterError(
-            f"{self._python} on {self._host.name} has ended with status {status} before it could "
+            f"{self._python} on {self._host.name} exited with status {status} before it could "
             f"run workers{said}. Run it there by hand, or name another one: hosts(..., python=...)"
         )
 
@@ -253,7 +253,10 @@ class SshHost:
         elif self._status == _CONNECTION_LOST:
             message = "the process that runs the workers of its host was killed"
         else:
-            message = f"what runs the workers of its host ended with status {self._status}: {last}"
+            message = (
+                f"the process that runs the workers of its host exited with status {self._status}: "
+                f"{last}"
+            )
         return Failure(
             rank,
             self._host.name,
@@ -261,10 +264,10 @@ class SshHost:
             message=message,
             log=tuple(printed),
             time=time.time(),
-            advice="see whether that host still runs, and whether its memory or disk ran out",
+            advice="check whether that host still runs, and whether it ran out of memory or disk",
         )
 
 
 def _find_greeting(reading: IO[bytes]) -> bytes | None:
-    """What `bootstrap` says, after whatever a login shell has printed; None: nothing."""
+    """Return the line of `bootstrap`, after the output of a login shell; None if it is missing."""
     return next((line for line in reading if line.startswith(MARK)), None)

@@ -1,6 +1,6 @@
-"""What runs on a host that ssh has reached: its workers, and their connections to the driver.
+"""Workers of a host that ssh connects, and their connections to the driver.
 
-All of them share the two pipes of ssh, which are their lifeline, too. This file is imported on the
+All of them share the two pipes of ssh, which are also their lifeline. This file is imported on the
 workers' hosts.
 """
 
@@ -29,29 +29,29 @@ RANKS = "ranks.json"
 
 
 def run(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Run this host's workers; returns when all have reported.
+    """Run this host's workers until all have reported.
 
     Parameters
     ----------
     folder
-        That of the bundle. All that workers write lies below it.
+        Folder of the bundle. Workers write only below it.
     pipe, channel
-        From and to the driver; with the end of ``pipe`` this process ends at once.
+        Pipe from the driver, and descriptor of that to it; if ``pipe`` closes, this process ends.
     """
     wake_when_orphaned()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     is_elastic = Path(folder, POST).exists()
     ranks = [0] if is_elastic else json.loads(Path(folder, RANKS).read_text())
-    # No token: ssh has authenticated both ends of what they share.
+    # No token: ssh has authenticated both ends of the shared connection.
     meetings = {
         rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank)) for rank in ranks
     }
     follow_driver(lines, _end)
     try:
-        # Made by the driver of its own objects, and brought by ssh.
+        # Pickled by the driver, and sent by ssh.
         task: RemoteTask = cloudpickle.loads(Path(folder, TASK).read_bytes())
-    except Exception as error:  # a package that this host lacks
+    except Exception as error:  # such as a missing package
         for rank, meeting in meetings.items():
             meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return
@@ -60,7 +60,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
 
 def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) -> None:
     os.environ.update(task.environment)
-    # Addresses and ports of both ends: this one is where ssh has reached this host.
+    # Addresses and ports of both ends; the third is the address that ssh used for this host.
     connection = os.environ.get("SSH_CONNECTION", "").split()
     reached = connection[2] if len(connection) == 4 else None
     job = task.member.job
@@ -85,5 +85,5 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
 
 
 def _end() -> NoReturn:
-    """End at once: workers end with their launcher, and folders go with this process."""
+    """Exit at once: workers end with their launcher, and folders are removed with this process."""
     os._exit(1)

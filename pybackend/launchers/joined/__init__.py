@@ -1,1 +1,1 @@
-"""Gangs of processes that make the same call, each started by the user."""
+"""Worker groups of processes that users start themselves, and that make the same call."""

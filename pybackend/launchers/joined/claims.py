@@ -1,4 +1,4 @@
-"""What processes that make one call together must agree on, and how they differ."""
+"""Comparison of the calls of several processes, which must agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pybackend.job.codec import encode
 from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
 from pybackend.model.structure import digest_config
 
-# What may differ: only the first process writes files, and the rest is about this process alone.
+# These may differ: only the first process writes files, and the rest concerns one process only.
 _OWN = {
     "seed",
     "is_seeded",
@@ -34,7 +34,7 @@ _OWN = {
     "reports_steps",
     "is_observed",
 }
-# Fields that are not arguments, and the argument that they follow from.
+# Fields that are not arguments, and the argument from which they are derived.
 _ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
 _ROWS = "rows of "
 _FILES = "files of "
@@ -43,12 +43,12 @@ _FILES = "files of "
 def describe_call(
     number: int, job: Job, files: Mapping[str, bytes], datasets: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All that a call must have in common with those of the other processes, as plain data.
+    """Return the part of a call that must be equal in all processes, as plain data.
 
     Parameters
     ----------
     number
-        How many such calls this process has made, this one included.
+        Number of such calls of this process, including this one.
     """
     python = ".".join(map(str, sys.version_info[:2]))
     claims: dict[str, Any] = {
@@ -64,14 +64,14 @@ def describe_call(
         claims["model_uri"] = None if job.model_uri is None else "a path"
     if MODEL_FILE in files:
         claims["structure"] = _digest_file(files[MODEL_FILE])
-    # Functions are each process's own: their code names files, and more.
+    # Functions are not compared: their code contains file names and more.
     claims["files"] = sorted(files)
     if EXTRAS in files:
         claims["callbacks"] = _describe_callbacks(files[EXTRAS])
     for name, columns in datasets.items():
         claims[_ROWS + argument_of(name)] = [count_rows(columns), describe_columns(columns)]
     for name in (name for name in files if name.endswith(SOURCE)):
-        # This process has written it.
+        # Written by this process.
         source = cloudpickle.loads(files[name])
         if isinstance(source, FileRows):
             argument = argument_of(name.removesuffix(SOURCE))
@@ -80,14 +80,14 @@ def describe_call(
 
 
 def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]]) -> str | None:
-    """How the first process that differs from process 0 does so; None if all agree.
+    """Return a message about the first process that differs from process 0; None if all agree.
 
     Parameters
     ----------
     peers
-        What messages call each process.
+        Name of each process in messages.
     claims
-        What `describe_call` has given each, by rank.
+        Result of `describe_call` in each process, by rank.
     """
     wanted = claims[0]
     for rank, found in enumerate(claims):
@@ -98,7 +98,7 @@ def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]])
 
 
 def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Type, shape and a digest of the values of each column."""
+    """Return type, shape and a digest of the values of each column."""
     found = {}
     for name, column in columns.items():
         digest = hashlib.blake2b(digest_size=16)
@@ -116,10 +116,12 @@ def _digest_file(content: bytes) -> str:
 
 
 def _describe_callbacks(content: bytes) -> list[Any]:
-    """Classes of the callbacks, and the numbers among the settings of Keras's own: paths may well
-    differ, and what custom ones keep, too."""
+    """Return the classes of the callbacks, and the numeric settings of Keras's own.
+
+    Paths, and the state of custom callbacks, may differ.
+    """
     found = []
-    # This process has written them.
+    # Written by this process.
     for callback in cloudpickle.loads(content)["callbacks"]:
         kind = type(callback)
         settings = {
@@ -133,7 +135,7 @@ def _describe_callbacks(content: bytes) -> list[Any]:
 
 
 def _describe_files(source: FileRows) -> dict[str, Any]:
-    """What is read of files: their content is not, but their names, rows and sizes."""
+    """Return the names, numbers of rows and sizes of files, without reading their content."""
     files = source.files
     return {
         "columns": repr((source.column_groups, source.spec)),
@@ -158,8 +160,8 @@ def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
         advice = "install the same release on all machines"
     elif name == "structure":
         what = (
-            f"the model of {other} has another structure, or was compiled otherwise, than that of "
-            f"{first}"
+            f"the model of {other} differs from that of {first} in its structure, or in the "
+            "arguments of compile()"
         )
         advice = "build the same model in all processes"
     elif name == "callbacks":
@@ -183,8 +185,8 @@ def _explain_rows(
     argument: str, wanted: Any, found: Any, first: str, other: str
 ) -> tuple[str, str]:
     advice = (
-        "every process passes all rows, of which it trains on its share; if each machine has rows "
-        "of its own, pass a function that returns a tf.data.Dataset"
+        "pass all rows in every process, which trains on its share; if each machine has its own "
+        "rows, pass a function that returns a tf.data.Dataset"
     )
     if wanted is None or found is None:
         who, whom = (other, first) if wanted is None else (first, other)
@@ -198,21 +200,21 @@ def _explain_rows(
 def _explain_columns(
     argument: str, wanted: Any, found: Any, first: str, other: str
 ) -> tuple[str, str]:
-    """The first array of some rows that differs."""
+    """Return message and advice about the first array that differs."""
     name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
     kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
     where = f"`{name}` of `{argument}`"
     if kinds[0] != kinds[1]:
         what = f"{where} is {kinds[0]} in {other}, and {kinds[1]} in {first}"
         return what, "give it the same type and shape in all processes"
-    advice = "every process passes the same rows, in the same order, and trains on its share"
+    advice = "pass the same rows in the same order in every process, which trains on its share"
     return f"{where} has other values in {other} than in {first}", advice
 
 
 def _explain_files(
     argument: str, wanted: Any, found: Any, first: str, other: str
 ) -> tuple[str, str]:
-    advice = "all processes read the same files, of which each trains on its share"
+    advice = "pass the same files in all processes; each trains on its share of the rows"
     if wanted is None or found is None:
         who, whom = (other, first) if wanted is None else (first, other)
         return f"{who} passes `{argument}` as files, {whom} does not", advice

@@ -1,4 +1,4 @@
-"""How processes that join find each other, and what they compare before anything starts."""
+"""Connect processes that users start themselves, and compare their calls before the start."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from pybackend.net.rendezvous import listen, own_address, split_address
 
 _LOOK_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 2.0
-# The first process, whose limit is the same, says who is missing.
+# The first process has the same time limit, and reports which processes are missing.
 _SLACK_SECONDS = 5.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a process says when it meets the others.
+    """Handshake message of a process.
 
     Attributes
     ----------
     message
-        Its member's.
+        Message of its member.
     claims
-        What it knows of its call.
+        Description of its call, for the comparison.
     shortage
-        What its machine lacks for the workers there.
+        Message if its machine has too little for its workers, else None.
     """
 
     message: str
@@ -56,7 +56,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class JoinedCall:
-    """A call, on its way in this process."""
+    """A running call in this process."""
 
     place: Place
     member: Member
@@ -64,19 +64,19 @@ class JoinedCall:
     emit: Emit
 
     def note(self, text: str) -> None:
-        """Tell the user of this very process."""
+        """Show a note to the user of this process."""
         self.emit(Note(text))
 
 
 class Meeting(Protocol):
-    """How a process meets the others: at itself, or at the first one."""
+    """Connection of a process to the others."""
 
     def gather(self, message: str) -> Sequence[str]:
-        """All processes' messages, by rank."""
+        """Return the messages of all processes, by rank."""
 
 
 class CallGroup:
-    """The processes of a call, as `Group` has it."""
+    """The processes of a call, as a `Group`."""
 
     def __init__(self, call: JoinedCall, meeting: Meeting) -> None:
         self._call = call
@@ -90,7 +90,7 @@ class CallGroup:
         self.cores, self.gpus, self._shortage = share.cores, share.gpus, share.shortage
 
     def gather(self, message: str) -> list[str]:
-        """See `Group`; an error is kept, for it is not the worker's."""
+        """Gather the messages; errors, which do not concern the worker, are stored in ``error``."""
         try:
             own = encode(Claimed(message, self._call.claims, self._shortage))
             texts = self._meeting.gather(own)
@@ -113,13 +113,13 @@ def _read(text: str, name: str) -> Claimed:
         return decode(text, Claimed)
     except ValueError as error:
         raise ClusterError(
-            f"the processes do not understand {name} ({error}): install the same release of "
+            f"{name} sent an invalid handshake message ({error}): install the same release of "
             "tfdist on all machines"
         ) from error
 
 
 class Reminder:
-    """Tells the user, at longer and longer intervals, what this process waits for."""
+    """Reports, at increasing intervals, what this process waits for."""
 
     def __init__(self, call: JoinedCall) -> None:
         self._call = call
@@ -127,7 +127,7 @@ class Reminder:
         self._pause = _FIRST_NOTE_SECONDS
 
     def look(self, what: str) -> None:
-        """Tell it, if it is time to."""
+        """Show a note if the interval is over."""
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
@@ -135,7 +135,7 @@ class Reminder:
 
 
 class AtItself:
-    """The first process is where the others meet."""
+    """Connection of the first process, to which the others connect."""
 
     def __init__(self, call: JoinedCall, server: MeetingServer) -> None:
         self._call = call
@@ -150,12 +150,12 @@ class AtItself:
             if everyone is not None:
                 return everyone
             missing = self._server.missing()[0]
-            gone = [rank for rank in missing if self._server.has_left(rank)]
-            if gone:
-                self._refuse(f"{self._name(gone)} has come, and ended again: see what it printed")
+            left = [rank for rank in missing if self._server.has_left(rank)]
+            if left:
+                self._refuse(f"{self._name(left)} connected, then ended: see what it printed")
             reminder.look(self._name(missing))
         missing = self._server.missing()[0]
-        self._refuse(f"{self._name(missing)} did not come within {limit:g} s. {self._advise()}")
+        self._refuse(f"{self._name(missing)} did not connect within {limit:g} s. {self._advise()}")
 
     def _refuse(self, reason: str) -> NoReturn:
         self._server.refuse(reason)
@@ -167,15 +167,15 @@ class AtItself:
     def _advise(self) -> str:
         place = self._call.place
         rejected = self._server.rejected()
-        found = f" ({rejected} connections did not know the secret)" if rejected else ""
+        found = f" ({rejected} connections had a wrong secret)" if rejected else ""
         return (
             f"All {place.size} processes must make this call, and reach {place.meeting}{found}; "
-            "`timeout` says how long each waits"
+            "`timeout` sets how long each waits"
         )
 
 
 class AtTheFirst:
-    """All others meet at the first one."""
+    """Connection of every other process to the first one."""
 
     def __init__(self, call: JoinedCall, client: MeetingClient) -> None:
         self._call = call
@@ -202,8 +202,8 @@ class AtTheFirst:
         everyone = client.gather(message, look)
         if everyone is None:
             raise ClusterError(
-                f"{place.name(0)} has closed the connection before all processes had met. Its own "
-                f"message says why; or another process is {place.name(place.rank)}, too"
+                f"{place.name(0)} closed the connection before all processes had met. See its own "
+                f"error; or another process is also {place.name(place.rank)}"
             )
         return everyone
 
@@ -211,7 +211,7 @@ class AtTheFirst:
 def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
     place = call.place
     if isinstance(error, socket.gaierror):
-        return f"the name in {place.meeting}, at which the processes meet, is unknown here: {error}"
+        return f"this host cannot resolve {place.meeting}, where the processes meet: {error}"
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return (
             f"{place.name(0)} at {place.meeting} does not accept {place.name(place.rank)}: the two "
@@ -219,14 +219,14 @@ def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
             "another program listens there, or another process has the same index"
         )
     return (
-        f"{place.name(0)} did not answer at {place.meeting} within "
-        f"{call.member.job.timeout:g} s ({error}). Start the same script there; `timeout` says how "
+        f"{place.name(0)} did not respond at {place.meeting} within "
+        f"{call.member.job.timeout:g} s ({error}). Start the same script there; `timeout` sets how "
         "long each process waits"
     )
 
 
 def open_server(place: Place) -> socket.socket:
-    """The socket at which this process accepts the others, on the address that they know."""
+    """Open the socket for the other processes, on the address that they know."""
     address = place.meeting if place.rank == 0 else place.own
     if address is None:
         host = own_address(split_host(find_meeting(place)))
@@ -236,14 +236,14 @@ def open_server(place: Place) -> socket.socket:
         return listen(_reachable(host, place), port)
     except ClusterError as error:
         raise ClusterError(
-            f"{place.source} says that this process ({socket.gethostname()}, process id "
+            f"{place.source} specifies that this process ({socket.gethostname()}, process id "
             f"{os.getpid()}) is worker {place.rank} of {place.size}, at {address}, but it {error}. "
-            "Has another process the same index?"
+            "Does another process have the same index?"
         ) from error
 
 
 def find_meeting(place: Place) -> str:
-    """``host:port`` at which this process finds the first one, be it on the same host."""
+    """Return ``host:port`` of the first process, which may be on the same host."""
     host, port = split_address(place.meeting)
     known = _resolve(host)
     if place.is_one_machine or known is None or not is_loopback(known):
@@ -260,10 +260,10 @@ def _resolve(host: str) -> str | None:
 
 
 def _reachable(host: str, place: Place) -> str:
-    """The address behind a host's name: Debian gives its own name one that only it can reach."""
+    """Resolve a name to an address that others can reach; Debian maps its own to loopback."""
     found = _resolve(host)
     if found is None:
-        return host  # `listen` says what is wrong with it
+        return host  # `listen` reports the error
     if not is_loopback(found) or place.is_one_machine:
         return found
     others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
@@ -271,14 +271,14 @@ def _reachable(host: str, place: Place) -> str:
     return next((route for route in routes if route and not is_loopback(route)), found)
 
 
-# What a process that joins others gets of its machine, which something else may have divided.
+# Share of the machine for a process, which its launcher may have divided.
 
 
 @dataclass(frozen=True)
 class JoinedShare:
-    """Cores and GPUs of a process's worker, and what its machine lacks for all workers there.
+    """Cores and GPUs of a process's worker, and a message if its machine has too few of them.
 
-    ``gpus`` are None if nobody has divided them.
+    ``gpus`` is None if they were not divided.
     """
 
     cores: int
@@ -292,14 +292,14 @@ def find_share(
     environment: Mapping[str, str] = os.environ,
     machine: Machine | None = None,
 ) -> JoinedShare:
-    """The share of a process.
+    """Return the share of a process.
 
     Parameters
     ----------
     environment
-        Its variables.
+        Variables of the process.
     machine
-        Where it runs; None: this one.
+        Its machine; None: this one.
     """
     machine = machine or this_machine()
     own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
@@ -318,5 +318,5 @@ def find_share(
 
 
 def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
-    """Whether the GPUs that this process sees are its own: Slurm and launchers of scripts do so."""
+    """Return whether Slurm or a launcher of scripts has divided the GPUs."""
     return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)

@@ -1,4 +1,4 @@
-"""Which of several processes this one is: as TF_CONFIG, srun or mpirun says."""
+"""Rank of this process among several, from TF_CONFIG, srun or mpirun."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
         path = os.path.abspath(os.path.expanduser(secret_file))
         if not os.path.exists(path):
             raise InputError(
-                f"`secret_file` names {path}, which does not exist: `tfdist secret` makes one"
+                f"`secret_file` names {path}, which does not exist: `tfdist secret` creates one"
             )
-        os.environ.pop(VARIABLE, None)  # which would go before it
+        os.environ.pop(VARIABLE, None)  # which has precedence
         os.environ[FILE_VARIABLE] = path
     os.environ["TF_CONFIG"] = config
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """This process's place, as TF_CONFIG or whatever has started it says; None: it is alone.
+    """Return the place of this process, from TF_CONFIG, srun or mpirun; None: it is alone.
 
     Raises
     ------
     ClusterError, InputError
-        What the environment says makes no sense.
+        The environment variables are invalid.
     """
     text = environment.get("TF_CONFIG", "")
     if names_cluster(text):
         return _of_tf_config(text)
-    # Processes of an mpirun in an allocation have Slurm's variables, too: those of its daemons.
+    # In an allocation, processes of mpirun also have Slurm's variables, but of its daemons.
     return mpi_place.find_place(environment) or slurm_place.find_place(environment)
 
 
@@ -74,8 +74,8 @@ def _of_tf_config(text: str) -> Place | None:
         ) from error
     if spec.rank is None:
         raise InputError(
-            f"TF_CONFIG says that this process is {spec.role} {spec.index}: only the chief and the "
-            'workers train. To train on this machine alone, pass "local"'
+            f"TF_CONFIG specifies that this process is {spec.role} {spec.index}: only the chief "
+            'and the workers train. To train on this machine alone, pass "local"'
         )
     if spec.world_size == 1:
         return None
@@ -98,7 +98,7 @@ def _addresses(spec: ClusterSpec) -> list[str]:
     listed = [*spec.cluster.get("chief", {}).values(), *spec.cluster.get("worker", {}).values()]
     if len(listed) < spec.world_size:
         raise InputError(
-            f"TF_CONFIG lists {len(listed)} of the addresses of {spec.world_size} processes: list "
-            "them all"
+            f"TF_CONFIG lists the addresses of only {len(listed)} of {spec.world_size} processes: "
+            "list all"
         )
     return listed

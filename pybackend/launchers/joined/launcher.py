@@ -1,8 +1,8 @@
-"""This process as one of several that were started beside each other and make the same call.
+"""This process as one of several that users start themselves, and that make the same call.
 
-Each starts one worker, on its own machine, with its own share of the rows. They meet at the first
-one, which collects the reports and sends the result to all. Nothing but plain data is sent: model,
-functions and rows are each process's own, and what can be compared is compared.
+Each starts one worker on its own machine, with its own share of the rows. They connect to the first
+one, which collects the reports and sends the result to all. Only plain data is sent: every process
+has its own model, functions and rows, which are compared where possible.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _REPORT = "report"
 _RESULTS = "results"
 _MODEL = "model."
 _LOOK_SECONDS = 0.1
-# The first process may be busy with its callbacks for long after a training.
+# The callbacks of the first process may take long after a training.
 _RESULT_SECONDS = 6 * 3600.0
 _LEAVE_SECONDS = 60.0
 
 
 class JoinedLauncher:
-    """One worker in each of several processes, of which this one is one."""
+    """One worker in each of several processes, including this one."""
 
-    where = "processes that were started beside each other, of which this is one"
+    where = "processes that you start yourself, including this one"
     is_here = True
     session = None
-    why_fixed = "processes that join are as many as were started, each with its own rank"
+    why_fixed = "processes that you start yourself have a fixed number and fixed ranks"
     calls = 0
-    """Those of this process that have come to their end."""
+    """Number of finished calls of this process."""
 
     def __init__(self, place: Place, secret: str) -> None:
         self.place = place
@@ -74,7 +74,6 @@ class JoinedLauncher:
         self.workers = place.size
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`."""
         place = self.place
         known = [f"host {split_host(peer)}" for peer in place.peers]
         places = known or ["a process of its own"] * job.workers
@@ -90,7 +89,7 @@ class JoinedLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`; all processes have to call it."""
+        """Run a job; all processes have to call this."""
         place = self.place
         token = derive_token(self._secret, "processes that join")
         claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)
@@ -100,27 +99,27 @@ class JoinedLauncher:
         notice = Notice()
         outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         notice.pass_on()
-        # A call that fails in one process before all have met must not count there alone.
+        # A call that fails in one process before all have met must not be counted only there.
         JoinedLauncher.calls += 1
         return outcome
 
 
 def launcher_of(target: Any) -> JoinedLauncher | None:
-    """A launcher if there is no first argument, and this process is one of several."""
+    """Return a launcher if there is no first argument, and this process is one of several."""
     place = find_place() if target is None else None
     return None if place is None else JoinedLauncher(place, find_secret(place.is_one_machine))
 
 
 @dataclass(frozen=True)
 class _OwnRows:
-    """The rows that this process has passed itself, all of them."""
+    """All rows that this process has passed."""
 
     datasets: Mapping[str, Columns]
     workers: int
     has_all: bool
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's share."""
+        """Write this worker's share of the rows."""
         for name, rows in self.datasets.items():
             if name != "train" or not self.has_all:
                 rows = shard(rows, self.workers, rank)
@@ -129,14 +128,14 @@ class _OwnRows:
 
 @dataclass(frozen=True)
 class _Results:
-    """What the first process sends all others, besides the model: reports by rank, and its job."""
+    """Results that the first process sends to all others: reports by rank, and its job."""
 
     reports: tuple[WorkerReport, ...]
     job: AnyJob
 
 
 def _lead(call: JoinedCall, notice: Notice) -> Outcome:
-    """Run the first process: its worker, and the end of all."""
+    """Run the first process: its worker, and the collection of all reports."""
     place, member = call.place, call.member
     with ExitStack() as stack:
         server = stack.enter_context(open_server(place))
@@ -174,7 +173,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
 
 
 def _follow(call: JoinedCall, notice: Notice) -> Outcome:
-    """Run any other process: its worker, whose report goes to the first one."""
+    """Run any other process: its worker, whose report is sent to the first process."""
     place, member = call.place, call.member
     timeout = member.job.timeout
     with ExitStack() as stack:
@@ -195,7 +194,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
 
         def give_up() -> str | None:
             inbox.pass_on()
-            return f"{place.name(0)} has ended the call" if client.has_ended else None
+            return f"{place.name(0)} ended the call" if client.has_ended else None
 
         gang = CallGroup(call, AtTheFirst(call, client))
         options = (None, server, give_up, notice, inbox.poll_order)
@@ -207,7 +206,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         received = _receive(call, client, report)
         if received is None and client.is_silent:
             silent = describe_silence(0, _host(place, 0), find_silence(timeout))
-            # Without that process nothing can be started again.
+            # Without that process, no restart is possible.
             raise WorkerFailedError([replace(silent, exception_type="ProcessLost")])
         if received is None:
             raise _explain_loss(place, report)
@@ -226,9 +225,9 @@ def _at_own_end(report: WorkerReport, notice: Notice) -> WorkerReport:
 def _receive(
     call: JoinedCall, client: MeetingClient, report: WorkerReport
 ) -> Mapping[str, bytes] | None:
-    """Send the report, and wait for the results; None if the first process is lost before."""
+    """Send the report, and wait for the results; None if the first process is lost."""
     reminder = Reminder(call)
-    with suppress(ClusterError):  # it may have ended the call already, and sent why
+    with suppress(ClusterError):  # it may have ended the call already, and sent the reason
         client.send(_REPORT, encode(report).encode())
         client(Reported())
     with suppress(TimeoutError):
@@ -242,13 +241,13 @@ def _explain_loss(place: Place, report: WorkerReport) -> Exception:
     if report.failure is not None and not report.failure.is_consequence:
         return WorkerFailedError([report.failure])
     return ClusterError(
-        f"{place.name(place.rank)} lost {place.name(0)}, which sends all processes the result: its "
-        "process has ended, or the network between them failed. See what it printed"
+        f"{place.name(place.rank)} lost {place.name(0)}, which sends the result to all processes: "
+        "its process ended, or the network between them failed. See what it printed"
     )
 
 
 class _Others:
-    """The other processes, as the first one sees them once all have met."""
+    """The other processes, as the first one sees them after all have met."""
 
     def __init__(self, call: JoinedCall, meeting: MeetingServer) -> None:
         self._call = call
@@ -257,14 +256,14 @@ class _Others:
         self._deadline = math.inf
 
     def give_up(self) -> str | None:
-        """Why this process's own worker is not waited for any more."""
+        """Return the reason to stop waiting for this process's own worker, or None."""
         self._look()
         if time.monotonic() < self._deadline:
             return None
         return "ended because another worker had failed"
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
-        """All reports by rank; of a process that has left without any, a failure."""
+        """Return all reports by rank; a failure for a process that ended without a report."""
         place, reminder = self._call.place, Reminder(self._call)
         self._add(0, own)
         latest = time.monotonic() + _RESULT_SECONDS
@@ -275,11 +274,11 @@ class _Others:
             time.sleep(_LOOK_SECONDS)
             self._look()
         for rank in missing:
-            self._add(rank, _lost(place, rank, "has not reported: it may have been stopped"))
+            self._add(rank, _lost(place, rank, "did not report: it may have been stopped"))
         return [self._reports[rank] for rank in range(place.size)]
 
     def _look(self) -> None:
-        # First who has left, then what they have sent before.
+        # First the disconnected processes, then the messages that they sent before.
         left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
         silent = self._meeting.silent()
         with suppress(queue.Empty):
@@ -293,7 +292,7 @@ class _Others:
             if rank in silent and rank not in self._reports:
                 self._add(rank, _stalled(self._call, rank))
             elif rank not in self._reports:
-                reason = "has ended without a report: it was interrupted, or killed"
+                reason = "ended without a report: it was interrupted, or killed"
                 self._add(rank, _lost(self._call.place, rank, reason))
 
     def _add(self, rank: int, report: WorkerReport) -> None:
@@ -326,7 +325,7 @@ def _read_results(content: bytes | None, place: Place) -> _Results:
         return decode(content or b"", _Results)
     except ValueError as error:
         raise ClusterError(
-            f"what {place.name(0)} has sent of the result cannot be read ({error}): install the "
+            f"the result that {place.name(0)} sent cannot be read ({error}): install the "
             "same release of tfdist on all machines, and start all processes again"
         ) from error
 
@@ -338,11 +337,11 @@ def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
     return Outcome(list(results.reports), model, results.job)
 
 
-# Events of this process's own worker, from the thread that reads them to the one that calls.
+# Events of this process's own worker, between the reading thread and the calling one.
 
 
 class Inbox:
-    """Holds events until the thread that waits for the worker passes them on: R has no other."""
+    """Stores events until the thread that waits for the worker forwards them; R has only one."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event
@@ -350,18 +349,18 @@ class Inbox:
         self._orders: queue.Queue[FromLauncher] = queue.Queue()
 
     def __call__(self, event: Event) -> None:
-        """Take in an event, on any thread."""
+        """Store an event, on any thread."""
         self._events.put(event)
 
     def pass_on(self) -> None:
-        """Pass on what has come; answers are for the worker."""
+        """Forward all stored events; answers are for the worker."""
         with suppress(queue.Empty):
             while True:
                 if answer := answer_of(self._on_event, self._events.get_nowait()):
                     self._orders.put(answer)
 
     def poll_order(self) -> FromLauncher | None:
-        """The next answer for the worker, if there is one."""
+        """Return the next answer for the worker, or None."""
         with suppress(queue.Empty):
             return self._orders.get_nowait()
         return None

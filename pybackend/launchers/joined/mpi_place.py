@@ -1,4 +1,4 @@
-"""A process's place in a gang that ``mpirun`` has started."""
+"""Rank and address of a process that ``mpirun`` started."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from pybackend.errors import InputError
 from pybackend.launchers.joined.place import Place, pick_port
 
-# Rank and size, of all processes and of those on a machine: of Open MPI; and of MPICH, Intel MPI
-# and others that have Hydra.
+# Rank and size, among all processes and among those of a machine: first of Open MPI, then of MPICH,
+# Intel MPI and others with Hydra.
 _NAMES = (
     (
         "OMPI_COMM_WORLD_RANK",
@@ -22,17 +22,17 @@ _NAMES = (
     ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# As variables lie in memory, of which /proc shows those of a process's start.
+# As in /proc/PID/environ, which has the variables of a process's start.
 _RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-    """The place of a process among those of its ``mpirun``; None: there are no others.
+    """Return the place of a process among those of its ``mpirun``; None: it is the only one.
 
     Raises
     ------
     InputError
-        The processes are on several hosts, and nothing says where the first one is.
+        The processes are on several hosts, and the address of the first one is not set.
     """
     if _is_of_srun(environment):
         return None
@@ -47,10 +47,10 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def _is_of_srun(environment: Mapping[str, str]) -> bool:
-    """Whether srun is what speaks to MPI, as ``srun --mpi=pmi2`` does.
+    """Return whether srun started this process with MPI's variables, as ``srun --mpi=pmi2`` does.
 
-    In an allocation, mpirun starts its daemons by srun: their processes have variables of both,
-    and only mpirun's are about them.
+    In an allocation, mpirun starts its daemons by srun: their processes have the variables of both,
+    and only mpirun's are theirs.
     """
     pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
     return all(
@@ -60,24 +60,24 @@ def _is_of_srun(environment: Mapping[str, str]) -> bool:
 
 
 def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
-    """Where to meet: MPI tells its processes nobody's address."""
+    """Return the address of the first process, which MPI does not provide."""
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     if host and port:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if is_one_machine:
-        # What all processes of one mpirun have in common, and those of another have not.
+        # Common to all processes of one mpirun, and different for another one.
         job = environment.get("PMIX_NAMESPACE") or _name_starter()
         name = f"{job} on {socket.gethostname()}"
         return f"127.0.0.1:{pick_port(zlib.crc32(name.encode()))}"
     raise InputError(
-        "mpirun has started processes on several hosts, and does not tell where the first one is: "
-        "set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, e.g. "
-        "mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
+        "mpirun started processes on several hosts, but does not provide the address of the "
+        "first one: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, "
+        "e.g. mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
     )
 
 
 def _name_starter() -> str:
-    """The process that has started all ranks: what is between it and this one is a rank, too."""
+    """Identify the process that started all ranks; processes below it are ranks or wrappers."""
     pid = os.getppid()
     try:
         while _is_rank(pid):
@@ -88,15 +88,15 @@ def _name_starter() -> str:
 
 
 def _is_rank(pid: int) -> bool:
-    """Whether a process is one of MPI's, or was started by one, as under a wrapper script."""
+    """Return whether a process has the variables of a rank, as wrapper scripts also have."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except PermissionError:  # of another user, such as a daemon of the system
+    except PermissionError:  # another user's, such as a system daemon
         return False
     return any(variable.startswith(_RANK_MARKS) for variable in variables)
 
 
 def _read_status(pid: int) -> list[str]:
-    """A process's state, its parent, and so on, its start being the twentieth."""
-    # A program's name comes before them, and may hold blanks and brackets.
+    """Return a process's state, its parent, and so on; its start time is the twentieth field."""
+    # The program's name comes before them, and may contain blanks and parentheses.
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""A process's place in a gang of processes that were started beside each other."""
+"""Rank and address of a process among processes that users start themselves."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from dataclasses import dataclass
 
 from pybackend.net.rendezvous import split_address
 
-# Below the ports that systems give to outgoing connections, from 32768 on, and above those of most
-# services.
+# Below the ports for outgoing connections, from 32768 on, and above those of most services.
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which process this is, and where the others find it.
+    """Rank of a process, and the addresses by which processes connect.
 
     Attributes
     ----------
     rank, size
-        Its number, from 0, and how many there are.
+        Its rank, from 0, and the number of processes.
     meeting
-        ``host:port`` at which the first process listens, and all find each other.
+        ``host:port`` on which the first process listens, and to which the others connect.
     own
-        ``host:port`` at which this one accepts the others; None: the system picks the port.
+        ``host:port`` on which this process listens; None: the system chooses the port.
     source
-        What has said so, for messages: ``"TF_CONFIG"``, ``"srun"``, ``"mpirun"``.
+        Source of these values, for messages: ``"TF_CONFIG"``, ``"srun"``, ``"mpirun"``.
     peers
-        Hosts or addresses of all, by rank, for messages; empty if they are not known.
+        Hosts or addresses of all processes, by rank, for messages; empty if unknown.
     local_rank, local_size
-        Its number among those on its machine, and how many of them share the machine.
+        Its rank among the processes on its machine, and their number.
     """
 
     rank: int
@@ -43,22 +42,22 @@ class Place:
 
     @property
     def is_one_machine(self) -> bool:
-        """Whether all processes meet on the loopback interface."""
+        """True if all processes connect over the loopback interface."""
         return all(is_loopback(split_host(peer)) for peer in {self.meeting, *self.peers})
 
     def name(self, rank: int) -> str:
-        """A process as messages call it."""
+        """Return the name of a process for messages."""
         where = f" ({self.peers[rank]})" if self.peers else ""
         return f"worker {rank}{where}"
 
 
 def pick_port(number: int) -> int:
-    """The port for a gang of this number, the same in all its processes."""
+    """Return the port for a group with this number, the same in all its processes."""
     return _FIRST_PORT + number % _PORTS
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own, and no other machine's."""
+    """Return whether a host's name or address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -66,5 +65,5 @@ def is_loopback(host: str) -> bool:
 
 
 def split_host(address: str) -> str:
-    """The host of ``host:port``, or of a host alone."""
+    """Return the host of ``host:port``, or of a host alone."""
     return split_address(address)[0] if ":" in address else address

@@ -1,4 +1,4 @@
-"""A process's place in a gang that Slurm's ``srun`` has started."""
+"""Rank and address of a process that Slurm's ``srun`` started."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pybackend.errors import ClusterError
 from pybackend.launchers.joined.place import Place, pick_port
 from pybackend.launchers.slurm.nodes import expand_counts, expand_nodes
 
-# Steps of one job, and jobs of one user in a row, are on the same hosts: they get distant ports.
+# Steps of a job, and consecutive jobs of a user, may share hosts, so their ports are far apart.
 _STRIDE = 97
 
 
 def find_place(environment: Mapping[str, str]) -> Place | None:
-    """The place of a process among the tasks of its job step.
+    """Return the place of a process among the tasks of its job step.
 
     Parameters
     ----------
     environment
-        The process's variables.
+        Variables of the process.
 
     Returns
     -------
     Place or None
-        None outside of ``srun``, as in a batch script, and in a step of one task, as in
+        None outside ``srun``, as in a batch script, and in a step of one task, as in
         ``srun --pty bash``.
 
     Raises
     ------
     ClusterError
-        The step's variables do not say on which host its first task is.
+        The host of the first task cannot be found from the step's variables.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in environment:
         return None
@@ -48,21 +48,21 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def step_port(environment: Mapping[str, str]) -> int:
-    """A port that all tasks of a step know, and that other steps hardly have."""
-    # An array's tasks are jobs, with numbers of their own in SLURM_JOB_ID.
+    """Return the port of a step, the same in all its tasks, and rarely that of another step."""
+    # Tasks of a job array are jobs, each with its own SLURM_JOB_ID.
     job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return pick_port((job * 7 + step) * _STRIDE)
 
 
 def hosts_by_rank(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The node of each task of a step whose tasks are distributed by blocks."""
+    """Return the node of each task of a step with block distribution."""
     nodes, counts = _tasks_by_node(environment)
     return tuple(node for node, count in zip(nodes, counts, strict=True) for _ in range(count))
 
 
 def _find_peers(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The node of each task; empty where Slurm's variables leave it open."""
-    # What follows is about the sockets and cores of a node, or about how many tasks each gets.
+    """Return the node of each task; empty if Slurm's variables do not determine it."""
+    # Other parts concern the sockets and cores of a node, or the number of tasks per node.
     words = re.split("[:,]", environment.get("SLURM_DISTRIBUTION") or "block")
     nodes, counts = _tasks_by_node(environment)
     if words[0] not in ("block", "cyclic") or len(nodes) != len(counts):
@@ -77,28 +77,28 @@ def _find_peers(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _tasks_by_node(environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
-    """Nodes of the step, in Slurm's order, and how many of its tasks each has."""
+    """Return the nodes of the step, in Slurm's order, and the number of tasks on each."""
     nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
     return nodes, expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
 
 
 def _count_local(environment: Mapping[str, str]) -> int:
-    """Tasks of the step on this node."""
+    """Return the number of the step's tasks on this node."""
     _, counts = _tasks_by_node(environment)
     return counts[int(environment.get("SLURM_NODEID") or 0)]
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """The host of rank 0."""
+    """Return the host of rank 0."""
     if environment.get("SLURM_DISTRIBUTION") != "arbitrary":
-        # Nodes are in Slurm's order, and all other distributions begin with the first one.
+        # Nodes are in Slurm's order, and all other distributions begin with the first node.
         return expand_nodes(environment["SLURM_STEP_NODELIST"])[0]
     file = environment.get("SLURM_HOSTFILE")
     try:
         return re.split(r"[\s,*]", Path(file or "").read_text().strip())[0]
     except OSError:
         raise ClusterError(
-            "srun --distribution=arbitrary has placed the tasks, and the file that says where, "
+            "srun --distribution=arbitrary placed the tasks, but its list of hosts, "
             f"SLURM_HOSTFILE={file}, cannot be read here: put it on a file system that all nodes "
             "share, or use --distribution=block or cyclic"
         ) from None

@@ -1,9 +1,9 @@
-"""The first code in a pod, and the code that joins the driver to it; both travel as text.
+"""First code in a pod, and the code that connects the driver to it; both are sent as text.
 
-A pod's main process waits at a socket of the pod's own for the driver. The driver has Kubernetes
-execute `relay` there: its two pipes, which end at the driver, are then the main process's. Neither
-the pod nor the driver has to be reachable from outside, and the log of the pod holds what its
-processes print, not what they send.
+A pod's main process waits for the driver on a Unix socket inside the pod. The driver uses
+Kubernetes to execute `relay` there, whose two pipes to the driver then become those of the main
+process. Neither the pod nor the driver has to be reachable from outside. The pod's log contains
+only the output of its processes, not their messages.
 """
 
 import os
@@ -18,19 +18,19 @@ SOCKET = "driver.sock"
 
 
 def wait_for_driver(folder: str, seconds: float) -> None:
-    """Take the driver's connection as standard input and output, and become another program.
+    """Use the driver's connection as standard input and output, and exec another program.
 
     Parameters
     ----------
     folder
-        Where the socket is.
+        Folder of the socket.
     seconds
-        How long the driver may take to come.
+        Time limit for the driver to connect.
     """
     path = os.path.join(folder, SOCKET)
-    # The system ignores signals to a pod's first process for which there is no handler.
+    # The kernel ignores signals to a pod's first process if it has no handler for them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    os.umask(0o077)  # what follows is for this user alone
+    os.umask(0o077)  # new files are for this user only
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen(1)
@@ -38,18 +38,18 @@ def wait_for_driver(folder: str, seconds: float) -> None:
         try:
             driver, _ = server.accept()
         except OSError:
-            sys.exit(f"the driver has not come within {seconds:g} s")
-        os.unlink(path)  # there is one driver
+            sys.exit(f"the driver did not connect within {seconds:g} s")
+        os.unlink(path)  # only one driver connects
     driver.setblocking(True)
     os.dup2(driver.fileno(), 0)
     os.dup2(driver.fileno(), 1)
     driver.close()
-    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 (what this is for)
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 (the purpose)
 
 
 def relay(folder: str, seconds: float) -> None:
     """Connect standard input and output with the main process, until either side ends."""
-    os.dup2(1, 2)  # the driver has one ear for it
+    os.dup2(1, 2)  # the driver reads both from one stream
     deadline = time.monotonic() + seconds
     stream = socket.socket(socket.AF_UNIX)
     while True:
@@ -58,7 +58,7 @@ def relay(folder: str, seconds: float) -> None:
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                sys.exit(f"the pod's main process does not wait for a driver: {error}")
+                sys.exit(f"the pod's main process is not waiting for a driver: {error}")
         time.sleep(0.05)
 
     def bring() -> None:

@@ -1,4 +1,4 @@
-"""The requests to Kubernetes, through its official client, and what their errors mean."""
+"""Requests to Kubernetes through its official client, and explanations of their errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.kubernetes.manifests import CONTAINER, RUN_LABEL
 
-# To connect, and between two parts of an answer.
+# Timeouts: to connect, and between two parts of a response.
 _SECONDS = (10.0, 30.0)
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -24,7 +24,7 @@ def check_client() -> None:
     Raises
     ------
     InputError
-        It is not.
+        It is not installed.
     """
     if find_spec("kubernetes") is None:
         raise InputError(
@@ -39,16 +39,16 @@ class Cluster:
     Parameters
     ----------
     context
-        Of the kubeconfig file; None: its current one, or, in a pod, the pod's own account.
+        Context in the kubeconfig file; None: the current one, or, in a pod, the pod's account.
     namespace
-        None: the context's.
+        Namespace; None: the context's.
 
     Raises
     ------
     InputError
-        There is no such context.
+        The context does not exist.
     ClusterError
-        Nothing says where the cluster is.
+        No cluster is configured.
     """
 
     def __init__(self, context: str | None, namespace: str | None) -> None:
@@ -74,7 +74,7 @@ class Cluster:
             self._core().create_namespaced_service(self.namespace, manifest, **_LIMIT)
 
     def read_job(self, name: str) -> dict[str, Any] | None:
-        """A Job; None if there is none of this name."""
+        """Return a Job; None if it does not exist."""
         from kubernetes.client import ApiException
 
         with _explained("read the Job"):
@@ -87,7 +87,7 @@ class Cluster:
         return self._plain(found)
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job, its pods first, and all that belongs to it; nothing if there is none."""
+        """Delete a Job and its dependents, pods first; does nothing if it does not exist."""
         from kubernetes.client import ApiException, V1DeleteOptions
 
         options = V1DeleteOptions(propagation_policy="Foreground")
@@ -99,7 +99,7 @@ class Cluster:
                     raise
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
-        """The pods of a Job."""
+        """Return the pods of a Job."""
         with _explained("list the Job's pods"):
             found = self._core().list_namespaced_pod(
                 self.namespace, label_selector=f"{RUN_LABEL}={name}", **_LIMIT
@@ -107,7 +107,7 @@ class Cluster:
         return [self._plain(pod) for pod in found.items]
 
     def list_warnings(self, name: str) -> list[str]:
-        """What Kubernetes warns of the Job itself, such as a quota; nothing if we may not know."""
+        """Return warning events of the Job, such as of a quota; empty without the permission."""
         from kubernetes.client import ApiException
 
         selector = f"involvedObject.name={name},type=Warning"
@@ -123,7 +123,7 @@ class Cluster:
         return [f"{one.reason}: {one.message}" for one in found.items]
 
     def read_log(self, pod: str, lines: int) -> tuple[str, ...]:
-        """The end of a pod's log; empty if there is none."""
+        """Return the end of a pod's log; empty if there is no log."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -140,11 +140,11 @@ class Cluster:
         return ()
 
     def execute(self, pod: str, command: Sequence[str]) -> Any:
-        """Execute a command in a pod; returns the client's `WSClient`, of its output's bytes."""
+        """Execute a command in a pod, and return the client's `WSClient` for binary data."""
         from kubernetes.client import CoreV1Api
         from kubernetes.stream import stream
 
-        # `stream` changes the client that it is given, so it gets one of its own.
+        # `stream` modifies its client, so it gets a separate one.
         api = CoreV1Api(self._connect())
         with _explained(f"execute a command in pod {pod}"):
             return stream(
@@ -185,10 +185,10 @@ _LIMIT = {"_request_timeout": _SECONDS}
 
 
 def _load_configuration(context: str | None) -> tuple[Any, str]:
-    """The client's configuration, and the namespace that it means."""
+    """Return the client's configuration and its namespace."""
     from kubernetes.client import Configuration
 
-    # Not all releases of it have types.
+    # Not all releases have types.
     config: Any = import_module("kubernetes.config")
     configuration = Configuration()
     try:
@@ -201,7 +201,7 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
             raise InputError(f"`context` is {context!r}: {error}") from error
         if not _OWN_NAMESPACE.exists():
             raise ClusterError(
-                f"nothing says where the cluster is: {error}. Log in to it, so that `kubectl get "
+                f"no Kubernetes cluster is configured: {error}. Log in to it, so that `kubectl get "
                 "pods` works here, or set KUBECONFIG"
             ) from error
     config.load_incluster_config(client_configuration=configuration)
@@ -210,7 +210,7 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Errors of a request as `ClusterError`, in Kubernetes' own words."""
+    """Convert errors of a request to `ClusterError`, with Kubernetes' message."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -219,12 +219,12 @@ def _explained(what: str) -> Iterator[None]:
     except ApiException as error:
         advice = {
             401: ". Log in to the cluster again",
-            403: ". Ask for the right to it, or use another `namespace`",
+            403: ". Request the permission, or use another `namespace`",
         }.get(error.status or 0, "")
         raise ClusterError(f"Kubernetes did not {what}: {_message(error)}{advice}") from error
     except HTTPError as error:
         raise ClusterError(
-            f"Kubernetes did not answer when asked to {what}: {error}. Try `kubectl get pods`"
+            f"Kubernetes did not respond when asked to {what}: {error}. Try `kubectl get pods`"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Deletes a Job when its driver ends, however that is."""
+"""Delete a Job when its driver ends for any reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pybackend
 
 _SECONDS = 60.0
-# Nothing heavy is loaded before it is needed, which it hardly ever is: a line of text says that
-# the driver has deleted the Job itself.
+# Large modules are imported only when needed, which is rare: a line of text means that the driver
+# deleted the Job itself.
 _WAIT = (
     "import sys\n"
     "if not sys.stdin.readline():\n"
@@ -24,14 +24,14 @@ _WAIT = (
 
 @contextmanager
 def guarded(context: str | None, namespace: str, name: str) -> Iterator[Callable[[], None]]:
-    """Have the Job deleted if this process ends in between; what is yielded calls that off."""
+    """Delete the Job if this process ends in this context; yield a function that cancels it."""
     root = str(Path(pybackend.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", _WAIT, root, context or "", namespace, name],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Ctrl-C is for the processes of the terminal's group.
+        # Ctrl-C must reach only the terminal's process group.
         start_new_session=True,
         cwd="/",
     )

@@ -1,4 +1,4 @@
-"""Workers as the pods of a Job, started from any machine that reaches the cluster."""
+"""Workers as the pods of a Job, started from any machine that can reach the cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
-# For all members to arrive, from the first one's arrival on.
+# Time limit for all workers to connect, from the first connection.
 _MEET_SECONDS = 600.0
 _DELETED_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
@@ -151,20 +151,18 @@ class KubernetesLauncher:
 
     @property
     def where(self) -> str:
-        """See `Launcher`."""
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
-        """See `Checking`."""
         check_client()
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`; an elastic training has a Job, and its Service, for each worker."""
+        """Describe the Job and the Service; an elastic training has both for each worker."""
         made, service = self.plan(1 if job.is_elastic else job.workers)
         documents = {"job.json": made, "service.json": service}
         later = (
-            "the last letters of the names, which are drawn for each call",
-            "on which nodes there is room for the pods",
+            "the last letters of the names, which are random",
+            "the nodes that run the pods",
         )
         return Submission(
             ("a pod of its own",) * job.workers,
@@ -173,10 +171,10 @@ class KubernetesLauncher:
         )
 
     def plan(self, workers: int = 2) -> list[dict[str, Any]]:
-        """The manifests of a call, without touching a cluster: the Job, and its Service.
+        """Return the manifests of a call, the Job and its Service, without using a cluster.
 
-        What ``kubectl`` could not know is left out: the Job's identity, to which the Service
-        belongs. The model and the rows are in no manifest.
+        The Service's owner reference is left out, because the Job's UID is not known yet. The
+        manifests do not contain the model and the rows.
         """
         check_whole_number("workers", workers, least=1)
         name = _new_name()
@@ -192,7 +190,6 @@ class KubernetesLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`."""
         self.check(job)
         with Cluster(self.settings.context, self.settings.namespace) as cluster:
             if isinstance(job, TrainingJob) and job.is_elastic:
@@ -217,10 +214,10 @@ class KubernetesLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """Create a Job with one pod whenever a worker may join."""
+        """Run an elastic training, which creates a Job with one pod for each worker."""
         with swept_folder() as folder:
             member = Member(job, files, None, "", None, False, remedy=_REMEDY)
-            # The others reach a pod at the address that is in its environment.
+            # The others connect to a pod at the address in its environment.
             contents = pack_task(RemoteTask(member, ("localhost",)), folder, datasets)
             way = _Pods(self, cluster, _new_name(), job, contents, folder)
             with RemoteSite(job.most_workers, way, _REMEDY) as site:
@@ -236,7 +233,7 @@ class KubernetesLauncher:
         bundle: Callable[[int], Bundle],
         on_note: Emit,
     ) -> Iterator[Callable[..., Outcome]]:
-        """Create a Job; gives what follows its workers to their end. Deletes it on exit."""
+        """Create a Job, and yield a function that waits for its workers. On exit, delete it."""
         command, patience = relay_command(self.settings), self.settings.patience
 
         def join(pod: str, rank: int) -> PodChannel:
@@ -259,8 +256,8 @@ class KubernetesLauncher:
 
     @contextlib.contextmanager
     def _created(self, cluster: Cluster, name: str, job: Job, on_event: Emit) -> Iterator[None]:
-        """Create the Job and what belongs to it; on leaving, all of it is gone."""
-        # A function may do without TensorFlow.
+        """Create the Job and its Service; on exit, delete both."""
+        # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
         with guarded(self.settings.context, cluster.namespace, name) as let_go:
             try:
@@ -272,13 +269,13 @@ class KubernetesLauncher:
                 try:
                     _delete(cluster, name)
                     let_go()
-                except ClusterError as error:  # the result, or the first error, goes before it
-                    on_event(Note(f"{error}. It may be left: `kubectl delete job {name}`"))
+                except ClusterError as error:  # the result, or the first error, has precedence
+                    on_event(Note(f"{error}. If the Job still exists: `kubectl delete job {name}`"))
 
 
 @dataclass(frozen=True)
 class _Pods:
-    """A `Way`: a Job with one pod for each worker, whose names begin with the same ``name``."""
+    """A `Way` with one Job of one pod per worker; the names of the Jobs begin with ``name``."""
 
     launcher: KubernetesLauncher
     cluster: Cluster
@@ -303,7 +300,7 @@ class _Pods:
 
 
 _TRAINING, _FUNCTION = "tensorflow numpy", "numpy"
-_REMEDY = "use an image of one tag for all, and remove older images of it from the nodes"
+_REMEDY = "use the same image tag for all workers, and remove older images from the nodes"
 
 
 def _new_name() -> str:
@@ -318,7 +315,7 @@ def _close(channels: Sequence[PodChannel]) -> None:
 
 
 def _delete(cluster: Cluster, name: str) -> None:
-    """Delete a Job, and wait until nothing of it holds what the next call may want."""
+    """Delete a Job, and wait until its resources are free for the next call."""
     cluster.delete_job(name)
     deadline = time.monotonic() + _DELETED_SECONDS
     while cluster.read_job(name) is not None and time.monotonic() < deadline:

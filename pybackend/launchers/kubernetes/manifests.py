@@ -1,4 +1,4 @@
-"""What a training is for Kubernetes: an Indexed Job, and the Service that names its pods."""
+"""Manifests of a training: an Indexed Job, and the Service that names its pods."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pybackend.launchers.remote.bundle import bootstrap_command
 RUN_LABEL = "tfdist.io/run"
 CONTAINER = "worker"
 INDEX = "batch.kubernetes.io/job-completion-index"
-# The pods' only writable place, whatever their image is like.
-FOLDER = "/tmp/tfdist"  # noqa: S108 (the pod has it to itself)
-# A Service without a port is not allowed everywhere; nothing listens on this one.
+# The pods' only writable folder, with any image.
+FOLDER = "/tmp/tfdist"  # noqa: S108 (private to the pod)
+# Not all clusters allow a Service without a port; nothing listens on this one.
 _DISCARD_PORT = 9
 _DRIVER_SECONDS = 300.0
 _RELAY_SECONDS = 30.0
-# For a last checkpoint: whoever has nothing to keep ends at once.
+# For a last checkpoint; workers without checkpoints end at once.
 _GRACE_SECONDS = 120
-# Under the interpreter's own options: its current folder must not stand in for real modules.
+# Files in the current directory must not shadow installed modules.
 _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 
 def describe_job(
     settings: KubernetesSettings, name: str, workers: int, wanted: str
 ) -> dict[str, Any]:
-    """The manifest of the Job.
+    """Return the manifest of the Job.
 
-    A gang is not restarted pod by pod: the first that fails ends the Job, and Kubernetes ends the
-    others. So does a pod whose node is drained or lost, which ``backoffLimit`` might not count.
+    Single pods are not restarted: the first failure ends the Job, and Kubernetes ends the other
+    pods. The same holds for a drained or lost node, which ``backoffLimit`` might not count.
 
     Parameters
     ----------
     name
-        Of the Job and the Service.
+        Name of the Job and the Service.
     wanted
-        Packages that the image must have, with blanks between them.
+        Packages that the image must have, separated by blanks.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
@@ -52,7 +52,7 @@ def describe_job(
         "nodeSelector": dict(settings.node_selector),
         "tolerations": [dict(one) for one in settings.tolerations],
         "serviceAccountName": settings.service_account,
-        # Without an account of its own a worker has nothing to say to Kubernetes.
+        # Without a service account, a worker gets no token for Kubernetes.
         "automountServiceAccountToken": None if settings.service_account else False,
         "imagePullSecrets": [{"name": one} for one in settings.image_pull_secrets],
     }
@@ -78,10 +78,10 @@ def describe_job(
 def describe_service(
     settings: KubernetesSettings, name: str, job_uid: str | None
 ) -> dict[str, Any]:
-    """The manifest of the headless Service, by which ``NAME-INDEX.NAME`` is a pod's address.
+    """Return the manifest of the headless Service, which makes ``NAME-INDEX.NAME`` pod addresses.
 
-    Workers need these names before they are ready for anything else. The Service belongs to the
-    Job, and goes with it.
+    Workers need these names before they are ready. The Job owns the Service, which is deleted with
+    it.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
     metadata: dict[str, Any] = {"name": name, "labels": labels}
@@ -102,12 +102,12 @@ def describe_service(
 
 
 def host_names(name: str, workers: int) -> tuple[str, ...]:
-    """The names by which the pods know each other, by rank."""
+    """Return the names under which the pods reach each other, by rank."""
     return tuple(f"{name}-{rank}.{name}" for rank in range(workers))
 
 
 def relay_command(settings: KubernetesSettings) -> list[str]:
-    """The command that joins the driver to a pod's main process."""
+    """Return the command that connects the driver to a pod's main process."""
     return [settings.python, "-u", "-c", _program(f"relay({FOLDER!r}, {_RELAY_SECONDS})")]
 
 
@@ -132,7 +132,7 @@ def _describe_container(settings: KubernetesSettings, wanted: str) -> dict[str, 
         "command": [settings.python, "-u", "-c", waiting, *bootstrap],
         "env": variables,
         "envFrom": [{"secretRef": {"name": one}} for one in settings.secrets],
-        # As much as it asked for, neither less nor more: a gang is as fast as its slowest member.
+        # Exactly as requested: a worker group is as fast as its slowest worker.
         "resources": {"requests": amounts, "limits": amounts} if amounts else None,
         "volumeMounts": [{"name": "work", "mountPath": FOLDER}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -149,6 +149,6 @@ def _without_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _program(call: str) -> str:
-    """Python's argument that defines `boot` and calls one of its functions."""
+    """Return the argument of Python that defines `boot` and calls one of its functions."""
     text = files("pybackend.launchers.kubernetes").joinpath("boot.py").read_text()
     return _RUN.format(base64.b64encode(f"{text}\n{call}\n".encode()).decode())

@@ -1,4 +1,4 @@
-"""The driver's side of one pod: the channel to its worker."""
+"""Driver's side of one pod: the channel to its worker."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from pybackend.net.shared_lines import SharedLines
 
 _GREETING_SECONDS = 120.0
 _BEAT_SECONDS = 5.0
-# Its worker beats every five; a node that is gone without a word ends no connection.
+# A worker sends a heartbeat every five; a lost node does not close the connection.
 _SILENT_SECONDS = 90.0
-# Kubernetes says that a container runs a moment before commands can be executed in it.
+# Kubernetes reports a container as running shortly before it can execute commands there.
 _ATTEMPTS = 3
 _END_SECONDS = 5.0
-# What fits into one message of the API server's, whatever stands between.
+# Fits into one message of the API server, and of proxies before it.
 _BLOCK = 1 << 15
 
 
 class PodChannel:
-    """A pod that runs, and its worker.
+    """A running pod and its worker.
 
     Parameters
     ----------
     cluster, pod, command
-        Where to execute which command.
+        Command to execute in the pod, and its cluster.
     rank
-        Of the worker.
+        Rank of the worker.
     meeting
-        Adopts it.
+        Server for the connection of the worker.
     bundle
-        Makes what it gets.
+        Returns the bundle for a rank.
 
     Attributes
     ----------
     obstacle
-        Why its Python cannot run workers.
+        Error if its Python cannot run workers.
     trouble
-        What was wrong with the channel, of which the pod's end may be the cause.
+        Error of the channel, possibly caused by the end of the pod.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class PodChannel:
         threading.Thread(target=self._follow, args=(cluster, command), daemon=True).start()
 
     def check(self) -> None:
-        """Give up a pod that is silent; `has_ended` tells the rest.
+        """Close the channel of a silent pod, and check that it can run workers.
 
         Raises
         ------
         ClusterError
-            It cannot run workers.
+            The pod cannot run workers.
         """
         now = time.monotonic()
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
@@ -94,14 +94,14 @@ class PodChannel:
             raise self.obstacle
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:
             raise ClusterError(
-                f"pod {self._pod} runs, but its Python has not begun within "
+                f"pod {self._pod} runs, but its Python did not start within "
                 f"{_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
             )
         if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
             self.close()
 
     def close(self) -> None:
-        """Close the lifeline: what runs in the pod ends."""
+        """Close the lifeline, which ends the processes in the pod."""
         self._closed.set()
         if self._channel is not None:
             self._channel.close()
@@ -111,7 +111,7 @@ class PodChannel:
         self.has_ended.wait(2 * _END_SECONDS)
 
     def _follow(self, cluster: Cluster, command: list[str]) -> None:
-        """All that happens on the channel, to its end."""
+        """Serve the channel until it ends."""
         try:
             self._channel = channel = self._open(cluster, command)
             if self._closed.is_set():  # meanwhile
@@ -122,8 +122,8 @@ class PodChannel:
             channel.release(_END_SECONDS)
         except ClusterError as error:
             self.trouble = error
-        except Exception as error:  # whatever it is, the driver must not wait for this pod
-            self.trouble = ClusterError(f"the driver cannot join pod {self._pod}: {error!r}")
+        except Exception as error:  # any error: else the driver would wait for this pod
+            self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {error!r}")
         finally:
             self.has_ended.set()
 
@@ -144,7 +144,7 @@ class PodChannel:
             said = line.strip() or said
         else:
             reason = said.decode(errors="replace") or "the connection ended"
-            self.trouble = ClusterError(f"the driver cannot join pod {self._pod}: {reason}")
+            self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
             return
         self._has_greeted = True
         self.obstacle = self._find_obstacle(read_greeting(line, f"pod {self._pod}"))
@@ -156,7 +156,7 @@ class PodChannel:
         lines.read()
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
-        """Send the bundle, and from then on show that the driver is there."""
+        """Send the bundle, then heartbeats."""
         with contextlib.suppress(OSError, ValueError):
             self._bundle(self._rank).send(lines.write)
             channel.heard = time.monotonic()
@@ -165,14 +165,14 @@ class PodChannel:
                 lines.beat()
 
     def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
-        """Why the Python of the image cannot run workers."""
+        """Return the error if the Python of the image cannot run workers."""
         python, version = greeting.python, ".".join(map(str, greeting.version))
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
-                f"{python} in the image is Python {version}, but here it is {own}, and functions "
-                f"do not travel from one to the other. Use an image with Python {own}, or name "
-                "another Python of this image: kubernetes(..., python=...)"
+                f"{python} in the image is Python {version}, but this is Python {own}, and "
+                f"functions cannot be sent between releases. Use an image with Python {own}, or "
+                "name another Python of this image: kubernetes(..., python=...)"
             )
         if not greeting.missing:
             return None
@@ -192,14 +192,14 @@ class Channel:
     Parameters
     ----------
     client
-        Of a command that is being executed.
+        Client of a command that is being executed.
 
     Attributes
     ----------
     reading, writing
         The command's output and input.
     heard
-        When something has come, by the monotonic clock.
+        Time of the last received data, by the monotonic clock.
     """
 
     def __init__(self, client: Any) -> None:
@@ -212,7 +212,7 @@ class Channel:
         self._pump.start()
 
     def close(self) -> None:
-        """End the command's input, which ends it."""
+        """Close the command's input, which ends it."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
 
@@ -231,17 +231,17 @@ class Channel:
         with contextlib.suppress(OSError, WebSocketException):
             self._deliver()
             self._client.close(timeout=1)
-        # If the other end is gone already, that has not closed the socket.
+        # If the other end has already closed, the call above did not close the socket.
         self._client.sock.shutdown()
         self._far.close()
 
     def _pass_on(self) -> bool:
-        """Pass on what there is, either way; returns whether the near end is still open."""
+        """Forward available data in both directions; return whether the near end is open."""
         waiting = self._client.sock.sock
         poll = select.poll()
         poll.register(self._far, select.POLLIN)
         poll.register(waiting, select.POLLIN)
-        # TLS may have read more than it was asked for.
+        # TLS may have buffered more data than was read.
         has_more = isinstance(waiting, ssl.SSLSocket) and waiting.pending() > 0
         ready = {number for number, _ in poll.poll(0 if has_more else None)}
         if has_more or waiting.fileno() in ready:
@@ -255,7 +255,7 @@ class Channel:
 
     def _deliver(self) -> None:
         self._client.update(timeout=0)
-        # Not `read_stdout`: the client would keep a copy of everything.
+        # Not `read_stdout`: the client would store a copy of everything.
         if content := self._client.read_all():
             self.heard = time.monotonic()
             self._far.sendall(content)

@@ -1,4 +1,4 @@
-"""What a user asks of Kubernetes, checked."""
+"""Checked arguments of `kubernetes`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WEEK = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class KubernetesSettings:
-    """Where and as what the workers of a job run; see `kubernetes`."""
+    """Arguments of `kubernetes`, checked and with defaults filled in."""
 
     image: str
     namespace: str | None = None
@@ -43,12 +43,12 @@ class KubernetesSettings:
 
 
 def check_settings(**given: Any) -> KubernetesSettings:
-    """The arguments of `kubernetes` as they are used; None stands for a default.
+    """Check the arguments of `kubernetes`, and fill in defaults for None.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
     """
     checked: dict[str, Any] = {
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None
@@ -103,14 +103,14 @@ def _check_labels(name: str, value: Any) -> dict[str, str]:
         raise InputError(f'`{name}` must be like {{"team": "physics"}}, not {value!r}')
     for key, text in value.items():
         if not (isinstance(key, str) and _LABEL_KEY.fullmatch(key)):
-            raise InputError(f"`{name}` has the key {key!r}, which is not a label of Kubernetes")
+            raise InputError(f"`{name}` has the key {key!r}, which is not a valid Kubernetes label")
         if not (isinstance(text, str) and _LABEL_VALUE.fullmatch(text)):
             raise InputError(
                 f"`{name}` has {key}={text!r}: expected text of at most 63 letters, digits, "
                 "'-', '_' and '.'"
             )
         if name == "labels" and key.partition("/")[0] in ("tfdist.io", "batch.kubernetes.io"):
-            raise InputError(f"`labels` cannot have {key!r}: the launcher finds its pods by it")
+            raise InputError(f"`labels` cannot have {key!r}: tfdist finds its pods by this label")
     return dict(value)
 
 

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod, in words: why it waits, and why it has ended."""
+"""State of a pod, with the reasons why it waits or ended, and advice."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 
 from pybackend.launchers.kubernetes.manifests import INDEX
 
-# It is tried again, but what is wrong is not going to change by itself.
+# Kubernetes tries again, but these problems do not go away by themselves.
 _HOPELESS = {
-    "ImagePullBackOff": "see that the `image` exists, and that the cluster may pull it "
+    "ImagePullBackOff": "check that the `image` exists, and that the cluster may pull it "
     "(`image_pull_secrets`)",
     "InvalidImageName": "write the `image` as registry/name:tag",
     "ErrImageNeverPull": "load the `image` onto the nodes",
-    "CreateContainerConfigError": "see that all `secrets` exist in this namespace",
+    "CreateContainerConfigError": "check that all `secrets` exist in this namespace",
     "CreateContainerError": "see `kubectl describe pod`",
-    "RunContainerError": "see that the image has the Python that `python` names",
+    "RunContainerError": "check that the image has the Python that `python` names",
 }
-_MEMORY = "ask for more `memory`, or lower batch_size"
+_MEMORY = "request more `memory`, or lower batch_size"
 _AGAIN = "start again"
 # Reasons of a pod's end, or of its disruption.
 _ENDS = {
-    "OOMKilled": ("OutOfMemory", "used more memory than it may (OOMKilled)", _MEMORY),
+    "OOMKilled": ("OutOfMemory", "exceeded its memory limit (OOMKilled)", _MEMORY),
     "Evicted": ("Evicted", "was evicted by its node", _MEMORY),
-    "PreemptionByScheduler": ("Preempted", "gave way to one of higher priority", _AGAIN),
+    "PreemptionByScheduler": ("Preempted", "was preempted by one of higher priority", _AGAIN),
     "DeletionByTaintManager": ("NodeLost", "was on a node that was lost or tainted", _AGAIN),
     "EvictionByEvictionAPI": ("Evicted", "was evicted, as when a node is drained", _AGAIN),
-    "DeletionByPodGC": ("NodeLost", "was on a node that is gone", _AGAIN),
-    "TerminationByKubelet": ("Evicted", "was ended by its node", _AGAIN),
-    "NodeLost": ("NodeLost", "was on a node that does not answer any more", _AGAIN),
+    "DeletionByPodGC": ("NodeLost", "was on a node that no longer exists", _AGAIN),
+    "TerminationByKubelet": ("Evicted", "was terminated by its node", _AGAIN),
+    "NodeLost": ("NodeLost", "was on a node that no longer responds", _AGAIN),
     "NodeShutdown": ("NodeLost", "was on a node that was shut down", _AGAIN),
     "Terminated": ("NodeLost", "was on a node that was shut down", _AGAIN),
-    "DeadlineExceeded": ("TimeLimit", "reached its time limit", "give it more `time_limit`"),
+    "DeadlineExceeded": ("TimeLimit", "reached its time limit", "increase `time_limit`"),
     "StartError": ("NoPython", "could not start its process", _HOPELESS["RunContainerError"]),
     "ContainerCannotRun": ("NoPython", "could not run", _HOPELESS["RunContainerError"]),
 }
@@ -44,7 +44,7 @@ _ENDS = {
 class PodState:
     """A pod, as the API server describes it.
 
-    ``is_gone`` says that it does not any more: this is what it was.
+    ``is_gone`` is True if the pod no longer exists: this is its last known state.
     """
 
     pod: Mapping[str, Any]
@@ -52,44 +52,44 @@ class PodState:
 
     @property
     def name(self) -> str:
-        """The pod's name."""
+        """Name of the pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def rank(self) -> int:
-        """Of its worker."""
+        """Rank of its worker."""
         return int(self.pod["metadata"]["annotations"][INDEX])
 
     @property
     def node(self) -> str:
-        """Where it runs; "no node" if nowhere yet."""
+        """Name of its node; "no node" if it has none yet."""
         return self.pod["spec"].get("nodeName") or "no node"
 
     @property
     def runs(self) -> bool:
-        """Whether its worker's container runs."""
+        """True if its worker's container runs."""
         return not self.is_gone and "running" in self._container.get("state", {})
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, or is made to."""
+        """True if it has ended, or is being deleted."""
         return self._status.get("phase") in ("Failed", "Succeeded") or self._is_deleted
 
     @property
     def has_cause(self) -> bool:
-        """Whether it is known why it has ended, and it was not made to."""
+        """True if the reason of its end is known, and it was not deleted."""
         if self._find_end() is not None:
             return True
         return bool(self._terminated) and not self.was_made_to_end
 
     @property
     def was_made_to_end(self) -> bool:
-        """Whether it was deleted while it ran, by whoever."""
+        """True if it was deleted while it ran."""
         return self._is_deleted and self._terminated.get("exitCode", 143) in (137, 143)
 
     @property
     def waits_for(self) -> str:
-        """Why it does not run yet; empty if it does, or has ended."""
+        """Reason why it does not run yet; empty if it runs or has ended."""
         if self.runs or self.is_over:
             return ""
         waiting = self._container.get("state", {}).get("waiting", {})
@@ -98,16 +98,16 @@ class PodState:
         scheduled = self._condition("PodScheduled")
         if scheduled.get("status") == "False":
             return str(scheduled.get("message") or scheduled.get("reason"))
-        return "its container is being made"
+        return "its container is being created"
 
     @property
     def hopeless(self) -> str:
-        """What to do, if it will never run as it is; else empty."""
+        """Advice if it will never run without a change; else empty."""
         waiting = self._container.get("state", {}).get("waiting", {})
         return _HOPELESS.get(waiting.get("reason"), "")
 
     def describe_end(self) -> tuple[str, str, str]:
-        """The end of its worker as the type, message and advice of a failure."""
+        """Return type, message and advice for the failure of its worker."""
         where = f"its pod {self.name} on {self.node}"
         found = self._find_end()
         if found is not None:
@@ -115,17 +115,21 @@ class PodState:
             return kind, _say(f"{where} {said}", found[1]), advice
         ended = self._terminated
         if self.was_made_to_end:
-            return "Deleted", f"{where} was deleted", "ask who has deleted it"
+            return (
+                "Deleted",
+                f"{where} was deleted",
+                "find out who deleted the pod (`kubectl get events`)",
+            )
         if not ended:
-            message = f"{where} is {self._status.get('phase', 'gone')}, but does not answer"
-            return "NodeLost", message, "see whether that node still runs"
+            message = f"{where} is {self._status.get('phase', 'Unknown')}, but does not respond"
+            return "NodeLost", message, "check whether that node still runs"
         status = ended.get("exitCode")
         message = f"{where} ended without a report: status {status}"
         return "ProcessDied", _say(message, ended.get("reason")), "see the last lines of its log"
 
     @property
     def ended_at(self) -> float:
-        """When its process ended, in seconds since the epoch; now if that is not known."""
+        """Time when its process ended, in seconds since the epoch; now if it is not known."""
         text = self._terminated.get("finishedAt")
         if not text:
             return time.time()
@@ -154,7 +158,7 @@ class PodState:
         return next((one for one in conditions if one["type"] == kind), {})
 
     def _find_end(self) -> tuple[str, str] | None:
-        """The reason that says most, and its message."""
+        """Return the most specific reason and its message."""
         for said in (self._condition("DisruptionTarget"), self._status, self._terminated):
             if said.get("reason") in _ENDS:
                 return str(said["reason"]), str(said.get("message") or "")
@@ -167,31 +171,31 @@ def _say(what: str, more: Any) -> str:
 
 @dataclass(frozen=True)
 class KubernetesJob:
-    """A Job; None if it is gone."""
+    """A Job; None if it no longer exists."""
 
     job: Mapping[str, Any] | None
 
     @property
     def failure(self) -> tuple[str, str]:
-        """Why Kubernetes has ended it, as a reason and a message; empty if it has not."""
+        """Reason and message if Kubernetes ended the Job; else empty."""
         deleted = "Deleted", "the Job was deleted"
         if self.job is None:
             return deleted
         since = (self.job.get("metadata") or {}).get("deletionTimestamp")
         for one in (self.job.get("status") or {}).get("conditions") or ():
             if one["type"] in ("Failed", "FailureTarget") and one["status"] == "True":
-                # It fails as its pods end; but one that had failed is deleted after some time.
+                # Deletion ends its pods, so it fails afterwards; a failed one is deleted later.
                 if since and since <= one.get("lastTransitionTime", ""):
                     return deleted
                 return str(one.get("reason") or "Failed"), str(one.get("message") or "")
         return "", ""
 
     def explain(self, pod: PodState) -> tuple[str, str, str]:
-        """As `PodState.describe_end`, for a pod that was made to end."""
+        """Return the same as `PodState.describe_end`, for a pod that was deleted."""
         reason, message = self.failure
         if reason == "DeadlineExceeded":
-            return "TimeLimit", "the Job has reached its time limit", "give it more `time_limit`"
-        if pod.name in message:  # that of the pod with which the others have failed
+            return "TimeLimit", "the Job reached its time limit", "increase `time_limit`"
+        if pod.name in message:  # the pod whose failure ended the others
             return "Disrupted", f"its pod {pod.name} was disrupted: {message}", _AGAIN
         if reason in ("", "Deleted"):
             return pod.describe_end()

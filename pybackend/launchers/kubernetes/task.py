@@ -1,4 +1,4 @@
-"""The main process of a pod, once the driver has sent it everything: one worker, to its end.
+"""Main process of a pod after the driver has sent the bundle: it runs one worker to its end.
 
 This file is imported in the pods.
 """
@@ -23,33 +23,33 @@ from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, 
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines
 
-# Between the driver and this pod there are servers that keep their own connection open when the
-# driver's machine is gone without a word. A driver that was merely stopped is left alone as long.
+# Servers between the driver and this pod keep their connection open if the driver's machine
+# crashes. A driver that was only stopped may continue within this time.
 _SILENT_SECONDS = 600.0
 
 
 def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
-    """Run this pod's worker, report, and wait until the driver has read it all.
+    """Run this pod's worker, report, and wait until the driver has read everything.
 
-    The pod's end would end the process that passes on what was sent, too.
+    The end of the pod would also end the process that forwards its messages.
 
     Parameters
     ----------
     folder
-        That of the bundle. All that the worker writes lies below it.
+        Folder of the bundle. The worker writes only below it.
     pipe, channel
-        From and to the driver; with the end of ``pipe`` this process ends at once, and the pod.
+        Pipe from the driver, and descriptor of that to it; if ``pipe`` closes, the pod ends.
     """
-    # The system ignores signals to a pod's first process for which there is no handler.
+    # The kernel ignores signals to a pod's first process if it has no handler for them.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     status = 1
 
     def end() -> NoReturn:
-        """End at once: nothing in the pod outlives its first process."""
+        """Exit at once: all processes in the pod end with its first one."""
         if status:
-            print("tfdist: the driver has ended, or is out of reach", file=sys.stderr, flush=True)
+            print("tfdist: the driver has ended, or cannot be reached", file=sys.stderr, flush=True)
         os._exit(status)
 
     rank = int(os.environ["TFDIST_RANK"])
@@ -62,11 +62,11 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
 
 
 def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
-    """Run the worker; returns whether all went well. If not, the driver was told."""
+    """Run the worker, and return whether it succeeded; a failure was reported to the driver."""
     try:
-        # Made by the driver of its own objects, and brought by the channel.
+        # Pickled by the driver, and sent through the channel.
         task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
-    except Exception as error:  # a package that the image lacks
+    except Exception as error:  # such as a missing package
         meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return False
     notice, job = Notice(), task.member.job
@@ -78,15 +78,14 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
         variables = limit_threads(job.resources.cpus or cores)
         post = read_post(folder)
         return follow_orders(task, post, folder, meeting, variables, reached, notice)
-    # Kubernetes shows a pod its own GPUs only: nobody has to divide them.
+    # A pod sees only its own GPUs, so they need not be divided.
     return take_part(task, rank, folder, meeting, cores, None, reached, notice)
 
 
 class _LoggedMeeting(MeetingClient):
-    """What the worker prints is in the pod's log, too."""
+    """Connection to the driver that also writes the worker's output to the pod's log."""
 
     def __call__(self, event: Event) -> bool:
-        """See `MeetingClient`."""
         if isinstance(event, PrintedLine):
             print(event.text, file=sys.stderr, flush=True)
         return super().__call__(event)

@@ -1,4 +1,4 @@
-"""Follows a Job from its pods' start to its end, and says what Kubernetes knows of a failure."""
+"""Follow a Job to its end, and explain failures with information from Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from pybackend.net.meeting import MeetingServer
 
 _WAITING_SECONDS = 1.0
 _RUNNING_SECONDS = 10.0
-# Kubernetes knows why a worker is gone, but not at once.
+# Kubernetes knows why a worker exited, but not at once.
 _CAUSE_SECONDS = 20.0
 _ASK_AGAIN_SECONDS = 0.5
-# Without an answer, while there is nobody else to ask.
+# Without a response, while no worker is connected.
 _SILENT_SECONDS = 120.0
 _SHOWN_REASONS = 3
-# Ends of which a worker is told before.
+# Ends before which a worker receives SIGTERM.
 _TOLD = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
 class KubernetesWatch:
-    """What Kubernetes says of a Job; `look` is for `run_gang`.
+    """Information from Kubernetes on a Job; `look` is for `run_gang`.
 
     Parameters
     ----------
     cluster, name
-        Of the Job.
+        The cluster, and the name of the Job.
     workers
-        How many pods it is to have.
+        Number of pods of the Job.
     meeting
-        Where the workers meet and report.
+        Server to which the workers connect and report.
     join
-        Makes the channel to a pod that runs, from its name and rank.
+        Opens the channel to a running pod, given its name and rank.
     on_event
-        Is told what the pods wait for.
+        Receives notes about pending pods.
     patience
-        Seconds until all of them must run.
+        Seconds until all pods must run.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class KubernetesWatch:
         self._asked = -math.inf
 
     def look(self) -> list[Failure]:
-        """Failures of workers that have ended without a report.
+        """Return the failures of workers that ended without a report.
 
         Raises
         ------
@@ -98,7 +98,7 @@ class KubernetesWatch:
         return []
 
     def explain(self, failure: Failure) -> Failure:
-        """Why a worker was told to end, which has left by itself."""
+        """Add the reason of SIGTERM to the failure of a worker that ended itself."""
         self._ask_for_all()
         pod = self._pods.get(failure.rank)
         if pod is None or not (pod.is_over or pod.has_cause):
@@ -110,7 +110,7 @@ class KubernetesWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _lost(self) -> list[int]:
-        """Ranks whose pod or channel has ended without a report."""
+        """Return the ranks whose pod or channel ended without a report."""
         found = []
         for rank in range(self._workers):
             channel, pod = self.channels.get(rank), self._pods.get(rank)
@@ -125,11 +125,11 @@ class KubernetesWatch:
         return found
 
     def _ask(self) -> None:
-        """Ask Kubernetes, join the pods that run by now, and show what has changed."""
+        """Query Kubernetes, connect to newly running pods, and show changes."""
         self._asked = now = time.monotonic()
         try:
             listed = [PodState(pod) for pod in self._cluster.list_pods(self._name)]
-        except ClusterError:  # the workers go on without it
+        except ClusterError:  # the workers do not need the API server
             if not self._has_started and now > self._answered + _SILENT_SECONDS:
                 raise
             return
@@ -144,18 +144,18 @@ class KubernetesWatch:
         self._show()
 
     def _ask_for_all(self) -> None:
-        """Ask for the Job, then for its pods, which have ended if it says that one has."""
+        """Query the Job before its pods, so that the pods are at least as recent."""
         with suppress(ClusterError):
             self._job = KubernetesJob(self._cluster.read_job(self._name))
         self._ask()
 
     def _ask_for_warnings(self) -> None:
-        """Ask why there are no pods: they may be more than a quota allows."""
+        """Query why pods are missing: they may exceed a quota."""
         with suppress(ClusterError):
             self._warnings = self._cluster.list_warnings(self._name)
 
     def _show(self) -> None:
-        """Tell what has changed, until all workers have started."""
+        """Report changes until all workers have started."""
         if self._has_started:
             return
         self._has_started = len(self.channels) == self._workers
@@ -165,7 +165,7 @@ class KubernetesWatch:
             self._shown = shown
 
     def _say(self) -> str:
-        """How many pods run where, and what the others wait for."""
+        """Return how many pods run, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
         text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods run"
         if running:
@@ -187,11 +187,11 @@ class KubernetesWatch:
                 )
         if time.monotonic() < self._created + self._patience:
             return
-        reasons = self._reasons() or "Kubernetes does not say why"
+        reasons = self._reasons() or "Kubernetes gives no reason"
         raise ClusterError(
-            f"{len(self.channels)} of {self._workers} pods of {self._name} have started within "
-            f"{self._patience:g} s, the `patience` of kubernetes(); pending: {reasons}. All were "
-            "deleted: ask for less, or allow more time"
+            f"{len(self.channels)} of {self._workers} pods of {self._name} started within "
+            f"{self._patience:g} s (`patience` of kubernetes()); pending: {reasons}. All were "
+            "deleted: request less, or increase `patience`"
         )
 
     def _wait_for_cause(self, lost: Sequence[int]) -> None:
@@ -205,7 +205,7 @@ class KubernetesWatch:
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def _check_channels(self, lost: Sequence[int]) -> None:
-        """Raise what was wrong with a channel, if its pod is well."""
+        """Raise the error of a channel whose pod still runs."""
         for rank in lost:
             channel, pod = self.channels.get(rank), self._pods[rank]
             if channel is not None and channel.trouble is not None and pod.runs:

@@ -1,1 +1,1 @@
-"""What gangs on other hosts have in common, whoever starts them."""
+"""Worker groups on other hosts, for all launchers that start them."""

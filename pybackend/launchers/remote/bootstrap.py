@@ -1,8 +1,8 @@
-"""The first code on a host that ssh has reached: it takes in what the driver sends, and starts it.
+"""First code on a worker's host: it receives the bundle from the driver, and starts its task.
 
-Only the text of this file goes there, behind that of `machine`, on Python's command line. So it
-uses nothing but the standard library, and of the language what Python 3.6 knows: an old release
-must live to say which one it is.
+Only the text of this file is sent, after that of `machine`, on Python's command line. So it uses
+only the standard library and the syntax of Python 3.6: an old release must be able to report its
+version.
 """
 
 import json
@@ -18,33 +18,33 @@ MARK = b"tfdist "
 
 
 def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
-    """Say what this Python is, unpack the bundle from standard input, and run its task.
+    """Describe this Python, unpack the bundle from standard input, and run its task.
 
     Parameters
     ----------
     sweep
         Shell text of `pybackend.launchers.remote.janitor`.
     wanted
-        Names of packages, with blanks between them, that the driver asks for.
+        Names of required packages, separated by blanks.
     task
         Module of `pybackend.launchers` that has the task.
     machine
-        What `pybackend.launchers.machine` has found.
+        Result of `read_machine` in `pybackend.launchers.machine`.
     """
     channel = os.dup(1)
-    os.dup2(2, 1)  # whatever prints must not print between messages
+    os.dup2(2, 1)  # other output must not appear between messages
     missing = [name for name in wanted.split() if find_spec(name) is None]
     version = sys.version_info[:3]
     greeting = {"version": version, "python": sys.executable, "missing": missing}
     greeting["machine"] = machine
-    # What a login shell has printed may lack its newline.
+    # Output of a login shell may lack its newline.
     os.write(channel, b"\n" + MARK + json.dumps(greeting).encode() + b"\n")
     pipe = sys.stdin.buffer
     manifest = pipe.readline()
-    if not manifest:  # the driver does not want this Python
+    if not manifest:  # the driver rejected this Python
         return
     folder = tempfile.mkdtemp(prefix="tfdist-")
-    # It holds the channel: ssh ends when the folder is gone.
+    # It keeps the channel open: ssh ends after the folder is removed.
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", sweep, folder],
         stdin=subprocess.PIPE,
@@ -57,7 +57,7 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     import_module("pybackend.launchers." + task).run(folder, pipe, channel)
     if janitor.stdin is not None:
         janitor.stdin.close()
-    os._exit(0)  # threads that read may still wait
+    os._exit(0)  # reading threads may still wait
 
 
 def _unpack(manifest: Any, pipe: IO[bytes], folder: str) -> None:
@@ -68,6 +68,6 @@ def _unpack(manifest: Any, pipe: IO[bytes], folder: str) -> None:
             while size:
                 block = pipe.read(min(size, 1 << 20))
                 if not block:
-                    sys.exit("the driver has ended before it had sent everything")
+                    sys.exit("the driver ended before it had sent everything")
                 file.write(block)
                 size -= len(block)

@@ -1,4 +1,4 @@
-"""What a host gets to run workers: this package, their task, their rows; and how it starts."""
+"""Bundle for a host: this package, a task and rows; and the command that receives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pybackend.launchers.remote.janitor import SWEEP
 
 LIBRARY = "lib"
 _BLOCK = 1 << 20
-# Under the interpreter's own options: its current folder must not stand in for real modules.
+# Files in the current directory must not shadow installed modules.
 _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 
@@ -27,12 +27,12 @@ class Bundle:
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def send(self, write: Callable[[bytes], object]) -> None:
-        """Pass all of it on, for `bootstrap`: a line of names and sizes, then contents.
+        """Write everything in the format of `bootstrap`: a line of names and sizes, then contents.
 
         Raises
         ------
         OSError
-            If nobody reads.
+            The reader has closed.
         """
         sizes = [(name, len(content)) for name, content in self.contents.items()]
         sizes += [(name, path.stat().st_size) for name, path in self.files.items()]
@@ -45,7 +45,7 @@ class Bundle:
                     write(block)
 
     def write(self, folder: Path) -> None:
-        """Write all of it into a folder that the hosts share."""
+        """Write all files into a folder that the hosts share."""
         for name, content in self.contents.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,15 +57,15 @@ class Bundle:
 
 
 def library() -> dict[str, bytes]:
-    """The part of every bundle from which ``import pybackend`` works."""
+    """Return the files of every bundle that make ``import pybackend`` work."""
     return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
 
 
 def bootstrap_command(python: str, wanted: str, task: str) -> list[str]:
-    """The command that takes a bundle from standard input.
+    """Return the command that reads a bundle from standard input.
 
-    ``wanted`` is as in `bootstrap`; ``task`` the module of `pybackend.launchers`
-    whose ``run`` it calls then.
+    ``wanted`` is as in `bootstrap`; ``task`` is the module of `pybackend.launchers` whose ``run``
+    it then calls.
     """
     folder = files("pybackend.launchers")
     texts = [folder.joinpath(name).read_text() for name in ("machine.py", "remote/bootstrap.py")]

@@ -1,4 +1,4 @@
-"""Keeps a process on a worker's host in touch with the driver, at the other end of two pipes."""
+"""Connection of a process on a worker's host to the driver, over two pipes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import NoReturn
 
 from pybackend.net.shared_lines import SharedLines
 
-# The system ends a connection on which nobody confirms what was sent: a driver's machine that is
-# gone without a word is noticed so, and a driver that was merely stopped is left alone.
+# The system closes a connection whose data is not acknowledged: this detects a driver's machine
+# that crashed, but not a driver that was only stopped.
 _BEAT_SECONDS = 5.0
 
 
 def follow_driver(
     lines: SharedLines, end: Callable[[], NoReturn], silent_seconds: float = math.inf
 ) -> threading.Thread:
-    """Read what the driver sends, and show it that this process is there, by two threads.
+    """Read from the driver, and send it heartbeats, by two threads.
 
     Parameters
     ----------
     lines
-        What is read and written.
+        Connection to the driver.
     end
-        Ends this process; called when the driver is gone.
+        Ends this process; called when the connection to the driver is lost.
     silent_seconds
-        How long the driver may say nothing.
+        Time limit for silence of the driver.
 
     Returns
     -------
     threading.Thread
-        The one that reads, to be waited for.
+        The thread that reads, which can be joined.
     """
 
     def read() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Workers of an elastic training that a system starts on other hosts, one by one."""
+"""Workers of an elastic training that a cluster system starts one by one on other hosts."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from pybackend.launchers.elastic import Obstacle, Remark, Said
 from pybackend.launchers.remote.elastic_task import PACKAGES
 from pybackend.net.meeting import MeetingServer
 
-# For what was started to end, and to be removed.
+# For processes to end, and for their files to be removed.
 _END_SECONDS = 150.0
 
 
 class Follow(Protocol):
-    """Follows what was started for one worker to its end, as `run_gang` does."""
+    """Function that waits for one worker to end, as `run_gang` does."""
 
     def __call__(self, *, on_event: Emit, check: Callable[[], None]) -> Outcome: ...
 
 
 class Way(Protocol):
-    """How one worker is started, and what it is called. All methods may be called from threads."""
+    """Way to start one worker. All methods may be called from threads."""
 
     def name_host(self, number: int, place: int) -> str:
-        """Where the worker of this number is, for messages."""
+        """Return the name of the host of a worker, for messages."""
 
     def make_meeting(self) -> MeetingServer:
-        """Where a worker meets the driver, alone."""
+        """Return a server for the connection of a single worker."""
 
     def open(
         self, number: int, place: int, meeting: MeetingServer, note: Emit
     ) -> AbstractContextManager[Follow]:
-        """Start it; on leaving, nothing is left of it.
+        """Start a worker; on exit, end it and clean up.
 
         Parameters
         ----------
         number, place
             As in `Site.start`.
         note
-            Receives a `Note` when what the worker waits for changes.
+            Receives a `Note` when the state of a pending worker changes.
         """
 
 
 def as_gang(job: TrainingJob) -> TrainingJob:
-    """The job as `run_gang` follows it for one worker."""
+    """Return the job of one worker for `run_gang`."""
     return replace(job, workers=1, min_workers=1, max_workers=None)
 
 
 class RemoteSite:
-    """A `Site`: workers that a system starts one by one; a context manager, which ends them.
+    """A `Site` whose workers a cluster system starts; a context manager, which ends them.
 
     Parameters
     ----------
@@ -86,7 +86,6 @@ class RemoteSite:
             worker.wait(deadline - time.monotonic())
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
-        """See `Site`."""
         worker = _RemoteWorker(self._way, number, place, say, self._packages, self._check)
         worker.follow()
         self._workers.append(worker)
@@ -98,11 +97,11 @@ class RemoteSite:
 
 
 class _OverError(Exception):
-    """Nobody needs this worker any more."""
+    """The training has ended, so this worker is no longer needed."""
 
 
 class _Packages:
-    """What the workers so far have announced of their Pythons; ``remedy`` is as in `Member`."""
+    """Packages that the workers have announced so far; ``remedy`` is as in `Member`."""
 
     def __init__(self, remedy: str) -> None:
         self._remedy = remedy
@@ -110,12 +109,12 @@ class _Packages:
         self._known: dict[int, tuple[str, Mapping[str, str]]] = {}
 
     def compare(self, number: int, host: str, versions: Mapping[str, str]) -> None:
-        """Take in a further worker's.
+        """Compare the packages of a new worker with those of the others.
 
         Raises
         ------
         ClusterError
-            They are not those of the workers before.
+            They differ.
         """
         with self._lock:
             known = {**self._known, number: (host, versions)}
@@ -128,7 +127,7 @@ class _Packages:
 
 
 class _RemoteWorker:
-    """A worker that runs `pybackend.launchers.remote.elastic_task.follow_orders`; see `Worker`."""
+    """A `Worker` that runs `pybackend.launchers.remote.elastic_task.follow_orders`."""
 
     def __init__(
         self,
@@ -145,17 +144,16 @@ class _RemoteWorker:
         self._say = say
         self._packages = packages
         self._check = check
-        self._meeting = way.make_meeting()  # its own: its rank is 0 there
+        self._meeting = way.make_meeting()  # a separate one, in which its rank is 0
         self._model: tuple[str, bytes] | None = None
         self._thread = threading.Thread(target=self._to_its_end, daemon=True)
 
     @property
     def host(self) -> str:
-        """See `Worker`."""
         return self._way.name_host(self._number, self._place)
 
     def follow(self) -> None:
-        """Start it and follow it to its end, from a thread."""
+        """Start it and wait for its end, in a thread."""
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or processes
@@ -164,18 +162,16 @@ class _RemoteWorker:
             raise ClusterError(f"no worker can be started on {self.host}: {error}") from error
 
     def go(self, order: FromLauncher) -> None:
-        """See `Worker`."""
         self._meeting.order(order)
 
     def model(self) -> tuple[str, bytes] | None:
-        """See `Worker`."""
         return self._model
 
     def close(self) -> None:
-        """See `Worker`: its thread leaves nothing of it."""
+        """Do nothing: its thread cleans up."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended and was left."""
+        """Wait until it has ended and was cleaned up."""
         self._thread.join(max(0.1, seconds))
 
     def _to_its_end(self) -> None:
@@ -201,9 +197,9 @@ class _RemoteWorker:
         return replace(outcome.reports[0], rank=self._number)
 
     def _describe_obstacle(self, error: Exception) -> Obstacle:
-        """Whatever it is, it must not leave the launcher waiting."""
+        """Return an obstacle for any error, so that the launcher does not wait forever."""
         if not isinstance(error, ClusterError):
-            error = ClusterError(f"the driver lost {self.host}: {error!r}")
+            error = ClusterError(f"the driver lost the connection to {self.host}: {error!r}")
         return Obstacle(error, self._number)
 
     def _note(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""One worker of an elastic training on a host of its own. This file is imported there."""
+"""One worker of an elastic training on another host. This file is imported there."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from pybackend.net.meeting_client import MeetingClient
 
 # A file of the bundle, with a `Post`.
 POST = "post.json"
-# Name of what a worker announces of its Python.
+# Name under which a worker announces its packages.
 PACKAGES = "packages"
 
 
 @dataclass(frozen=True)
 class Post:
-    """What one worker of an elastic training has for itself alone.
+    """Settings of a single worker of an elastic training.
 
     Attributes
     ----------
     number
-        The worker's.
+        Number of the worker.
     place
-        Of the task's ``hosts``.
+        Index of its host in the task's ``hosts``.
     neighbours
-        How many workers its host may have.
+        Most workers on its host.
     share
-        Which part of that host it gets, from 0.
+        Index of its share of that host, from 0.
     driver
-        Where it meets the driver, if it is not connected already.
+        Address of the driver, unless the worker is already connected to it.
     """
 
     number: int
@@ -53,12 +53,12 @@ class Post:
     driver: str = ""
 
     def to_json(self) -> bytes:
-        """Content of the file."""
+        """Return the content of the file."""
         return encode(self).encode()
 
 
 def read_post(folder: Path) -> Post:
-    """What the bundle in this folder has for its worker alone."""
+    """Read the `Post` from the bundle in a folder."""
     return decode((folder / POST).read_bytes(), Post)
 
 
@@ -71,23 +71,23 @@ def follow_orders(
     reached: str | None,
     notice: Notice,
 ) -> bool:
-    """Run one worker, by the driver's orders, to its end; the driver gets its report and model.
+    """Run one worker by the driver's orders, and send the driver its report and model.
 
     Parameters
     ----------
     folder
-        That of the bundle.
+        Folder of the bundle.
     meeting
-        A connection of this worker alone: there its rank is 0.
+        Connection of this worker only, in which its rank is 0.
     variables
-        Of the worker's process.
+        Variables for the worker's process.
     reached, notice
         As in `take_part`.
 
     Returns
     -------
     bool
-        Whether it has trained to its end.
+        True if it trained to the end.
     """
     member, number = task.member, post.number
     host = task.hosts[post.place]
@@ -116,6 +116,6 @@ def follow_orders(
 
 
 def _pass_on(meeting: MeetingClient, child: Child) -> None:
-    """Give the worker what the driver orders, now that its rows are there."""
+    """Forward the driver's orders to the worker, after its rows are written."""
     while True:
         child.go(meeting.take_order())

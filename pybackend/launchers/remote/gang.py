@@ -1,4 +1,4 @@
-"""The driver's side of a gang on other hosts: from the workers' events to the outcome."""
+"""Driver's side of a worker group on other hosts: from the workers' events to the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pybackend.launchers.remote.task import MODEL, REPORT
 from pybackend.net.meeting import MeetingServer
 
 _LOOK_SECONDS = 0.1
-# What the platform says, and what a worker has said, may be on their ways at the same time.
+# Messages of the platform and of a worker may be in transit at the same time.
 _CAUSE_SECONDS = 2.0
 _MEET_SECONDS = 600.0
 
@@ -32,24 +32,24 @@ def run_gang(
     explain: Callable[[Failure], Failure] = lambda failure: failure,
     check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Follow workers that run `pybackend.launchers.remote.task.take_part`, to their end.
+    """Wait for workers that run `pybackend.launchers.remote.task.take_part`.
 
     Parameters
     ----------
     meeting
-        Where they meet.
+        Server to which they connect.
     hosts
-        Each rank's host, for messages.
+        Host of each rank, for messages.
     look
-        Called a few times a second: what the platform knows to have failed by now. A failure of a
-        worker that has reported already does not count. It raises `ClusterError` if the gang
-        cannot come about or go on; what a worker has said about the cause goes before it.
+        Called a few times a second: returns the failures that the platform knows. Failures of
+        workers that have reported are ignored. It raises `ClusterError` if the workers cannot start
+        or continue; a worker's report of the cause has precedence.
     meet_seconds
-        Time from the first worker's arrival to the last one's.
+        Time limit from the first worker's connection to the last one's.
     explain
-        Says why a worker was told to end, if the platform knows.
+        Adds the platform's reason for SIGTERM to the failure of a preempted worker.
     check
-        Called as often as `look`; what it raises ends this at once.
+        Called as often as `look`; its errors are raised at once.
 
     Raises
     ------
@@ -79,7 +79,6 @@ class _RemoteGang:
         self._left: dict[int, float] = {}
 
     def run(self, look: Callable[[], Iterable[Failure]], check: Callable[[], None]) -> Outcome:
-        """See `run_gang`."""
         deadline, trouble = float("inf"), None
         while self._running():
             check()
@@ -90,14 +89,14 @@ class _RemoteGang:
             if trouble is None:
                 try:
                     found = [*look(), *self._find_lost()]
-                    # What these workers have said before they were lost goes before it.
+                    # Reports of these workers before they were lost have precedence.
                     self._take_events(0)
                     self._add(found)
                     self._check_meeting()
                 except ClusterError as error:
                     trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
         self._take_events(0)
-        self._deadline()  # the last losses are told, too
+        self._deadline()  # the last losses are reported, too
         self._failures.add(self._failures.find_fatal(self._job, self._reports.values()))
         self._failures.raise_any()
         if trouble is not None:
@@ -106,14 +105,14 @@ class _RemoteGang:
         return Outcome(reports, self._model())
 
     def _running(self) -> list[int]:
-        """Ranks of which nothing final is known."""
+        """Return the ranks without a report or failure."""
         return [rank for rank in range(self._job.workers) if rank not in self._reports]
 
     def _deadline(self) -> float:
         return self._failures.deadline(self._job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
-        """Handle what has come, and wait for some time if nothing has."""
+        """Handle all received events; if there is none, wait for one for some time."""
         try:
             self._take(self._meeting.queue.get(timeout=max(seconds, 0.001)))
             while True:
@@ -131,14 +130,14 @@ class _RemoteGang:
             if report.failure is not None:
                 if report.failure.exception_type == "Preempted":
                     report = replace(report, failure=self._explain(report.failure))
-            elif rank in self._reports:  # it was said to have failed
+            elif rank in self._reports:  # it is known to have failed
                 return
             self._reports[rank] = report
         elif answer := self._failures(event):
             self._meeting.order(answer, event.rank)
 
     def _add(self, failures: Iterable[Failure]) -> None:
-        """Add failures of workers of which nothing is known yet."""
+        """Add failures of workers without a report or failure."""
         for failure in failures:
             if failure.rank not in self._reports:
                 self._reports[failure.rank] = WorkerReport(
@@ -146,9 +145,9 @@ class _RemoteGang:
                 )
 
     def _find_lost(self) -> list[Failure]:
-        """Workers that have gone without a report, and nobody says why."""
+        """Return the failures of workers that disconnected without a report or known reason."""
         now = time.monotonic()
-        gone = [rank for rank in self._running() if self._meeting.has_left(rank)]
+        left = [rank for rank in self._running() if self._meeting.has_left(rank)]
         return [
             Failure(
                 rank,
@@ -158,7 +157,7 @@ class _RemoteGang:
                 time=time.time(),
                 advice="see that host's log: it, or the network between it and the driver, failed",
             )
-            for rank in gone
+            for rank in left
             if now > self._left.setdefault(rank, now) + _CAUSE_SECONDS
         ]
 
@@ -168,7 +167,7 @@ class _RemoteGang:
             named = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in missing)
             raise ClusterError(
                 f"worker {named} did not meet the others within {self._meet_seconds:.0f} s: see "
-                "the logs of these hosts, and whether they run at all"
+                "the logs of these hosts, and check that they run"
             )
 
     def _model(self) -> tuple[str, bytes] | None:

@@ -1,4 +1,4 @@
-"""What `bootstrap` says of the Python and the machine on which it runs, as the driver reads it."""
+"""Greeting of `bootstrap`, which describes its Python and machine, as the driver reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.launchers.remote.bootstrap import MARK
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """A Python: its version and path, the packages that it lacks, and what its machine has.
+    """Version, path, missing packages and machine of a Python.
 
     ``machine`` holds the fields of a `Machine`.
     """
@@ -26,24 +26,24 @@ class HostGreeting:
 
 
 def read_greeting(line: bytes, place: str) -> HostGreeting:
-    """The greeting in a line that begins with `MARK`.
+    """Parse a line that begins with `MARK`.
 
     Parameters
     ----------
     place
-        Where it comes from, for messages.
+        Name of its host, for messages.
 
     Raises
     ------
     ClusterError
-        It is none.
+        The line is not a greeting.
     """
     try:
         said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
         read_fields(Machine, said.machine)
     except (ValueError, RecursionError) as error:
         raise ClusterError(
-            f"{place} has greeted with something that makes no sense ({error}): look whether what "
-            "a shell prints there at a login begins with the word tfdist"
+            f"{place} sent an invalid greeting ({error}): check whether a login shell there prints "
+            "a line that begins with the word tfdist"
         ) from error
     return said

@@ -1,4 +1,4 @@
-"""What all workers of a gang on other hosts get."""
+"""Files that all workers of a group on other hosts get."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pybackend.launchers.remote.bundle import library
 from pybackend.launchers.remote.task import TASK, RemoteTask
 
 ROWS = "rows"
-# In place of a rank: the rows that all workers have.
+# In place of a rank: rows that all workers have.
 _ALL = "all"
 
 
 def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Write all rows into a folder, for the members of the task to read.
+    """Write all rows into a folder, for the members of the task.
 
-    Returns the contents of every worker's `Bundle`; the files of its own rows go with them.
+    Returns the contents of every worker's `Bundle`, to which the files of its rows are added.
     """
     if datasets:
         counts = write_rows(folder, task.member.job, datasets)
@@ -35,7 +35,7 @@ def pack_task(task: RemoteTask, folder: Path, datasets: Mapping[str, Any]) -> di
 
 
 def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[str, list[int]]:
-    """Write each rank's rows into a folder; returns how many each rank has, by data set."""
+    """Write each rank's rows into a folder, and return their numbers by data set."""
     counts = {}
     for name, columns in datasets.items():
         parts = [shard(columns, job.workers, rank) for rank in range(job.workers)]
@@ -50,7 +50,7 @@ def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[
 
 
 def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
-    """The files that `write_rows` has written for some ranks, by their names in that folder."""
+    """Return the files of `write_rows` for some ranks, by their names in the folder."""
     wanted = {_ALL, *map(str, ranks)}
     return {
         str(path.relative_to(folder)): path
@@ -61,10 +61,9 @@ def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class RowFolder:
-    """The source of a `Member` whose rows lie in such a folder, which it is given as its input."""
+    """A `Source` for members whose input is a folder that `write_rows` has written."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """See `Source`."""
         for given in batches:
             for data_set in sorted(Path(given, ROWS).iterdir()):
                 own = data_set / str(rank)
@@ -72,11 +71,11 @@ class RowFolder:
 
 
 def _place(source: Path, folder: Path) -> None:
-    """Make a folder of the same rows, if possible without a copy."""
+    """Make a folder of the same rows, without a copy if possible."""
     folder.mkdir()
     for file in source.iterdir():
         target = folder / file.name
-        if file.suffix == ".npy":  # what describes them is written again
+        if file.suffix == ".npy":  # the description is written again
             with suppress(OSError):  # on another disk
                 os.link(file, target)
                 continue

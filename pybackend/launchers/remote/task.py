@@ -1,7 +1,7 @@
-"""One worker of a gang on a host of its own: a member that meets the others at the driver.
+"""One worker of a group on another host: a member that meets the others at the driver.
 
-How its process was started, by ssh or by Slurm, does not matter here. This file is imported on the
-workers' hosts.
+It is the same for all ways of starting its process, such as ssh and Slurm. This file is imported on
+the workers' hosts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pybackend.net.rendezvous import own_address
 
 # Files of a bundle.
 TASK = "task.pkl"
-# Names of what a worker sends to the driver; the model's is followed by its format.
+# Names of a worker's results for the driver; the model's is followed by its format.
 REPORT = "report"
 MODEL = "model."
 
 
 @dataclass(frozen=True)
 class RemoteTask:
-    """What all workers of a gang have in common, pickled into their bundle.
+    """Settings that all workers of a group have in common, pickled into their bundle.
 
     Attributes
     ----------
     member
-        What each of them does.
+        Settings of each member.
     hosts
-        The name or address of every rank's host.
+        Name or address of every rank's host.
     environment
         Variables for the workers' processes.
     """
@@ -51,7 +51,7 @@ class RemoteTask:
 
 @dataclass(frozen=True)
 class RemoteGroup:
-    """A gang that meets at the driver; see `Group`."""
+    """A `Group` that meets at the driver."""
 
     rank: int
     hosts: Sequence[str]
@@ -60,11 +60,10 @@ class RemoteGroup:
     meeting: MeetingClient
 
     def gather(self, message: str) -> list[str]:
-        """See `Group`."""
         everyone = self.meeting.gather(message)
         if everyone is None:
             raise ClusterError(
-                f"worker {self.rank} lost the driver before all workers had met: the driver has "
+                f"worker {self.rank} lost the driver before all workers had met: the driver "
                 "ended the job, or the network between them failed. If the driver still runs, "
                 "start again"
             )
@@ -81,23 +80,23 @@ def take_part(
     reached: str | None = None,
     notice: Notice | None = None,
 ) -> bool:
-    """Run one worker to its end, and send the driver its report, and rank 0's model.
+    """Run one worker to its end, and send the driver its report, and the model of rank 0.
 
     Parameters
     ----------
     folder
-        That of the bundle.
+        Folder of the bundle.
     cores, gpus
         As in `Group`.
     reached
-        An address of this host at which others reach it, if one is known.
+        An address of this host that others can reach, if one is known.
     notice
         As in `Child`.
 
     Returns
     -------
     bool
-        Whether the others may go on; if not, the driver was told why.
+        True if the others may continue; if not, the reason was sent to the driver.
     """
     hosts = list(task.hosts)
     member = task.member
@@ -119,29 +118,29 @@ def take_part(
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:
-    """The address of this host at which the other ones reach it.
+    """Return the address of this host that the others can reach.
 
-    What its name means here, unless that is only for itself: Debian has 127.0.1.1 for a machine's
-    own name. Then where others have ``reached`` it, or else its address on the route to them.
+    This is the address of its name, unless that is a loopback address: Debian maps a machine's own
+    name to 127.0.1.1. Then it is ``reached``, or else the address on the route to the others.
 
     Raises
     ------
     ClusterError
-        If there is none.
+        There is no such address.
     """
     routes = (own_address(host) for host in hosts if host != hosts[rank])
     for address in [*_resolve(hosts[rank]), reached, *routes]:
         if address and _is_own(address):
             return address
     raise ClusterError(
-        f"the other hosts cannot reach {hosts[rank]}: that name means no address of this host "
-        f"({socket.gethostname()}) but those that are only for itself. Name all hosts by addresses "
-        "that they know each other by"
+        f"the other hosts cannot reach {hosts[rank]}: on this host ({socket.gethostname()}), that "
+        "name has only loopback addresses, or addresses of other hosts. Name all hosts by "
+        "addresses under which they can reach each other"
     )
 
 
 def describe_failure(rank: int, host: str, error: Exception) -> Failure:
-    """A failure of the member itself, not of its worker."""
+    """Return a failure of the member itself, not of its worker."""
     is_ours = isinstance(error, ClusterError)
     return Failure(
         rank,
@@ -156,13 +155,13 @@ def describe_failure(rank: int, host: str, error: Exception) -> Failure:
 def _resolve(host: str) -> list[str]:
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # a name that only the driver knows
+    except OSError:  # a name that only the driver can resolve
         return []
     return [str(info[4][0]) for info in infos]
 
 
 def _is_own(address: str) -> bool:
-    """Whether it is an address of this machine that others may use."""
+    """Return whether it is an address of this machine that others can reach."""
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.is_loopback or known.is_link_local:
         return False

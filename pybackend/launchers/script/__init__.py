@@ -1,5 +1,5 @@
 """``tfdist run``: one script, started once per rank.
 
-Beside the driver, each host has an agent (`agent.py`), which starts the host's ranks, passes on
-what they print, and ends everything that they have started when the driver lets go of it.
+The driver starts an agent (`agent.py`) on each host, which starts the ranks of the host, forwards
+their output, and ends all their descendants when the driver closes the connection.
 """

@@ -1,7 +1,7 @@
-"""The agent on one host: starts its ranks, passes on what they print, and ends all they started.
+"""Agent on one host: it starts the ranks, forwards their output, and ends their descendants.
 
-It serves the one driver at the other end of its standard input and output, and is there for no
-longer: when its input closes, the driver is gone or wants no more.
+It serves one driver over its standard input and output. When its input closes, the driver has
+exited or finished, and the agent ends.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from pybackend.launchers.stall import read_main_thread
 from pybackend.net.rendezvous import address_of, reserve
 
 _END_SECONDS = 10.0
-# A pipe holds so much, if nobody has made it larger, when the process at its end has ended.
+# Reads that empty a pipe of default size after its process has ended.
 _READS_AT_THE_END = 16
-# The system ends a connection on which nobody confirms what was sent: a driver's machine that is
-# gone without a word is noticed so.
+# The system closes a connection whose data is not acknowledged: this detects a driver's machine
+# that crashed.
 _BEAT_SECONDS = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Agent:
-    """Serves the driver at two file descriptors, on one thread.
+    """Serves the driver over two file descriptors, on one thread.
 
-    ``variables`` are for the ranks, besides this process's own.
+    ``variables`` are for the ranks, in addition to this process's own.
     """
 
     def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ class Agent:
         self._await(self._wake, self._look_at_signals)
 
     def serve(self) -> None:
-        """Do what the driver wants until it lets go, or is gone; then nothing is left."""
+        """Execute the driver's orders until it disconnects; then end the ranks and clean up."""
         try:
             self._say(Ready())
             while not self._is_over:
@@ -130,7 +130,7 @@ class Agent:
             self._say(Prepared(addresses))
 
     def _reserve(self, order: Prepare) -> tuple[str, ...]:
-        """The addresses of the ranks here, if the driver wants to know them."""
+        """Reserve ports and return the addresses of the ranks here, if the driver requests them."""
         if order.reserves:
             host = order.host or _reached_address()
             self._held = [reserve(host) for _ in order.ranks]
@@ -146,7 +146,7 @@ class Agent:
                     rank,
                     self._prepared.script.command(sys.executable, "Rscript"),
                     {**wanted, **shares[int(variables["LOCAL_RANK"])]},
-                    # Should this agent be killed, nobody would end them.
+                    # If this agent is killed, the system ends them.
                     signal.SIGKILL,
                 )
             except OSError as error:
@@ -157,7 +157,7 @@ class Agent:
     def _run(
         self, rank: int, words: list[str], variables: dict[str, str], orphaned: signal.Signals
     ) -> None:
-        """Start a command, and follow what it prints; ``orphaned`` ends it if this agent dies."""
+        """Start a command, and read its output; ``orphaned`` ends it if this agent dies."""
         process = subprocess.Popen(
             words,
             cwd=self._prepared.folder,
@@ -181,8 +181,8 @@ class Agent:
         self._await(descriptor, partial(self._pass_on, descriptor))
 
     def _pass_on(self, descriptor: int) -> bool:
-        """Pass on what was printed; whether there was anything."""
-        if descriptor not in self._pipes:  # its end was read when its process ended
+        """Forward output; return whether there was any."""
+        if descriptor not in self._pipes:  # it was read to its end when its process ended
             return False
         rank, stream, pipe = self._pipes[descriptor]
         try:
@@ -197,7 +197,7 @@ class Agent:
         return bool(block)
 
     def _print(self, rank: int, stream: Stream, block: bytes) -> None:
-        """Pass on a block; an empty one is the end."""
+        """Forward a block of output; an empty block is the end."""
         if block:
             self._say(Printed(rank, stream, block.decode("latin-1")))
 
@@ -214,7 +214,7 @@ class Agent:
         reap([pid for pid in children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
-        """Name a rank that a signal has stopped: the others may wait for it without end."""
+        """Report a rank that a signal has stopped, because the others may wait for it forever."""
         found = read_main_thread(pid)
         is_stopped = found is not None and found[0] == "T"
         if is_stopped and rank not in self._stopped:
@@ -225,7 +225,7 @@ class Agent:
         (self._stopped.add if is_stopped else self._stopped.discard)(rank)
 
     def _end(self, rank: int, status: int) -> None:
-        # What it has started may hold its pipes for as long as it likes: nobody waits for that.
+        # Its descendants may keep its pipes open: do not wait for them.
         for descriptor in [d for d, pipe in self._pipes.items() if pipe[0] == rank]:
             for _ in range(_READS_AT_THE_END):
                 if not self._pass_on(descriptor):
@@ -238,7 +238,7 @@ class Agent:
 
     def _deliver(self, order: Deliver) -> None:
         for process in self._processes.values():
-            # Ctrl-C reaches all of a terminal's foreground group; other signals one process.
+            # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
             if order.signal in (signal.SIGINT, signal.SIGKILL):
                 _signal_group(process, order.signal)
             else:
@@ -246,33 +246,33 @@ class Agent:
 
 
 def main() -> None:
-    """Serve the driver that has started this process on its own machine."""
+    """Serve the driver that started this process on its own machine."""
     serve_here(Agent)
 
 
 def serve_here(kind: type[Agent]) -> None:
-    """Be an agent of some kind, for the driver that has started this process."""
+    """Run an agent of a class, for the driver that started this process."""
     orders, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # a stray print is no message
-    when_orphaned(signal.SIGCONT)()  # a stopped process would not see that its input has closed
+    os.dup2(2, 1)  # prints must not mix with messages
+    when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed
     serve(orders, answers, {}, kind)
 
 
 def serve(
     orders: int, answers: int, variables: Mapping[str, str], kind: type[Agent] = Agent
 ) -> None:
-    """Serve the driver at the other end of two file descriptors."""
+    """Serve the driver over two file descriptors."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for number in (*_ENDING, signal.SIGCHLD):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it, for the ranks, too
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks
             signal.signal(number, lambda *_: None)
     adopt_orphans()
     kind(orders, answers, variables).serve()
 
 
 def _reached_address() -> str:
-    """The address of this host that ssh has come to: the others' way here, whatever its names."""
+    """Return the address of this host that ssh used, which the other hosts can use as well."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     if len(words) != 4:
         raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")

@@ -1,4 +1,4 @@
-"""What `tfdist run` starts: a Python file, a module, or an R file."""
+"""Script of `tfdist run`: a Python file, a module, or an R file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from pybackend.errors import ClusterError, InputError
 
 _INTERPRETERS = ("python", "python3", "Rscript", "R")
-# What is neither Python nor R, and would fail with an error of Python's.
+# Neither Python nor R: these would fail with a syntax error of Python.
 _OTHERS = (".sh", ".bash", ".ipynb", ".rmd", ".qmd")
 
 
@@ -24,21 +24,21 @@ class ScriptCommand:
     arguments: tuple[str, ...] = ()
 
     def command(self, python: str, rscript: str) -> list[str]:
-        """The command line of one rank."""
+        """Return the command line of one rank."""
         if self.kind == "R":
             return [rscript, self.name, *self.arguments]
-        # Unbuffered: what a rank printed before it was killed must have been printed.
+        # Unbuffered: the output of a killed rank must not be lost.
         module = ["-m"] if self.kind == "module" else []
         return [python, "-u", *module, self.name, *self.arguments]
 
 
 def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
-    """The script that the rest of a command line means.
+    """Parse a script and its arguments.
 
     Raises
     ------
     InputError
-        There is none, or it is neither Python nor R.
+        There is no script, or it is neither Python nor R.
     """
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
@@ -49,7 +49,7 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
     if name.lower().endswith(_OTHERS):
         raise InputError(
             f"{name} is neither a Python file nor an R file, and only these can be started: name "
-            "the Python or R file itself. What a shell script sets before it, --env can set, or "
+            "the Python or R file itself. Set the variables of a shell script with --env, or in "
             "the shell that calls tfdist"
         )
     is_r = name.lower().endswith(".r")
@@ -57,12 +57,12 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
 
 
 def check_script(script: ScriptCommand, folder: str) -> None:
-    """Whether the script can be started in a folder of this machine.
+    """Check that the script can be started in a folder of this machine.
 
     Raises
     ------
     ClusterError
-        The folder or the file is not there, or Rscript.
+        The folder, the file or Rscript does not exist.
     """
     if not os.path.isdir(folder):
         raise ClusterError(f"there is no folder {folder}: make it, or choose another with --cwd")
@@ -77,12 +77,12 @@ def check_script(script: ScriptCommand, folder: str) -> None:
 
 
 def check_temporary(folder: str | None) -> None:
-    """Whether the folder for temporary files is there: Python and R would silently use another.
+    """Check that the folder for temporary files exists: else Python and R silently use another.
 
     Raises
     ------
     ClusterError
-        It is not.
+        It does not exist.
     """
     if folder and not os.path.isdir(folder):
         raise ClusterError(
@@ -92,5 +92,5 @@ def check_temporary(folder: str | None) -> None:
 
 
 def own_python(variables: Mapping[str, str], python: str) -> dict[str, str]:
-    """Where R embeds Python: the one that the Python ranks would run in, unless it is set."""
+    """Return the variable with the Python that R embeds: that of Python ranks, unless it is set."""
     return {} if variables.get("RETICULATE_PYTHON") else {"RETICULATE_PYTHON": python}

@@ -1,4 +1,4 @@
-"""The driver's end of the connection to an agent."""
+"""Driver's end of the connection to an agent."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pybackend
 from pybackend.errors import ClusterError
 from pybackend.launchers.script.messages import LONGEST_READ, Answer, Order, line_of, read_answer
 
-# The system ends no process that waits for a frozen disk.
+# A process that waits for a frozen disk cannot be killed.
 _KILL_SECONDS = 5.0
-# Not `python -m`: that would let files of the current directory stand in for real modules.
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
 _START = "import sys; sys.path[0] = {!r}; from pybackend.launchers.script.agent import main; main()"
 
 
 class AgentConnection:
-    """An agent that runs behind a command.
+    """An agent, which is started by a command.
 
     Parameters
     ----------
@@ -33,18 +33,18 @@ class AgentConnection:
     ranks
         The ranks that run there.
     command
-        Starts the agent, or leads to it.
+        Command that starts the agent, possibly over ssh.
     variables
-        The command's environment; None: this process's.
+        Environment of the command; None: this process's.
     log
-        Gets what the command prints as errors; None: this process's own errors.
+        File for standard error of the command; None: this process's standard error.
 
     Attributes
     ----------
     is_lost
-        Whether the agent is gone.
+        True after the agent has disconnected.
     outbox
-        Has what was sent and is not yet read: to be flushed when the command has room for more.
+        Sent data that the command has not read; flush it when the command can read more.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class AgentConnection:
             stdout=subprocess.PIPE,
             stderr=log,
             env=variables,
-            # Ctrl-C is for the driver, which passes it on.
+            # Ctrl-C must reach only the driver, which forwards it.
             start_new_session=True,
         )
         assert self.process.stdin is not None
         self.outbox = InputPipe(self.process.stdin)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when the agent has said something."""
+        """Return the descriptor that becomes readable when the agent has sent something."""
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
     def send(self, order: Order) -> None:
-        """Send an order; one to an agent that is gone is lost, as `receive` will tell."""
+        """Send an order; it is lost if the agent has disconnected, which `receive` detects."""
         self.outbox.add(line_of(order))
 
     def receive(self) -> list[Answer]:
-        """What the agent has said, once there is something; sets `is_lost` at the end."""
+        """Wait for messages of the agent, and return them; set `is_lost` at the end."""
         block = os.read(self.fileno(), LONGEST_READ)
         self.is_lost = not block
         *lines, self._unread = (self._unread + block).split(b"\n")
@@ -89,28 +89,27 @@ class AgentConnection:
         return [answer for answer in answers if answer is not None]
 
     def read(self, line: bytes) -> Answer | None:
-        """What a line says; None if it is of no interest."""
+        """Parse a line; None if it can be ignored."""
         try:
             return read_answer(line)
         except ValueError as error:
             raise ClusterError(
-                f"{self.host}: the agent there has said something that makes no sense ({error}): "
-                "start again"
+                f"{self.host}: the agent there sent an invalid message ({error}): start again"
             ) from error
 
     def explain_loss(self) -> str:
-        """Why nothing is to be heard of the agent any more."""
-        return "the agent that starts the ranks has ended"
+        """Return the reason of a lost connection to the agent."""
+        return "the agent that starts the ranks ended"
 
     def let_go(self) -> None:
-        """Have the agent end all that it has started, and itself; `close` waits for it."""
+        """Ask the agent to end its ranks and itself; `close` waits for it."""
         self.outbox.close()
 
     def close(self, deadline: float) -> None:
-        """Wait until the agent has ended, not for ever."""
+        """Wait until the agent has ended, or the deadline, after which it is killed."""
         self.let_go()
         assert self.process.stdout is not None
-        # Read on: an agent that cannot write does not see that it shall end.
+        # Continue to read: an agent that blocks on writing would not notice that it should end.
         while self._is_readable(deadline) and os.read(self.fileno(), LONGEST_READ):
             pass
         self.process.stdout.close()
@@ -130,13 +129,13 @@ class AgentConnection:
 
 
 def agent_here() -> list[str]:
-    """The command that starts an agent on this machine."""
+    """Return the command that starts an agent on this machine."""
     root = str(Path(pybackend.__file__).parents[1].resolve())
     return [sys.executable, "-c", _START.format(root)]
 
 
 class InputPipe:
-    """The pipe to a command's standard input; writing to it waits for nothing."""
+    """Pipe to a command's standard input; writing to it never blocks."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
@@ -144,23 +143,23 @@ class InputPipe:
         os.set_blocking(pipe.fileno(), False)
 
     def fileno(self) -> int:
-        """The descriptor that becomes writable when the command has read something."""
+        """Return the descriptor that becomes writable when the command has read something."""
         return self._pipe.fileno()
 
     @property
     def is_empty(self) -> bool:
-        """Whether the command's pipe has taken all that was added."""
+        """True if all added data is written to the pipe."""
         return not self._waiting
 
     def add(self, content: bytes) -> None:
-        """Write what there is room for; the rest waits for `flush`."""
+        """Write as much as fits into the pipe; the rest waits for `flush`."""
         was_empty = self.is_empty
         self._waiting += content
         if was_empty:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is room for; what nobody will read any more is dropped."""
+        """Write as much as fits into the pipe; drop all data if the reader has closed."""
         try:
             while self._waiting:
                 written = os.write(self.fileno(), self._waiting)
@@ -171,7 +170,7 @@ class InputPipe:
             self._waiting.clear()
 
     def close(self) -> None:
-        """Close the pipe; what waits is dropped."""
+        """Close the pipe, and drop waiting data."""
         self._waiting.clear()
         with contextlib.suppress(BrokenPipeError):
             self._pipe.close()

@@ -1,4 +1,4 @@
-"""All that a process has started, wherever it has gone: found, and ended."""
+"""Find and end all descendants of a process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ _LOOK_SECONDS = 0.01
 
 
 def adopt_orphans() -> None:
-    """Become the parent of any descendant whose own parent ends: none can get away as a daemon.
+    """Become the parent of any descendant whose own parent ends, so that no daemon escapes.
 
-    Linux only; elsewhere process groups have to do.
+    Linux only; elsewhere only process groups are ended.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def when_orphaned(number: signal.Signals) -> Callable[[], None]:
-    """A function after which the system sends this process a signal when its parent ends."""
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None  # not after a fork
+    """Return a function that makes the system signal this process when its parent ends."""
+    library = (
+        ctypes.CDLL(None) if sys.platform == "linux" else None
+    )  # must not be loaded after a fork
 
     def ask() -> None:
         if library is not None:
@@ -39,8 +41,8 @@ def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     """Kill all descendants of a process that has adopted orphans, and wait for their end.
 
     A killed child's own children become children of this process, so each round goes one
-    generation deeper. A process that hangs in the system is left to it after some seconds, and
-    ``spared`` children are left alone.
+    generation deeper. A process that hangs in the kernel is given up after some seconds, and
+    ``spared`` children are not killed.
     """
     kill_all(lambda: set(children()) - set(spared), seconds, reap)
 
@@ -50,7 +52,7 @@ def kill_all(
     seconds: float,
     after: Callable[[Collection[int]], object] = lambda pids: None,
 ) -> None:
-    """Kill the processes that are found, again and again until no more are found or time is up.
+    """Find and kill processes repeatedly until none is found or the time is over.
 
     Parameters
     ----------
@@ -67,7 +69,7 @@ def kill_all(
 
 
 def children() -> list[int]:
-    """Process ids of this process's children, those that have ended and wait for it included."""
+    """Return the process IDs of this process's children, including zombies."""
     own, found = os.getpid(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -78,7 +80,7 @@ def children() -> list[int]:
 
 
 def reap(pids: Collection[int]) -> None:
-    """Take the exit status of those children that have ended."""
+    """Reap the children that have ended."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

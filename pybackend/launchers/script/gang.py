@@ -1,4 +1,4 @@
-"""One start of a gang: its agents, its ranks, and how they end."""
+"""One start of a worker group: its agents, its ranks, and their end."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from pybackend.launchers.script.variables import choose_secret, variables_of
 from pybackend.net.rendezvous import split_address
 
 _PREPARE_SECONDS = 60.0
-# From SIGKILL to the end: the system ends no process that waits for a frozen disk.
+# Time limit after SIGKILL: a process that waits for a frozen disk cannot be killed.
 _KILL_SECONDS = 10.0
-# For an agent to end all that its ranks have started, and itself.
+# Time limit for an agent to end the descendants of its ranks, and itself.
 _END_SECONDS = 15.0
-# `timeout` signals its child, and then its group, of which the child is a part.
+# `timeout` signals its child, then its group, which contains the child.
 _SAME_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
 _FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -45,9 +45,9 @@ _FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class Fault:
-    """The first rank that failed: its exit status, or the negative number of a signal.
+    """First rank that failed: its exit status, or the negative number of a signal.
 
-    ``status`` is None if it was lost with its agent, and ``loss`` says how.
+    ``status`` is None if it was lost with its agent, and ``loss`` is the reason.
     """
 
     rank: int
@@ -58,9 +58,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class GangEnd:
-    """How a gang has ended: the first failure, and the signal by which the user has ended it.
+    """End of a worker group: the first failure, and the signal with which the user ended it.
 
-    ``has_begun`` is whether the ranks were started before.
+    ``has_begun`` is True if the ranks were started before.
     """
 
     fault: Fault | None
@@ -69,7 +69,7 @@ class GangEnd:
 
 
 class ScriptGang:
-    """The ranks of one start, at their agents."""
+    """Ranks of one start, on their agents."""
 
     def __init__(
         self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
@@ -87,7 +87,7 @@ class ScriptGang:
         self._running: dict[AgentConnection, set[int]] = {}
 
     def run(self) -> GangEnd:
-        """Start all ranks, and stay with them to their end.
+        """Start all ranks, and wait until they have ended.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class ScriptGang:
                 connection.close(deadline)
 
     def _prepare(self, connections: Sequence[AgentConnection]) -> tuple[str, ...]:
-        """Have all agents look at the script, and hold ports; the addresses by rank."""
+        """Have all agents check the script and reserve ports; return the addresses by rank."""
         orders = {c: self._order(s) for c, s in zip(connections, self._plan.sites, strict=True)}
         addresses: dict[int, str] = {}
         waiting = set(connections)
@@ -137,8 +137,8 @@ class ScriptGang:
             if time.monotonic() >= self._deadline:
                 missing = ", ".join(sorted(one.host for one in waiting))
                 raise ClusterError(
-                    f"no answer from {missing} within {_PREPARE_SECONDS:g} s: look whether a login "
-                    "by hand works there"
+                    f"no response from {missing} within {_PREPARE_SECONDS:g} s: check whether a "
+                    "login by hand works there"
                 )
         found = self._plan.addresses or tuple(addresses[rank] for rank in sorted(addresses))
         if self._caught is None:
@@ -159,7 +159,7 @@ class ScriptGang:
             connection.send(StartRanks(variables))
 
     def _watch(self, connections: Sequence[AgentConnection]) -> None:
-        """Until all ranks have ended, or cannot be ended."""
+        """Wait until all ranks have ended, or cannot be killed."""
         self._deadline = float("inf")
         self._running = {c: set(c.ranks) for c in connections}
         while any(self._running.values()):
@@ -178,7 +178,7 @@ class ScriptGang:
                 self._kill()
 
     def _next(self) -> Iterator[tuple[AgentConnection, Answer | None]]:
-        """What agents say next, None where one is gone; signals are passed on meanwhile."""
+        """Yield the next messages of agents, None for a lost one; forward signals meanwhile."""
         self._await_room()
         rest = self._deadline - time.monotonic()
         for key, _ in self._selector.select(None if rest == float("inf") else max(0.0, rest)):
@@ -194,7 +194,7 @@ class ScriptGang:
             self._pass_on(number)
 
     def _await_room(self) -> None:
-        """Have the selector look after the agents that have not yet read all orders."""
+        """Register agents that have not read all orders with the selector."""
         for connection in self._connections:
             outbox = connection.outbox
             is_awaited = outbox in self._selector.get_map()
@@ -241,13 +241,13 @@ class ScriptGang:
 
 
 def _check_reachable(connections: Sequence[AgentConnection], addresses: Sequence[str]) -> None:
-    """Whether hosts can reach each other where ssh has reached them."""
+    """Check that hosts can reach each other at the addresses that ssh used."""
     for connection in connections:
         hosts = {split_address(addresses[rank])[0] for rank in connection.ranks if addresses}
         if len(connections) > 1 and any(map(is_loopback, hosts)):
             raise ClusterError(
-                f"{connection.host} was reached at {hosts.pop()}, through a tunnel maybe, where no "
-                "other host can reach it: name it as the other hosts know it"
+                f"{connection.host} was reached at {hosts.pop()}, perhaps through a tunnel, where "
+                "no other host can reach it: use a name or address that the other hosts can reach"
             )
 
 
@@ -256,9 +256,9 @@ def _why(connection: AgentConnection, answer: Answer | None) -> str:
 
 
 class CaughtSignals:
-    """While this context lasts, the signals that are forwarded wait here, instead of acting.
+    """Context in which signals are queued for forwarding, instead of acting on this process.
 
-    What was ignored before (by nohup, or a shell's background job) stays ignored.
+    Signals that were ignored before (by nohup, or a shell's background job) stay ignored.
     """
 
     def __enter__(self) -> CaughtSignals:
@@ -286,11 +286,11 @@ class CaughtSignals:
         os.close(self._writing)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when a signal has come."""
+        """Return the descriptor that becomes readable when a signal has arrived."""
         return self._reading
 
     def take(self) -> list[signal.Signals]:
-        """The signals that have come since the last call."""
+        """Return the signals that have arrived since the last call."""
         with contextlib.suppress(BlockingIOError):
             return [signal.Signals(number) for number in os.read(self._reading, 4096)]
         return []

@@ -1,4 +1,4 @@
-"""What the driver of `tfdist run` and its agents say to each other: one line of JSON each."""
+"""Messages between the driver of `tfdist run` and its agents: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ LONGEST_READ = 65536
 
 @dataclass(frozen=True)
 class Prepare:
-    """Look whether the script can run, and hold ports.
+    """Check that the script can run, and reserve ports.
 
     Attributes
     ----------
     folder
-        In which the script runs.
+        Working directory of the script.
     ranks
-        That run on this host.
+        Ranks on this host.
     reserves
-        Whether a port is held for each of them; else their addresses are known already.
+        True if a port is reserved for each rank; else their addresses are already known.
     host
-        The address at which they are reached; None: the one that ssh has come to.
+        Address of this host for other ranks; None: the address that ssh used.
     temporary
-        Their TMPDIR, if the user has named one.
+        Their TMPDIR, if the user set it.
     """
 
     script: ScriptCommand
@@ -41,12 +41,12 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Ready:
-    """The agent reads orders; none may be sent before."""
+    """The agent reads orders from now on; none may be sent before."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The ``host:port`` held for each rank."""
+    """The ``host:port`` reserved for each rank."""
 
     addresses: tuple[str, ...]
 
@@ -60,21 +60,21 @@ class CannotRun:
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the ranks, each with these variables besides the host's own."""
+    """Start the ranks, each with these variables in addition to the host's own."""
 
     variables: tuple[Mapping[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Deliver:
-    """Send a signal to all ranks; SIGKILL also to all that they have started."""
+    """Send a signal to all ranks; SIGKILL also to their descendants."""
 
     signal: int
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What a rank has printed: bytes, as Latin-1 text."""
+    """Output of a rank: bytes, as Latin-1 text."""
 
     rank: int
     stream: Stream
@@ -94,17 +94,17 @@ Answer = Ready | Prepared | CannotRun | Printed | Ended
 
 
 def line_of(message: Order | Answer) -> bytes:
-    """The message as a line."""
+    """Encode a message as a line."""
     return encode(message).encode() + b"\n"
 
 
 def read_order(line: bytes) -> Order:
-    """What the driver wants; `ValueError` if the line is none of its messages."""
+    """Parse an order of the driver; `ValueError` if the line is invalid."""
     order: Order = decode(line, *get_args(Order))
     return order
 
 
 def read_answer(line: bytes) -> Answer:
-    """What an agent says; `ValueError` if the line is none of its messages."""
+    """Parse an answer of an agent; `ValueError` if the line is invalid."""
     answer: Answer = decode(line, *get_args(Answer))
     return answer

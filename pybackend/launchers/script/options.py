@@ -1,4 +1,4 @@
-"""The options of `tfdist run`, and what they mean."""
+"""Options of `tfdist run`, and their checks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="set a variable, or pass on its value; may be repeated",
+        help="set a variable, or copy it from this environment; may be repeated",
     )
     add("--cwd", metavar="DIR", help="working folder of the script (default: this folder)")
     add("--show", metavar="R,...", help="print only the output of these ranks")
@@ -85,12 +85,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_run_plan(options: argparse.Namespace) -> ScriptRun:
-    """What the options ask for.
+    """Check the options, and return the run.
 
     Raises
     ------
     InputError
-        Names the option that is wrong.
+        An option is wrong. The message names it.
     """
     script = read_script(options.script, options.is_module)
     folder = os.path.abspath(options.cwd or os.curdir)
@@ -148,7 +148,9 @@ def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[
         if step is not None:
             return (step,)
         if options.workers is None:
-            raise InputError("say how many ranks to start, as in -w 2, or on which --hosts")
+            raise InputError(
+                "specify the number of ranks, as in -w 2, or the hosts, as in --hosts a:2"
+            )
         return (site_here(options.workers),)
     hosts = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
     workers = options.workers or sum(host.slots for host in hosts)
@@ -160,9 +162,11 @@ def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[
 
 
 def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
-    """The addresses of all ranks, if one of them is to be started."""
+    """Return the addresses of all ranks if only one of them is started."""
     if (options.index is None) != (options.addresses is None):
-        raise InputError("--index and --addresses need each other: which rank, and where all are")
+        raise InputError(
+            "use --index and --addresses together: the rank, and the addresses of all ranks"
+        )
     if options.index is None:
         return ()
     text = options.addresses.strip()
@@ -178,12 +182,12 @@ def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _read_secret(addresses: Sequence[str]) -> str | None:
-    """The secret that the ranks of several drivers share, from where they all find it."""
+    """Return the secret that the ranks of several drivers share, from its usual places."""
     if not addresses:
         return None
     is_one_machine = all(is_loopback(split_address(address)[0]) for address in addresses)
     is_given = os.environ.get(VARIABLE) or os.environ.get(FILE_VARIABLE)
-    # On one machine the ranks find, or make, one of the user's own.
+    # On one machine, the ranks use or create the user's own secret.
     return find_secret(is_one_machine) if is_given or not is_one_machine else None
 
 
@@ -207,12 +211,12 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
 
 
 def site_here(size: int) -> HostRanks:
-    """All ranks on this machine."""
+    """Return all ranks as a site on this machine."""
     return HostRanks(THIS_MACHINE, tuple(range(size)), tuple(range(size)), size)
 
 
 def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
-    """One rank on this machine, the others by other drivers; ``addresses`` of all, by rank."""
+    """Return one rank as a site; other drivers start the others. ``addresses`` are by rank."""
     hosts = [split_address(address)[0] for address in addresses]
     own = hosts[index]
     return HostRanks(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
@@ -221,7 +225,7 @@ def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
 def sites_of(
     hosts: Sequence[HostSlots], workers: int, ssh: Ssh, python: str
 ) -> tuple[HostRanks, ...]:
-    """The ranks by host; ssh reaches all but ``localhost``, which is this machine.
+    """Return the ranks by host; all but ``localhost``, which is this machine, are reached by ssh.
 
     Raises
     ------
@@ -243,19 +247,19 @@ def sites_of(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address always means the machine itself."""
+    """Return whether a name or address always means the machine itself."""
     return host in _LOOPBACK or host.startswith("127.")
 
 
 def _address_here(other: HostSlots, ssh: Ssh) -> str:
-    """This machine's address for the other hosts."""
+    """Return this machine's address for the other hosts."""
     try:
         address = own_address(ssh.address(other))
     except ClusterError as error:
         raise InputError(str(error)) from None
     if address is None or is_loopback(address):
         raise InputError(
-            f"localhost has no address at which {other.name} would reach it: name this machine in "
-            "--hosts as the others know it"
+            f"localhost has no address that {other.name} can reach: in --hosts, use a name or "
+            "address of this machine that the other hosts can reach"
         )
     return address

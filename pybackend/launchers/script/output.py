@@ -1,4 +1,4 @@
-"""What the ranks print: lines marked by rank, and files."""
+"""Output of the ranks: lines labelled by rank, and files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pybackend.errors import InputError
 from pybackend.launchers.script.messages import Stream
 
 _LONGEST_LINE = 65536
-# A progress bar that redraws itself is shown so often.
+# Interval of showing a progress bar that redraws itself.
 _REDRAW_SECONDS = 1.0
 
 
 class ScriptOutput:
-    """Where the output of all ranks goes.
+    """Destination of the output of all ranks.
 
     Parameters
     ----------
     shown
-        The ranks whose lines are printed; None: all.
+        Ranks whose lines are printed; None: all.
     folder
-        Gets what each rank prints, as it is, in ``0.out`` and ``0.err`` and so on.
+        Folder for the unchanged output of each rank, in ``0.out``, ``0.err`` and so on.
     """
 
     def __init__(self, shown: Collection[int] | None = None, folder: Path | None = None) -> None:
@@ -39,18 +39,18 @@ class ScriptOutput:
                 raise InputError(f"cannot write to --output-dir: {error}") from error
 
     def shows(self, rank: int) -> bool:
-        """Whether a rank's lines are printed."""
+        """Return whether a rank's lines are printed."""
         return self._shown is None or rank in self._shown
 
     def write(self, rank: int, stream: Stream, content: bytes) -> None:
-        """Take what a rank has printed."""
+        """Write output of a rank."""
         if self._folder is not None:
             self._keep(rank, stream, content)
         if self.shows(rank):
             self._print(rank, stream, self._of(rank, stream).add(content))
 
     def end_lines(self) -> None:
-        """Print what waits for the rest of its line: there is none."""
+        """Print incomplete lines, because no more output follows."""
         for (rank, stream), lines in self._lines.items():
             self._print(rank, stream, lines.end())
 
@@ -65,14 +65,14 @@ class ScriptOutput:
     def _keep(self, rank: int, stream: Stream, content: bytes) -> None:
         try:
             self._file(rank, stream).write(content)
-        except OSError as error:  # a full disk, say, for which no training has to end
+        except OSError as error:  # such as a full disk, which must not end a training
             say(f"nothing more is written to {self._folder}: {error}")
             self._folder = None
 
     def _file(self, rank: int, stream: Stream) -> IO[bytes]:
         if (rank, stream) not in self._files:
             assert self._folder is not None
-            # Unbuffered: the files can be followed, and a killed driver has written all.
+            # Unbuffered: the files can be followed, and are complete if the driver is killed.
             file = open(self._folder / f"{rank}.{stream}", "wb", buffering=0)  # noqa: SIM115
             self._files[rank, stream] = file
         return self._files[rank, stream]
@@ -85,10 +85,10 @@ class ScriptOutput:
 
 
 class LineSplitter:
-    """Whole lines from what comes in pieces.
+    """Splits output that arrives in pieces into whole lines.
 
-    Of a line that redraws itself by carriage returns, the last state is kept, as on a terminal; and
-    while it lasts, one state a second.
+    A line that redraws itself by carriage returns yields its last state, as on a terminal, and
+    before its end one state per second.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class LineSplitter:
         self._was_shown = False
 
     def add(self, content: bytes) -> list[bytes]:
-        """Add a piece; the lines that are complete by it."""
+        """Add a piece, and return the lines that it completes."""
         *whole, self._rest = (self._rest + content).split(b"\n")
         lines = [_last_state(line) for line in whole]
         if lines and self._was_shown:  # a state of this line, which may have been its last
@@ -115,16 +115,16 @@ class LineSplitter:
         return lines
 
     def end(self) -> list[bytes]:
-        """The line that has not been completed, if there is one."""
+        """Return the incomplete line, if there is one."""
         rest, self._rest = _last_state(self._rest), b""
         return [rest] if rest else []
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line that was redrawn."""
+    """Return the state of a redrawn line that a terminal would show."""
     return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
 def say(text: str) -> None:
-    """Print a line of the driver's own."""
+    """Print a line of the driver itself."""
     print(f"tfdist: {text}", file=sys.stderr, flush=True)

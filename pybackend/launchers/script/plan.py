@@ -1,4 +1,4 @@
-"""What `tfdist run` was asked for, checked."""
+"""Checked options of `tfdist run`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class HostRanks:
     Attributes
     ----------
     name
-        Of the host, for messages.
+        Name of the host, for messages.
     local_ranks, local_size
-        Their numbers on the host, and how many are there in all.
+        Their local ranks, and the number of ranks on the host.
     address
-        Where the other ranks reach these; None: the address that ssh comes to.
+        Address of the host for other ranks; None: the address that ssh uses.
     """
 
     name: str
@@ -36,7 +36,7 @@ class HostRanks:
     address: str | None = HERE
 
     def command(self) -> list[str]:
-        """The command that starts the agent there."""
+        """Return the command that starts the agent there."""
         return agent_here()
 
     def connect(self) -> AgentConnection:
@@ -46,18 +46,16 @@ class HostRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class SshSite(HostRanks):
-    """Some ranks on a host that ssh reaches, and the Python that runs them."""
+    """Some ranks on a host that is reachable by ssh, and the Python that runs them."""
 
     host: HostSlots
     ssh: Ssh
     python: str
 
     def command(self) -> list[str]:
-        """See `HostRanks`."""
         return agent_there(self.ssh, self.host, self.python)
 
     def connect(self) -> AgentConnection:
-        """See `HostRanks`."""
         return SshConnection(self.ssh, self.host, self.ranks, self.python)
 
 
@@ -68,17 +66,17 @@ class ScriptRun:
     Attributes
     ----------
     world_size
-        Ranks of the gang, those of other drivers included.
+        Number of ranks, including those of other drivers.
     sites
         Hosts, and the ranks that this driver starts there.
     folder
-        In which the script runs.
+        Working directory of the script.
     variables
-        What the user has set for all ranks.
+        Variables that the user set for all ranks.
     addresses
-        ``host:port`` of every rank, if the user has chosen them; else ports are held.
+        ``host:port`` of every rank, if the user chose them; else ports are reserved.
     secret
-        Of the gang, if other drivers start other ranks; else each start gets one of its own.
+        Shared secret, if other drivers start other ranks; else each start gets a new one.
     """
 
     script: ScriptCommand

@@ -1,4 +1,4 @@
-"""`tfdist run`: one start of a gang after another, until one ends well or none is left."""
+"""`tfdist run`: start the ranks, again after failures, until they succeed or no restart is left."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pybackend.launchers.slurm.step_site import StepSite, describe_step
 
 _END_SECONDS = 5.0
 _REQUEUED_SECONDS = 600.0
-# Slurm's notice comes that much before the grace begins, or a minute earlier.
+# Slurm sends its signal this long before the grace period begins, or a minute earlier.
 _LATE_SECONDS = 90.0
-_NOBODY_READS = 141  # as of a process that SIGPIPE has ended
+_NOBODY_READS = 141  # as for a process that SIGPIPE killed
 _LOST = 1
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
-    """Start the script on every rank, and stay until all have ended; the exit status.
+    """Start the script on every rank, wait until all have ended, and return the exit status.
 
-    This process becomes the parent of whatever the ranks leave behind, and ends it.
+    This process becomes the parent of orphaned descendants of the ranks, and ends them.
 
     Raises
     ------
@@ -43,13 +43,13 @@ def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
         print(describe_plan(plan))
         return 0
     output = ScriptOutput(plan.shown, plan.output)
-    spared = children()  # of a shell that has become this process by `exec`
+    spared = children()  # of a shell that started this program by `exec`
     adopt_orphans()
     try:
         with CaughtSignals() as signals:
             return _run(plan, output, signals)
     except BrokenPipeError:
-        # Python would try to write the rest at its end, and say that it cannot.
+        # Python would try to write the rest at exit, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _NOBODY_READS
     finally:
@@ -65,11 +65,11 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
         if _is_settled(outcome) or restart == plan.restarts or requeued:
             break
         say(f"{describe(outcome, plan)}. Restart {restart + 1} of {plan.restarts}")
-    if told := describe(outcome, plan):
-        say(told)
+    if message := describe(outcome, plan):
+        say(message)
     if requeued:
         say("Slurm will start this job again")
-        time.sleep(_REQUEUED_SECONDS)  # it ends this process before
+        time.sleep(_REQUEUED_SECONDS)  # Slurm ends this process before
     return exit_status(outcome)
 
 
@@ -86,15 +86,15 @@ def _is_well(outcome: GangEnd) -> bool:
 
 
 def _is_settled(outcome: GangEnd) -> bool:
-    """Whether the gang has done its work, or the user wants no more of it."""
+    """Return whether the ranks succeeded, or the user ended them."""
     return outcome.fault is None or outcome.caught is not None
 
 
-# What `tfdist run` would start, as text.
+# Plan of `tfdist run`, as text.
 
 
 def describe_plan(plan: ScriptRun) -> str:
-    """The command of every rank, by host; secrets and ports that are yet to be found have names."""
+    """Return the commands of all ranks, by host; unknown secrets and ports are placeholders."""
     return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
 
 
@@ -109,7 +109,7 @@ def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
     for place, variables in enumerate(_variables(plan, site)):
         yield (
             f"rank {site.ranks[place]} of {plan.world_size} on {site.name} "
-            f"(there {site.local_ranks[place]} of {site.local_size}):"
+            f"(local rank {site.local_ranks[place]} of {site.local_size}):"
         )
         yield f"  cd {shlex.quote(plan.folder)}"
         for name, value in {**variables, **_share(site, place, variables)}.items():
@@ -118,14 +118,14 @@ def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
 
 
 def _share(site: HostRanks, place: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """What a rank on this machine gets of it; another host divides itself."""
+    """Return the variables for a rank's share of this machine; empty for other hosts."""
     if isinstance(site, SshSite):
         return {}
     return share_of_machine(site.local_size, {**os.environ, **variables})[site.local_ranks[place]]
 
 
 def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
-    """Those of `variables_of`, with placeholders."""
+    """Return the result of `variables_of`, with placeholders."""
     hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
     made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
@@ -136,11 +136,11 @@ def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
     return found
 
 
-# How a gang's end is told: its exit status, and a last message.
+# Exit status and last message of a run.
 
 
 def exit_status(outcome: GangEnd) -> int:
-    """0 only if all ranks have ended so; of a signal, 128 and its number, as in a shell."""
+    """Return 0 if all ranks exited with 0; for a signal, 128 plus its number, as in a shell."""
     is_well = outcome.fault is None and outcome.has_begun
     if outcome.caught is not None and not is_well:
         return 128 + outcome.caught
@@ -153,12 +153,12 @@ def exit_status(outcome: GangEnd) -> int:
 
 
 def describe(outcome: GangEnd, plan: ScriptRun) -> str:
-    """What has happened, and what to do; empty if all ranks have just done their work."""
+    """Return what happened, and advice; empty if all ranks succeeded."""
     fault, caught = outcome.fault, outcome.caught
     if caught is not None and not outcome.has_begun:
         return f"ended by {caught.name} before a rank was started"
     if fault is None:
-        return f"all ranks have ended with exit status 0 after {caught.name}" if caught else ""
+        return f"all ranks ended with exit status 0 after {caught.name}" if caught else ""
     where = f"rank {fault.rank} on {fault.host}"
     if caught is not None:
         own = "" if fault.status == -caught else f"; {where} {_end_of(fault)}"
@@ -173,21 +173,21 @@ def _end_of(fault: Fault) -> str:
     if fault.status >= 0:
         return f"ended with exit status {fault.status}"
     known = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {known.get(-fault.status, f'signal {-fault.status}')}"
+    return f"was killed by {known.get(-fault.status, f'signal {-fault.status}')}"
 
 
 def _advice(fault: Fault, plan: ScriptRun) -> str:
     seen = _where_seen(fault.rank, plan)
     if fault.status is None:
-        return f"Look whether {fault.host} still runs and can be reached; {seen}"
+        return f"Check whether {fault.host} still runs and can be reached; {seen}"
     if fault.status == -signal.SIGKILL:
         return (
-            "Someone has killed it, or its machine's memory ran out: look into that host's system "
-            "log (dmesg), then use smaller batches or fewer ranks per host"
+            "It was killed, or its machine ran out of memory: check that host's system log "
+            "(dmesg), then use smaller batches or fewer ranks per host"
         )
     if -fault.status in _CRASHES:
         return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
-    return f"Fix what its own error says: {seen}"
+    return f"Fix the error that it printed: {seen}"
 
 
 def _where_seen(rank: int, plan: ScriptRun) -> str:
@@ -195,4 +195,4 @@ def _where_seen(rank: int, plan: ScriptRun) -> str:
         return f"see {plan.output / f'{rank}.err'}"
     if plan.shown is None or rank in plan.shown:
         return f"see the lines above that begin with [{rank}]"
-    return f"its lines were not shown, run again with --show {rank} or --output-dir"
+    return f"its lines were not shown; run again with --show {rank} or --output-dir"

@@ -1,4 +1,4 @@
-"""The driver's end of an agent on another host, behind ssh."""
+"""Driver's end of the connection to an agent on another host, by ssh."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NOT_FOUND = (126, 127)
 
 
 def agent_there(ssh: Ssh, host: HostSlots, python: str) -> list[str]:
-    """The command that starts an agent on another host."""
+    """Return the command that starts an agent on another host."""
     return ssh.command(host, bootstrap_command(python, "", "script.ssh_task"))
 
 
 class SshConnection(AgentConnection):
-    """An agent on another host, which gets this package with it."""
+    """An agent on another host, to which this package is sent."""
 
     def __init__(self, ssh: Ssh, host: HostSlots, ranks: tuple[int, ...], python: str) -> None:
         self._ssh = ssh
@@ -40,7 +40,7 @@ class SshConnection(AgentConnection):
         super().__init__(host.name, ranks, agent_there(ssh, host, python), environment(), self._log)
 
     def read(self, line: bytes) -> Answer | None:
-        """See `AgentConnection`; before the agent there are its Python and a login shell."""
+        """Parse a line, which may come from a login shell or Python before the agent starts."""
         if self._has_greeted:
             return super().read(line)
         if not line.startswith(MARK):
@@ -53,43 +53,42 @@ class SshConnection(AgentConnection):
         if greeting.version < _LEAST_PYTHON:
             version = ".".join(map(str, greeting.version))
             return CannotRun(
-                f"{greeting.python} is Python {version}, and tfdist needs 3.10 or later: name "
-                "one that every host has with --python"
+                f"{greeting.python} is Python {version}, and tfdist needs 3.10 or later: use "
+                "--python to name one that every host has"
             )
         _bundle().send(self.outbox.add)
         return None
 
     def explain_loss(self) -> str:
-        """See `AgentConnection`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its end is what was noticed
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it has just ended
             self.process.wait(_END_SECONDS)
         status = self.process.returncode
         self._log.seek(0)
         printed = self._log.read().decode(errors="replace").splitlines()
-        said = f", and has printed: {printed[-1]}" if printed else ""
+        said = f"; it printed: {printed[-1]}" if printed else ""
         if self._has_greeted:
-            return f"the connection to it has ended with status {status}{said}"
+            return f"the connection to it ended with status {status}{said}"
         if status == _SSH_FAILED:
             return str(self._ssh.explain(self._slots, printed))
         if status in _NOT_FOUND:
-            return f"there is no Python at {self._python}: name one that every host has: --python"
-        return f"{self._python} has ended there with status {status}{said}"
+            return (
+                f"there is no Python at {self._python}: name one that all hosts have with --python"
+            )
+        return f"{self._python} exited there with status {status}{said}"
 
     def let_go(self) -> None:
-        """See `AgentConnection`."""
         is_reading = self._has_greeted and self.outbox.is_empty
         super().let_go()
-        if not is_reading:  # ssh does not see that its input has closed, or not in time
+        if not is_reading:  # ssh may not notice in time that its input has closed
             self.process.terminate()
 
     def close(self, deadline: float) -> None:
-        """See `AgentConnection`."""
         super().close(deadline)
         self._log.close()
 
 
 @cache
 def _bundle() -> Bundle:
-    # A script may train on the images that come with this package.
+    # A script may train on the images of this package.
     images = files("pybackend.data").joinpath("mnist_subset.npz").read_bytes()
     return Bundle({**library(), f"{LIBRARY}/pybackend/data/mnist_subset.npz": images})

@@ -1,4 +1,4 @@
-"""The agent on a host that ssh has reached."""
+"""Agent on a host that is reachable by ssh."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _END_SECONDS = 10.0
 
 
 def run(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Serve the driver until it lets go; its own release of this package is the ranks', too.
+    """Serve the driver until it disconnects; ranks import the driver's release of this package.
 
     Parameters
     ----------
     folder
-        That of the bundle.
+        Folder of the bundle.
     pipe, channel
-        From and to the driver.
+        Pipe from the driver, and descriptor of that to it.
     """
     paths = [str(Path(folder, LIBRARY)), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    spared = children()  # who removes the folder
+    spared = children()  # the process that removes the folder
     guard = when_orphaned(signal.SIGTERM)
     agent = os.fork()
     if agent == 0:
         guard()
-        # Nothing waits in the pipe's buffer: the driver sends no order before the agent is ready.
+        # The pipe's buffer is empty: the driver sends no order before the agent is ready.
         serve(os.dup(pipe.fileno()), channel, variables)
         os._exit(0)
-    # Two processes: if one of them is killed, the other ends what the ranks have started.
+    # Two processes: if one of them is killed, the other ends the descendants of the ranks.
     adopt_orphans()
     os.waitpid(agent, 0)
     end_descendants(_END_SECONDS, spared)

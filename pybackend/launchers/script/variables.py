@@ -1,4 +1,4 @@
-"""The environment variables by which a script finds its gang."""
+"""Environment variables with which a script finds its worker group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.net.rendezvous import new_token
 from pybackend.tf_config import make_tf_config
 
-# What `tfdist run` itself sets.
+# Variables that `tfdist run` itself sets.
 NAMES = frozenset(
     (
         "TF_CONFIG",
@@ -25,12 +25,12 @@ NAMES = frozenset(
 
 
 def split_variable(text: str) -> tuple[str, str | None]:
-    """Name and value in ``NAME=VALUE``; the value of ``NAME`` alone is None.
+    """Return name and value of ``NAME=VALUE``; the value of ``NAME`` alone is None.
 
     Raises
     ------
     InputError
-        The name is none, or one that `tfdist run` sets itself.
+        The name is invalid, or `tfdist run` sets it itself.
     """
     name, equals, value = text.partition("=")
     if name in NAMES:
@@ -44,14 +44,14 @@ def split_variable(text: str) -> tuple[str, str | None]:
 
 
 def choose_secret(plan: ScriptRun) -> str | None:
-    """The secret of one start of the gang; None if its drivers, on one machine, share none."""
+    """Return the secret of one start; None if its drivers, on one machine, share no secret."""
     return plan.secret if plan.addresses else new_token()
 
 
 def variables_of(
     plan: ScriptRun, site: HostRanks, addresses: Sequence[str], secret: str | None, restart: int
 ) -> tuple[dict[str, str], ...]:
-    """The variables of each rank of a site, the user's own among them."""
+    """Return the variables of each rank of a site, including those that the user set."""
     common = {**plan.variables, "WORLD_SIZE": str(plan.world_size), "TFDIST_RESTART": str(restart)}
     if secret is not None:
         common["TFDIST_SECRET"] = secret

@@ -1,1 +1,1 @@
-"""Gangs that Slurm starts."""
+"""Worker groups that Slurm starts."""

@@ -1,4 +1,4 @@
-"""A batch script that does what `tfdist run` would do, when Slurm has room for it."""
+"""Batch script that runs `tfdist run` as a Slurm job."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from pybackend.launchers.slurm.notice import signal_option
 from pybackend.launchers.slurm.queue import ask, read_job
 from pybackend.launchers.slurm.settings import PER_NODE, as_count, check_tasks
 
-# Options of `tfdist run` with a value that mean the same in the job.
+# Options of `tfdist run` with a value that are passed to the job unchanged.
 _PASSED_ON = ("show", "output_dir", "grace", "max_restarts")
 _LAST_SECONDS = 20.0
-# Options of sbatch that would contradict those of `tfdist run`.
+# Options of sbatch that conflict with those of `tfdist run`.
 _OURS = {
     "chdir": "use --cwd of `tfdist run`",
     "ntasks": "that is the number of ranks; use -w",
     "wrap": "the script is what `tfdist run` starts",
 }
-# Set by the script that `tfdist run --sbatch` prints, if the user wants --requeue.
+# Set by the script that `tfdist run --sbatch` prints, if it has --requeue.
 WANTED = "TFDIST_REQUEUE"
 
 
 def describe_batch(options: argparse.Namespace) -> str:
-    """The script for sbatch; ``options`` are those of `tfdist run`, with ``sbatch`` among them.
+    """Return the script for sbatch; ``options`` are those of `tfdist run`, including ``sbatch``.
 
     Raises
     ------
     InputError
-        It is not said how many ranks there are to be, or an option of sbatch contradicts that.
+        The number of ranks is missing, or an option of sbatch conflicts with it.
     """
     script = read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
         raise InputError("--sbatch needs the number of ranks, as in -w 8")
     if options.hosts or options.hostfile or options.index is not None:
-        raise InputError("with --sbatch Slurm chooses the hosts: leave them and --index out")
+        raise InputError("with --sbatch, Slurm chooses the hosts: remove the hosts and --index")
     given = dict(_split(word) for word in shlex.split(options.sbatch))
     head = {
         "job-name": "tfdist",
         "ntasks": options.workers,
-        # All ranks are told then, and have the grace to end; a last moment is for the rest.
+        # The signal reaches all ranks, which end within the grace period; then the job ends.
         "signal": signal_option(given.get("time"), options.grace + _LAST_SECONDS, "B:"),
     }
     check_tasks(options.workers, as_count(given.get("nodes")), as_count(given.get(PER_NODE)))
@@ -60,7 +60,7 @@ def describe_batch(options: argparse.Namespace) -> str:
         words += ["--env", variable]
     words += [*(["-m"] if script.kind == "module" else []), "--", script.name, *script.arguments]
     command = shlex.join([sys.executable, "-m", "pybackend", "run", *words])
-    # What Slurm says to the batch script, it says to `tfdist run`.
+    # With `exec`, signals to the batch script reach `tfdist run`.
     wanted = [f"export {WANTED}=1"] if given.get("requeue") else []
     return batch_script({**head, **given}, [*wanted, f"exec {command}"])
 
@@ -75,29 +75,29 @@ def _split(word: str) -> tuple[str, str | bool]:
 
 
 def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
-    """Have Slurm start this job again if it was told to end; whether Slurm does.
+    """Requeue this job if it was preempted or is out of time; return whether Slurm requeues it.
 
-    By itself it does so only with a job that stays until it is ended. In either case it ends this
-    process now, which has to stay until then: Slurm could take its end for that of the next run.
+    Slurm requeues a job by itself only if the job runs until Slurm ends it. In both cases Slurm now
+    ends this process, which must not exit before: Slurm could take it for the end of the next run.
 
     Parameters
     ----------
     environment
-        Of this process; without a job there is nothing to do.
+        Variables of this process; outside a job, nothing is done.
     seconds
-        Left of the job's time, or fewer, if it was told to end because of that.
+        Most time left of a job that received SIGTERM because of its time limit.
 
     Raises
     ------
     ClusterError
-        Slurm does not answer, or does not want to.
+        Slurm does not respond, or rejects the request.
     """
     if "SLURM_JOB_ID" not in environment:
         return False
     try:
         return _requeue(environment, seconds)
     except ClusterError:
-        # As the job's grace ends, Slurm requeues it itself, and ends a `scontrol` in it, too.
+        # When the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
         return _requeue(environment, seconds)
 
 
@@ -115,12 +115,12 @@ def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
 
 
 def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """A script with sbatch's options in it.
+    """Return a script that contains sbatch's options.
 
     Parameters
     ----------
     options
-        sbatch's long options; True for one without a value, None for none at all.
+        sbatch's long options; True for an option without a value, None to omit it.
     lines
         Shell commands.
     """
@@ -133,12 +133,12 @@ def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
 
 
 def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
-    """The command that starts one task per worker, and ends all if one fails."""
+    """Return the command that starts one task per worker, and ends all if one fails."""
     given = {"kill-on-bad-exit": 1, "distribution": "block", "mpi": "none", **options}
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return ["srun", *flags, *command]
 
 
 def _quote(value: Any) -> str:
-    """sbatch splits its lines in the script as a shell would."""
+    """Quote a value for a line of the script, which sbatch splits as a shell does."""
     return shlex.quote(str(value))

@@ -1,4 +1,4 @@
-"""What to change if Slurm does not take a job, lets it wait forever, or cannot start its tasks."""
+"""Advice for jobs that Slurm rejects or never starts, and for tasks that it cannot start."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 _LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
-# What the starter of a task says of a program that is not there, and Python of a package.
+# Messages of Slurm about a missing program, and of Python about a missing package.
 _NO_PYTHON = re.compile(r"error: execve\(\): |^ModuleNotFoundError: No module named")
-# Words of sbatch, and reasons of pending jobs; the first that fits says most.
+# Messages of sbatch and reasons of pending jobs; the first match is the most specific.
 _ADVICE = (
     (
         r"gres|GRES|TRES",
@@ -21,16 +21,16 @@ _ADVICE = (
     ),
     (
         r"AccountNotAllowed|InvalidAccount|[Aa]ccount/partition",
-        "Name an account of yours as `account` in `options` of slurm(), or choose another "
+        "Set `account` in `options` of slurm() to one of your accounts, or choose another "
         "`partition`; `sacctmgr show associations user=$USER` lists your accounts",
     ),
     (
         r"InvalidQOS|QOSNotAllowed|Invalid qos",
-        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists those that there are",
+        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists all",
     ),
     (
         r"accounting/QOS policy",
-        "Ask for less: fewer workers, or less `time` in slurm()",
+        "Request less: fewer workers, or less `time` in slurm()",
     ),
     (
         r"invalid partition|Invalid partition|not permitted to use this partition",
@@ -43,8 +43,8 @@ _ADVICE = (
     (
         r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
         r"|more tasks than",
-        "No node of the partition has so much. Ask for less, by `nodes`, `cpus` or `gpus` of "
-        "slurm() or by `resources`, or choose another `partition`" + _LIST,
+        "No node of the partition is large enough. Request less, by `nodes`, `cpus` or `gpus` "
+        "of slurm() or by `resources`, or choose another `partition`" + _LIST,
     ),
     (
         r"Invalid feature",
@@ -62,15 +62,15 @@ _ADVICE = (
 
 
 def explain_refusal(said: str) -> str:
-    """A sentence on which argument of `slurm` to change; empty if these words are unknown."""
+    """Return advice on which argument of `slurm` to change; empty if the message is unknown."""
     return next((advice for pattern, advice in _ADVICE if re.search(pattern, said)), "")
 
 
 def explain_log(lines: Iterable[str]) -> str:
-    """A sentence on why a task has ended at its very start; empty if its log does not show it."""
+    """Return why a task ended at its start; empty if its log does not show the reason."""
     if not any(map(_NO_PYTHON.search, lines)):
         return ""
     return (
-        "`python` of slurm() must be the path of a Python that all nodes have, with the packages "
-        "that this one has; without it, the path is this one's"
+        "`python` of slurm() must be the path of a Python that all nodes have, with the same "
+        "packages as this one; by default, it is the path of this one"
     )

@@ -41,17 +41,17 @@ from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _SCRIPT = "job.sh"
-# For a last checkpoint before the end of the job's time.
+# For a last checkpoint before the job's time limit.
 _NOTICE_SECONDS = 60
-# Not `python -m`: that would let files of the current directory stand in for real modules.
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
 _START = (
     "import sys; from pathlib import Path; folder = Path(sys.argv[1]); "
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
     "from pybackend.launchers.slurm.task import main; sys.exit(main(folder, Path(sys.argv[2])))"
 )
 _CHOOSE_PYTHON = "name a Python that all nodes have: slurm(python=...)"
-# A shell that waits for the end of its input; a line of text says that the job is over already.
-# Slurm's controller may be away for a moment.
+# A shell that waits for the end of its input; a line of text means that the job has ended already.
+# Slurm's controller may be unavailable for a moment.
 _CANCEL = (
     "read -r _ || for try in 1 2 3 4 5; do "
     'scancel --quiet --name="$0" --user="$(id -un)" && break; sleep 3; done'
@@ -148,12 +148,12 @@ class SlurmLauncher:
 
     @property
     def why_fixed(self) -> str | None:
-        """See `Launcher`: without a word on nodes, each worker of an elastic training has a job."""
+        """Options that fix the workers; without them, each elastic worker has its own job."""
         settings = self.settings
         for name, given in (("nodes", settings.nodes), (PER_NODE, settings.per_node)):
             if given is not None:
                 return (
-                    f"{name}={given} of slurm() asks for one job, whose tasks stay the same "
+                    f"{name}={given} of slurm() requests one job with a fixed set of tasks "
                     "(without it, each worker is a job)"
                 )
         return None
@@ -163,30 +163,28 @@ class SlurmLauncher:
 
     @property
     def where(self) -> str:
-        """See `Launcher`."""
         named = self.settings.partition
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`; an elastic training has a job for each worker."""
+        """Describe the job; an elastic training has one job per worker."""
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
         own = JobFiles(folder, 1 if job.is_elastic else job.workers)
         options = _describe_job(settings, "tfdist-XXXXXXXX", own, job.can_go_on)
         script = _describe_script(settings, folder, own, options)
         later = (
-            "the letters in place of XXXXXXXX",
+            "the letters that replace XXXXXXXX",
             "when the job begins, and on which nodes",
         )
         place = "a job of its own" if job.is_elastic else "a task of the job"
         return Submission((place,) * job.workers, {_SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:
-        """See `Slotted`."""
         nodes, per_node = self.settings.nodes, self.settings.per_node
         if wanted is None:
             return count_tasks(nodes, per_node)
-        if isinstance(wanted, int):  # what else it may be is checked later
+        if isinstance(wanted, int):  # other types are checked later
             check_tasks(wanted, nodes, per_node)
         return wanted
 
@@ -197,7 +195,6 @@ class SlurmLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`."""
         settings = with_resources(self.settings, job.resources)
         token, name = new_token(), f"tfdist-{new_token()[:8]}"
         address = settings.address or _find_address(settings.partition)
@@ -222,7 +219,7 @@ class SlurmLauncher:
 
 @dataclass(frozen=True)
 class _Jobs:
-    """A `Way`: a job of one task for each worker, whose names begin with the same ``name``."""
+    """A `Way` with a job of one task per worker; the names of the jobs begin with ``name``."""
 
     settings: SlurmSettings
     address: str
@@ -251,7 +248,7 @@ class _Jobs:
 
 
 def _pack(member: Member, folder: Path, datasets: Mapping[str, Columns]) -> None:
-    """Write what all tasks need; which hosts they have, they learn from Slurm."""
+    """Write the bundle of all tasks; they get the names of their hosts from Slurm."""
     Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
     (folder / TASK).chmod(0o600)
 
@@ -266,7 +263,7 @@ def _submitted(
     own: JobFiles,
     on_note: Emit,
 ) -> Iterator[Callable[..., Outcome]]:
-    """Submit a job; gives what follows its workers to their end. On leaving, it is cancelled."""
+    """Submit a job, and yield a function that waits for its workers. On exit, cancel the job."""
     options = _describe_job(settings, name, own, job.can_go_on)
     path = own.folder / _SCRIPT
     path.write_text(_describe_script(settings, folder, own, options))
@@ -285,7 +282,7 @@ def _submitted(
 def _describe_job(
     settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
 ) -> dict[str, Any]:
-    """sbatch's options."""
+    """Return sbatch's options."""
     return {
         "job-name": name,
         "ntasks": len(files),
@@ -295,7 +292,7 @@ def _describe_job(
         "gpus-per-task": settings.gpus or None,
         "cpus-per-task": settings.cpus,
         "output": files.batch_log,
-        # Its driver is told, and may start again.
+        # The driver reports the failure, and may start again.
         "no-requeue": True,
         "signal": signal_option(settings.time, _NOTICE_SECONDS) if can_go_on else None,
         **settings.options,
@@ -305,15 +302,15 @@ def _describe_job(
 def _describe_script(
     settings: SlurmSettings, folder: Path, files: JobFiles, options: Mapping[str, Any]
 ) -> str:
-    """The batch script."""
-    # srun takes it from sbatch's variables no more.
+    """Return the batch script."""
+    # srun no longer reads it from sbatch's variables.
     step = {
         "cpus-per-task": settings.cpus,
         "gpus-per-task": settings.gpus or None,
         "output": files.task_log,
     }
     command = srun(step, [settings.python, "-u", "-c", _START, str(folder), str(files.folder)])
-    # A `module load` that fails must not go unnoticed.
+    # A failure of `module load` must end the script.
     setup = ["set -e", settings.setup, "set +e"] if settings.setup else []
     return batch_script(options, [*setup, f"exec {shlex.join(command)}"])
 
@@ -323,14 +320,14 @@ def _find_address(partition: str | None) -> str:
     address = own_address(node)
     if address is None:
         raise ClusterError(
-            f"this machine has no route to the node {node}: give slurm() the `address` by which "
-            "nodes reach it"
+            f"this machine has no route to the node {node}: pass slurm() an `address` of this "
+            "machine that the nodes can reach"
         )
     return address
 
 
 class Guard:
-    """Cancels the jobs of a name when this process ends."""
+    """Cancels the jobs with a name when this process ends."""
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
@@ -338,26 +335,26 @@ class Guard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Ctrl-C is for the processes of the terminal's group.
+            # Ctrl-C must reach only the terminal's process group.
             start_new_session=True,
         )
 
     def let_go(self) -> None:
-        """There is nothing to cancel any more."""
+        """Do not cancel the jobs, which have ended."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"over\n")
 
     def end(self) -> None:
-        """Cancel them now, unless they were let go."""
+        """Cancel the jobs now, unless `let_go` was called."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # Slurm does not answer: the shell goes on
+        with suppress(subprocess.TimeoutExpired):  # Slurm does not respond: the shell continues
             self._process.wait(timeout=_CANCEL_SECONDS)
 
 
 @contextmanager
 def cancelled_in_the_end(name: str) -> Iterator[Guard]:
-    """Cancel the jobs of a name on leaving, and if this process is killed."""
+    """Cancel the jobs with a name on exit, and if this process is killed."""
     guard = Guard(name)
     try:
         yield guard

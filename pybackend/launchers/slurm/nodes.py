@@ -1,6 +1,6 @@
-"""Slurm's short forms of node names and of tasks per node, written out.
+"""Expand Slurm's short forms of node names and of tasks per node.
 
-Slurm's own command for it, ``scontrol show hostnames``, is missing in most containers.
+Slurm's own command for this, ``scontrol show hostnames``, is missing in most containers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Node names in Slurm's order: ``n2, n10, n11`` of ``n[2,10-11]``."""
-    # A comma within brackets belongs to the node before it.
+    """Return node names in Slurm's order: ``n2, n10, n11`` for ``n[2,10-11]``."""
+    # A comma within brackets does not separate nodes.
     nodes = re.findall(r"(?:[^,\[\s]|\[[^\]]*\])+", text)
     return [name for node in nodes for name in _expand(node)]
 
 
 def expand_counts(text: str) -> list[int]:
-    """Tasks of each node: ``2, 1, 1`` of ``2,1(x2)``."""
+    """Return the tasks of each node: ``2, 1, 1`` for ``2,1(x2)``."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in found for _ in range(int(times or 1))]
 
@@ -29,7 +29,7 @@ def _expand(node: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """``007, 008, 012`` of ``007-008,012``."""
+    """Return ``007, 008, 012`` for ``007-008,012``."""
     found: list[str] = []
     for first, last in re.findall(r"(\w+)(?:-(\w+))?", ranges):
         if not last:

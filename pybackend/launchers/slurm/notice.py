@@ -1,4 +1,4 @@
-"""How long before the end of its time a job is told so."""
+"""Time between Slurm's termination signal and the time limit of a job."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 import re
 from typing import Any
 
-# Slurm may be as much too early.
+# Slurm may send the signal this much too early.
 _EARLY_SECONDS = 60
-# Of a shorter job a notice would take too much.
+# For shorter jobs, the notice would take too much of their time.
 _SHORTEST_MINUTES = 10
 
 
 def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
-    """sbatch's option ``signal`` for a job with a limit in time; None if that is too short.
+    """Return sbatch's option ``signal`` for a job; None if its time limit is too short.
 
     Parameters
     ----------
     time
-        The limit as sbatch has it; None: the partition's, of a day or so.
+        Time limit in sbatch's format; None: the partition's, typically a day.
     seconds
-        From the notice to the end.
+        Time from the signal to the limit.
     target
-        ``"B:"`` for the batch script, and not its steps.
+        ``"B:"`` for the batch script instead of its steps.
     """
     minutes = None if time is None else read_minutes(str(time))
     if minutes is not None and minutes < _SHORTEST_MINUTES:
@@ -31,13 +31,13 @@ def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
 
 
 def notice_seconds(option: Any) -> float:
-    """How long before the end of a job a notice by ``signal`` may come; 0 if none does."""
+    """Return the longest time before the limit at which ``signal`` may arrive; 0 without it."""
     found = re.search(r"@(\d+)", str(option or ""))
     return 0.0 if found is None else int(found[1]) + _EARLY_SECONDS
 
 
 def read_minutes(time: str) -> float:
-    """A limit such as ``"90"``, ``"1:30:00"`` or ``"2-12:00"``; infinite if it is another word."""
+    """Return the minutes of ``"90"``, ``"1:30:00"`` or ``"2-12:00"``; infinity for other words."""
     if not re.fullmatch(r"[\d:-]+", time):
         return math.inf
     days, dash, rest = time.rpartition("-")

@@ -1,4 +1,4 @@
-"""Slurm's view of a job: submitted, pending, running, over, and why."""
+"""State of a Slurm job: submitted, pending, running or ended, and the reason."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ _NEVER = (
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What ``scontrol show job`` says.
+    """State that ``scontrol show job`` prints.
 
     Attributes
     ----------
     number
-        Of the job.
+        Job ID.
     state, reason
-        As Slurm names them: ``"PENDING"``, ``"Resources"``.
+        Slurm's names: ``"PENDING"``, ``"Resources"``.
     start
-        When the job has started, or is expected to start.
+        Time of the start, or of the expected start.
     nodes
-        Of the job, in Slurm's order.
+        Nodes of the job, in Slurm's order.
     is_preempted
-        Whether it has to give way to another job.
+        True if another job preempts it.
     ran, limit
-        Seconds that it has run, by Slurm's own clock, and may run.
+        Elapsed time and time limit, in seconds by Slurm's clock.
     restarts
-        How often Slurm has put it back into the queue.
+        How often Slurm has requeued it.
     """
 
     number: str
@@ -80,26 +80,26 @@ class SlurmJob:
 
     @property
     def seconds_left(self) -> float:
-        """Of its time."""
+        """Seconds until its time limit."""
         return self.limit - self.ran
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, whatever the end."""
+        """True if it has ended, for any reason."""
         return self.state not in (*_WAITING, *_RUNNING)
 
     @property
     def is_running(self) -> bool:
-        """Whether it has nodes."""
+        """True if it has nodes."""
         return self.state in _RUNNING
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it will wait forever."""
+        """True if it is pending and will never start."""
         return self.state == "PENDING" and self.reason in _NEVER
 
     def describe(self) -> str:
-        """One line for the user."""
+        """Return one line for the user."""
         shown = f"Slurm job {self.number} is {self.state.lower().replace('_', ' ')}"
         if self.is_running:
             return f"{shown} on {', '.join(self.nodes)}"
@@ -111,7 +111,7 @@ class SlurmJob:
 
 
 def read_job(text: str) -> SlurmJob:
-    """The state in a line of ``scontrol show job --oneliner``."""
+    """Parse a line of ``scontrol show job --oneliner``."""
     found = {
         name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
@@ -137,15 +137,15 @@ def _read_time(text: str) -> datetime | None:
 
 
 def submit(script: Path) -> str:
-    """Hand a script to sbatch; the number of the job.
+    """Submit a script by sbatch, and return the job ID.
 
     Raises
     ------
     ClusterError
-        Slurm does not take it.
+        Slurm rejects it.
     """
-    # This process may be in a job itself, whose limits are not those of the new one. And Slurm
-    # keeps what it is given, which does not need the secret of processes that join.
+    # This process may be in a job with other limits than the new one. Slurm stores the variables,
+    # and the new job does not need the secret of processes that you start yourself.
     own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
     own.pop("TFDIST_SECRET", None)
     try:
@@ -153,63 +153,63 @@ def submit(script: Path) -> str:
     except ClusterError as error:
         advice = explain_refusal(str(error))
         raise ClusterError(f"{error}. {advice}" if advice else str(error)) from None
-    # The number, and behind a semicolon the cluster.
+    # The job ID, and after a semicolon the cluster.
     return printed.strip().partition(";")[0]
 
 
 def show_job(number: str) -> SlurmJob:
-    """Ask Slurm about a job.
+    """Query the state of a job.
 
     Raises
     ------
     ClusterError
-        Slurm does not answer, or has forgotten the job.
+        Slurm does not respond, or no longer knows the job.
     """
     return read_job(ask("scontrol", "show", "job", "--oneliner", number))
 
 
 def cancel(number: str) -> None:
-    """End a job; of one that is over Slurm knows that there is nothing to do.
+    """Cancel a job; does nothing if it has ended.
 
     Raises
     ------
     ClusterError
-        Slurm does not answer.
+        Slurm does not respond.
     """
     ask("scancel", number)
 
 
 def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
-    """Those of some nodes that Slurm cannot reach any more."""
+    """Return the nodes that Slurm can no longer reach."""
     if not nodes:
         return []
     shown = ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N %T")
     states = dict(line.split() for line in shown.splitlines())
-    # An asterisk says that a node does not answer.
+    # An asterisk means that a node does not respond.
     return [node for node in nodes if re.match(r"down|fail|.*\*", states.get(node, ""))]
 
 
 def node_address(partition: str | None) -> str:
-    """By which address the login node reaches a node of a partition, of the default by default."""
+    """Return the address of a node of a partition; None: of the default partition."""
     only = [f"--partition={partition}"] if partition else []
     shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
     default = [line for line in shown if line.endswith("*")] or shown
     if not default:
-        raise ClusterError(f"Slurm has no partition {partition!r}: `sinfo` lists those that it has")
+        raise ClusterError(f"Slurm has no partition {partition!r}: `sinfo` lists all")
     return default[0].split()[0]
 
 
 def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm's prints.
+    """Run one of Slurm's commands, and return its output.
 
     Raises
     ------
     ClusterError
-        It is not there, fails, or takes too long.
+        It is not installed, fails, or takes too long.
     """
     if shutil.which(command[0]) is None:
         raise ClusterError(
-            f"there is no {command[0]} here: start this on a login node of the Slurm cluster, or "
+            f"`{command[0]}` was not found: start this on a login node of the Slurm cluster, or "
             "add Slurm's commands to PATH"
         )
     try:
@@ -222,16 +222,16 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
             timeout=_ASK_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"{command[0]} has not answered within {_ASK_SECONDS:g} s") from None
+        raise ClusterError(f"{command[0]} did not respond within {_ASK_SECONDS:g} s") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        # Of what sbatch refuses, explain.py knows more.
-        by_hand = "" if command[0] == "sbatch" else ". Does it work by hand, on a login node?"
+        # For errors of sbatch, explain.py has the advice.
+        by_hand = "" if command[0] == "sbatch" else ". Try it by hand on a login node"
         raise ClusterError(f"{command[0]} failed: {said}{by_hand}")
     return done.stdout
 
 
 def _clock(time: datetime) -> str:
-    """Hour and minute, with the date if that is not today's."""
+    """Format hour and minute, with the date if it is not today."""
     is_today = time.date() == datetime.now().date()
     return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")

@@ -1,4 +1,4 @@
-"""One rank of `tfdist run` in an allocation: srun starts this, and this becomes the script."""
+"""One rank of `tfdist run` in an allocation: srun starts this process, which execs the script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pybackend.launchers.slurm.step import gang_variables
 
 
 def main(command: Sequence[str]) -> NoReturn:
-    """Become a command, with the variables of its gang; so signals from Slurm reach itself."""
+    """Exec a command with the variables of its worker group, so that it gets Slurm's signals."""
     os.environ.update(gang_variables(os.environ))
     sys.stdout.flush()
-    os.execvp(command[0], [*command])  # noqa: S606 (what this is for)
+    os.execvp(command[0], [*command])  # noqa: S606 (the purpose)

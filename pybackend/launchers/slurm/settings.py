@@ -1,4 +1,4 @@
-"""What a user asks of Slurm, checked."""
+"""Checked arguments of `slurm`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pybackend.job.arguments import as_number, check_positive, check_whole_numbe
 from pybackend.job.resources import Resources
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
-# Those that decide what the job is, and would break it if they were others.
+# Options that tfdist sets itself, or that would break the job.
 _OURS = {
     "array": "each call is one job",
     "error": "see `folder`",
     "gpus-per-task": "use `gpus`",
     "cpus-per-task": "use `cpus`",
     "export": "use `setup`",
-    "job-name": "a call finds its job by it. Use 'comment' for a text of your own",
+    "job-name": "tfdist finds its job by this name. Use 'comment' for your own text",
     "nodes": "use `nodes`",
     "ntasks": "use `workers` of the call",
     "output": "see `folder`",
@@ -33,7 +33,7 @@ _OURS = {
 }
 
 
-# Options that begin one of those, and are others.
+# Other options whose names are prefixes of these.
 _WHOLE = {"gpus"}
 _MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}
 PER_NODE = "ntasks-per-node"
@@ -41,7 +41,7 @@ PER_NODE = "ntasks-per-node"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Where and how long the workers of a job run; see `slurm`."""
+    """Arguments of `slurm`, checked and with defaults filled in."""
 
     partition: str | None = None
     time: str | None = None
@@ -57,7 +57,7 @@ class SlurmSettings:
 
     @property
     def per_node(self) -> int | None:
-        """Workers on each node, if that was said."""
+        """Workers on each node, if specified."""
         return as_count(self.options.get(PER_NODE))
 
 
@@ -74,12 +74,12 @@ def check_settings(
     address: str | None,
     patience: float | None,
 ) -> SlurmSettings:
-    """The arguments of `slurm` as they are used.
+    """Check the arguments of `slurm`, and fill in defaults.
 
     Raises
     ------
     InputError
-        Names the argument that is wrong.
+        An argument is wrong. The message names it.
     """
     where = Path(folder or "~/.tfdist").expanduser().absolute()
     for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
@@ -103,29 +103,29 @@ def check_settings(
 
 
 def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettings:
-    """The settings of a job whose workers are to have so much.
+    """Return the settings of a job whose workers get these resources.
 
     Raises
     ------
     InputError
-        The settings say something else.
+        The settings specify other resources.
     """
     found: dict[str, Any] = {}
     for name in ("cpus", "gpus"):
         given, wanted = getattr(settings, name), getattr(resources, name)
         if None not in (given, wanted) and given != wanted:
             raise InputError(
-                f"`resources` gives each worker {wanted} {name}, and slurm({name}={given}) says "
-                "something else: say it in one of the two"
+                f"`resources` gives each worker {wanted} {name}, but slurm({name}={given}) "
+                "differs: specify it in only one of the two"
             )
         found[name] = given if wanted is None else wanted
     if resources.bytes is not None:
         if both := sorted(_MEMORY & settings.options.keys()):
             raise InputError(
-                f"`resources` says how much memory each worker has, and so does {both[0]!r} in "
-                "`options` of slurm(): say it in one of the two"
+                f"`resources` sets the memory of each worker, and so does {both[0]!r} in "
+                "`options` of slurm(): specify it in only one of the two"
             )
-        # Not `mem`, which is of a node: only Slurm knows how many workers it puts on one.
+        # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
         megabytes = -(-resources.bytes // ((found["cpus"] or 1) << 20))
         found["options"] = {**settings.options, "mem-per-cpu": f"{megabytes}M"}
     return replace(settings, **found)
@@ -137,7 +137,7 @@ def _check_time(time: Any) -> str | None:
     text = str(_as_text(time))
     if not _TIME.fullmatch(text):
         raise InputError(
-            "`time` must be a whole number of minutes, or text as Slurm has it, '1:30:00' or "
+            "`time` must be a whole number of minutes, or text in Slurm's format, '1:30:00' or "
             f"'2-12:00', not {time!r}"
         )
     return text
@@ -153,7 +153,7 @@ def _check_options(options: Any) -> Mapping[str, Any]:
 def _check_option(name: str, value: Any) -> str | bool:
     if not re.fullmatch(r"[a-z][a-z-]+", name):
         raise InputError(f"`options` has {name!r}: expected a long option such as 'account'")
-    # Slurm takes the first letters of a name for it, unless they are another's.
+    # Slurm accepts unambiguous prefixes of names.
     ours = next((one for one in _OURS if one.startswith(name) and name not in _WHOLE), None)
     if ours is not None:
         short = f", which means {ours!r}" if ours != name else ""
@@ -170,7 +170,7 @@ def _check_option(name: str, value: Any) -> str | bool:
 
 
 def _as_text(value: Any) -> Any:
-    """A number as Slurm reads it: R's whole numbers come as 2.0."""
+    """Format a number for Slurm; R's whole numbers arrive as 2.0."""
     number = as_number(value)
     if number is None:
         return value
@@ -178,18 +178,18 @@ def _as_text(value: Any) -> Any:
 
 
 def as_count(value: Any) -> int | None:
-    """A number of nodes or tasks; None if Slurm may choose it, as among ``2-4`` nodes."""
+    """Return a number of nodes or tasks; None if Slurm may choose it, as for ``2-4`` nodes."""
     text = str(value)
     return int(text) if text.isdecimal() and int(text) else None
 
 
 def count_tasks(nodes: int | None, per_node: int | None) -> int | None:
-    """Tasks of a job of which only the nodes are known: one per node, unless it says more."""
+    """Return the number of tasks of a job: ``per_node`` on each node, or one; None if unknown."""
     return None if nodes is None else nodes * (per_node or 1)
 
 
 def check_tasks(workers: int, nodes: int | None, per_node: int | None) -> None:
-    """Whether workers can be spread over nodes like this.
+    """Check that workers can be distributed over nodes.
 
     Parameters
     ----------

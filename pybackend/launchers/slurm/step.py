@@ -1,4 +1,4 @@
-"""What Slurm tells a task of a step: its rank, its host and the others', its cores."""
+"""Rank, hosts and cores of a task, from the variables of its Slurm step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pybackend.tf_config import make_tf_config
 
 
 def count_cores(environment: Mapping[str, str]) -> int:
-    """Cores of this task: those that it asked for, or its share of the job's on this node."""
+    """Return the cores of this task: as requested, or its share of the job's on this node."""
     if "SLURM_CPUS_PER_TASK" in environment:
         return int(environment["SLURM_CPUS_PER_TASK"])
     own = _count_local(environment)
@@ -18,17 +18,17 @@ def count_cores(environment: Mapping[str, str]) -> int:
 
 
 def gang_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which a script finds its gang, for a task of such a step.
+    """Return the variables with which the script of a task finds its worker group.
 
-    GPUs are not among them: Slurm shows a task its own.
+    GPUs are not included, because Slurm restricts each task to its own.
     """
     rank = int(environment["SLURM_PROCID"])
     hosts = hosts_by_rank(environment)
     port = step_port(environment)
-    # Those of one host follow each other, and have ports of their own.
+    # Ranks of one host are consecutive, and have different ports.
     addresses = [f"{host}:{port + r - hosts.index(host)}" for r, host in enumerate(hosts)]
     cores = str(count_cores(environment))
-    # A job that Slurm has started again is a restart, too.
+    # A job that Slurm requeued counts as a restart, too.
     restarts = (environment.get(name) or 0 for name in ("TFDIST_RESTART", "SLURM_RESTART_COUNT"))
     return {
         "TF_CONFIG": make_tf_config(addresses, rank),
@@ -43,6 +43,6 @@ def gang_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _count_local(environment: Mapping[str, str]) -> int:
-    """Tasks of the step on this node."""
+    """Return the number of the step's tasks on this node."""
     counts = expand_counts(environment["SLURM_STEP_TASKS_PER_NODE"])
     return counts[int(environment.get("SLURM_NODEID") or 0)]

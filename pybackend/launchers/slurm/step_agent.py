@@ -1,4 +1,4 @@
-"""The agent of `tfdist run` in an allocation: it has srun start all ranks, as one step."""
+"""Agent of `tfdist run` in an allocation: it starts all ranks by srun, as one step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pybackend.launchers.slurm.queue import ask
 from pybackend.launchers.slurm.step_site import step_command
 from pybackend.net.rendezvous import new_token
 
-# Of the whole step, in place of a rank.
+# The whole step, in place of a rank.
 _STEP = -1
-# srun marks each line by its task.
+# srun labels each line with its task.
 _LABEL = re.compile(rb" *(\d+): (.*\n?)", re.DOTALL)
 _TASKS_ENDED = re.compile(rb"srun: error: \S+: tasks? ([\d,-]+): (.*)")
 _SIGNALS = {signal.strsignal(number): number for number in signal.Signals}
-# Each rank has its own from Slurm.
+# Each rank gets its own from Slurm.
 _OF_RANKS = NAMES - {"TFDIST_SECRET", "TFDIST_RESTART"}
 
 
 class StepAgent(Agent):
-    """Serves the driver; where each rank runs, Slurm says to the ranks."""
+    """Serves the driver; Slurm decides where each rank runs."""
 
     def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
         super().__init__(orders, answers, variables)
@@ -39,7 +39,7 @@ class StepAgent(Agent):
         self._partial: dict[Stream, bytes] = {}
 
     def serve(self) -> None:
-        """See `Agent`; srun's end is not yet that of its tasks."""
+        """Serve the driver; srun may end before its tasks do."""
         try:
             super().serve()
         finally:
@@ -50,7 +50,7 @@ class StepAgent(Agent):
         return hasattr(self, "_prepared") and len(self._ended) < len(self._prepared.ranks)
 
     def _reserve(self, order: Prepare) -> tuple[str, ...]:
-        """See `Agent`; only the tasks will know their addresses: these are none."""
+        """Return placeholders: only the tasks will know their addresses."""
         return tuple(f"srun:{rank + 1}" for rank in order.ranks)
 
     def _start(self, order: StartRanks) -> None:
@@ -61,8 +61,8 @@ class StepAgent(Agent):
         self._run(_STEP, words, variables, signal.SIGTERM)
 
     def _print(self, rank: int, stream: Stream, block: bytes) -> None:
-        """See `Agent`; in whole lines, for each begins with its rank."""
-        # Not `splitlines`: a carriage return, as progress bars print, ends no line of srun's.
+        """Forward output in whole lines, because each begins with its rank."""
+        # Not `splitlines`: a carriage return of a progress bar does not end a line of srun.
         *lines, rest = (self._partial.pop(stream, b"") + block).split(b"\n")
         for line in lines:
             self._read_line(stream, line + b"\n")
@@ -77,7 +77,7 @@ class StepAgent(Agent):
             rank, text = int(labelled[1]), labelled[2].decode("latin-1")
             self._say(Printed(rank, stream, text))
             return
-        os.write(2, line)  # srun's own
+        os.write(2, line)  # a message of srun itself
         ended = _TASKS_ENDED.match(line)
         if ended:
             status = _status_of(ended[2].decode(errors="replace"))
@@ -85,7 +85,7 @@ class StepAgent(Agent):
                 self._say_ended(int(task), status)
 
     def _say_ended(self, rank: int, status: int) -> None:
-        """See `Agent`; with the step, all ranks have ended that had not."""
+        """Report the end of a rank; at the end of the step, of all remaining ranks."""
         for each in self._prepared.ranks if rank == _STEP else (rank,):
             if each not in self._ended:
                 self._ended.add(each)
@@ -95,14 +95,14 @@ class StepAgent(Agent):
         self._signal(signal.Signals(order.signal))
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send all tasks a signal; srun itself, if they are not there yet."""
+        """Send a signal to all tasks, or to srun if they have not started yet."""
         try:
             steps = self._find_steps()
             for step in steps:
                 with contextlib.suppress(ClusterError):  # it is just ending
                     ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
         except ClusterError as error:
-            os.write(2, f"tfdist: {number.name} was not passed on: {error}\n".encode())
+            os.write(2, f"tfdist: {number.name} was not forwarded: {error}\n".encode())
             steps = []
         if not steps:
             for process in self._processes.values():
@@ -116,12 +116,12 @@ class StepAgent(Agent):
 
 
 def main(words: Sequence[str]) -> None:
-    """Serve the driver that has started this process."""
+    """Serve the driver that started this process."""
     serve_here(StepAgent)
 
 
 def _status_of(text: str) -> int:
-    """The exit status that srun tells of, or the negative number of a signal."""
+    """Return the exit status that srun reports, or the negative number of a signal."""
     exited = re.search(r"exit code (\d+)", text)
     if exited:
         return int(exited[1])

@@ -1,4 +1,4 @@
-"""`tfdist run` in an allocation of Slurm's: all ranks are the tasks of one step."""
+"""`tfdist run` in a Slurm allocation: all ranks are the tasks of one step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.launchers.script.command import ScriptCommand
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.slurm.batch import srun
 
-# Not `python -m`: that would let files of the current directory stand in for real modules.
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
 _START = (
     "import sys; sys.path[0] = {!r}; from pybackend.launchers.slurm.{} import main; "
     "main(sys.argv[1:])"
@@ -23,29 +23,28 @@ _START = (
 
 @dataclass(frozen=True)
 class StepSite(HostRanks):
-    """All ranks, on the nodes that Slurm chooses among those of the allocation."""
+    """All ranks, on nodes of the allocation that Slurm chooses."""
 
     def command(self) -> list[str]:
-        """See `HostRanks`."""
         return [sys.executable, "-c", _START.format(_root(), "step_agent")]
 
 
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepSite | None:
-    """The ranks as a step; None outside of an allocation, and in one for a single task.
+    """Return the ranks as a step; None outside an allocation, and in one for a single task.
 
     Parameters
     ----------
     workers
-        How many; None: as many tasks as the allocation is for.
+        Number of ranks; None: the number of tasks of the allocation.
 
     Raises
     ------
     InputError
-        srun has started this process several times.
+        srun started this process several times.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
         raise InputError(
-            "srun has started `tfdist run` several times, and each would start all ranks: start it "
+            "srun started `tfdist run` several times, and each would start all ranks: start it "
             "once, without srun; it calls srun itself"
         )
     tasks = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_NNODES") or 1)
@@ -59,21 +58,21 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepS
 def step_command(
     script: ScriptCommand, ranks: int, folder: str, name: str, environment: Mapping[str, str]
 ) -> list[str]:
-    """The command that starts all ranks.
+    """Return the command that starts all ranks.
 
     Parameters
     ----------
     name
-        Of the step.
+        Name of the step.
     environment
-        Of this process, which may be a step's itself.
+        Variables of this process, which may be part of a step.
     """
     options = {
         "ntasks": ranks,
         "job-name": name,
         "chdir": folder,
         "input": "none",
-        # srun takes it from sbatch's variables no more.
+        # srun no longer reads it from sbatch's variables.
         "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK"),
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
@@ -84,7 +83,7 @@ def step_command(
 def describe_step(
     plan: ScriptRun, site: HostRanks, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """What would be started, as lines of text."""
+    """Yield lines of text that describe what would be started."""
     yield f"ranks 0 to {len(site.ranks) - 1} on {site.name}:"
     for name, value in {**plan.variables, "TFDIST_SECRET": "<secret>"}.items():
         yield f"  export {name}={shlex.quote(value)}"

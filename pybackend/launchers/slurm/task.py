@@ -1,6 +1,6 @@
-"""One worker of a job: what srun starts on a node.
+"""One worker of a job, started by srun on a node.
 
-Its input is in a folder that nodes and driver share. This file is imported on the nodes.
+Its input is in a folder that the nodes and the driver share. This file is imported on the nodes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DRIVER_SECONDS = 30.0
 
 
 def main(folder: Path, own: Path) -> int:
-    """Run one worker; returns the status with which its task ends.
+    """Run one worker, and return the exit status of its task.
 
     Parameters
     ----------
     folder, own
-        What all workers get, and what those of this job alone.
+        Folder of the files for all workers, and of those for this job.
 
     Raises
     ------
@@ -42,9 +42,9 @@ def main(folder: Path, own: Path) -> int:
     """
     end = _End()
     signal.signal(signal.SIGTERM, end)
-    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch passes on the login node's
+    if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch forwards the login node's
         del os.environ["TMPDIR"]
-    # Made by the driver of its own objects, in a folder that is its user's alone.
+    # Pickled by the driver, in a folder that only its user can access.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
     task = replace(task, hosts=hosts_by_rank(os.environ))
     end.may_wait = task.member.job.can_go_on
@@ -55,8 +55,8 @@ def main(folder: Path, own: Path) -> int:
         meeting.wait_until_settled(_DRIVER_SECONDS + 5)
         if meeting.error is not None:
             raise ClusterError(
-                f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Give slurm() "
-                "the `address` by which nodes reach the driver's machine"
+                f"worker {rank} cannot reach the driver at {driver}: {meeting.error}. Pass slurm() "
+                "an `address` of the driver's machine that the nodes can reach"
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
         if post is not None:
@@ -71,21 +71,21 @@ def main(folder: Path, own: Path) -> int:
 
 
 def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
-    """The GPUs of this task, if it is to have some: Slurm shows a task its own ones only."""
+    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to its own."""
     if task.member.job.resources.gpus is None:
         return None
     return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
 
 
 class _End:
-    """What SIGTERM does: it ends this task, or is passed on to a worker that keeps its training.
+    """Handler of SIGTERM: it ends this task, or notifies a worker that saves checkpoints.
 
     Attributes
     ----------
     may_wait
-        Whether it does so.
+        True if it only notifies the worker, and waits for its end.
     notice
-        Whether the worker is to be told.
+        Notice for the worker.
     """
 
     may_wait = False
@@ -95,11 +95,11 @@ class _End:
 
     def __call__(self, number: int, frame: object) -> None:
         if not self.may_wait:
-            # Leaving this way ends the worker and removes its folder.
-            sys.exit("Slurm or the driver has ended the job")
+            # This exit ends the worker and removes its folder.
+            sys.exit("Slurm or the driver ended the job")
         self.notice.take(number, frame)
 
     def at_once(self) -> None:
-        """End this task: its driver is gone."""
+        """End this task, because the connection to its driver is lost."""
         self.may_wait = False
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Follows a job from the queue to its end, and says what Slurm knows of a failure."""
+"""Follow a job from the queue to its end, and explain failures with Slurm's information."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.launchers.slurm.queue import SlurmJob, lost_nodes, show_job
 from pybackend.net.meeting import MeetingServer
 
-# Slurm's controller has many to answer.
+# Slurm's controller serves many users.
 _BEGINNING_SECONDS = 0.5
 _WAITING_SECONDS = 2.0
-_LONGEST_SECONDS = 30.0  # once it has waited for a quarter of an hour
+_LONGEST_SECONDS = 30.0  # once the job has waited for a quarter of an hour
 _RUNNING_SECONDS = 10.0
-# Slurm knows why a worker is gone, but not at once.
+# Slurm knows why a worker exited, but not at once.
 _CAUSE_SECONDS = 30.0
 _ASK_AGAIN_SECONDS = 0.5
-# From the start of the job until the first worker is there.
+# From the start of the job until the first worker connects.
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 600.0
 _DRAIN_SECONDS = 2.0
 _CAUSES = {
     "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
-    "CANCELLED": ("Cancelled", "the job was cancelled", "ask who has cancelled it (scancel)"),
-    "DEADLINE": ("TimeLimit", "the job's deadline has passed", "give it a later one"),
-    "NODE_FAIL": ("NodeFailed", "a node of the job has failed", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
     "OUT_OF_MEMORY": (
         "OutOfMemory",
-        "the job used more memory than it may",
-        "give it more, as in resources=Resources(memory='8GB'), or lower batch_size",
+        "the job exceeded its memory limit",
+        "request more, as in resources=Resources(memory='8GB'), or lower batch_size",
     ),
     "PREEMPTED": (
         "Preempted",
-        "the job gave way to one of higher priority",
+        "the job was preempted by one of higher priority",
         "start again, or use a partition whose jobs are not preempted",
     ),
-    "TIMEOUT": ("TimeLimit", "the job has reached its time limit", "give slurm() more `time`"),
+    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
 }
-# What srun prints of the tasks that failed first.
+# srun's message about the tasks that failed first.
 _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MULTILINE)
 
 
 class SlurmWatch:
-    """What Slurm says of a job; `look` is for `run_gang`.
+    """Slurm's information on a job; `look` is for `run_gang`.
 
     Parameters
     ----------
     number
-        Of the job.
+        Job ID.
     files
-        Of the job.
+        Files of the job.
     meeting
-        Where the workers meet and report.
+        Server to which the workers connect and report.
     on_event
-        Is told what becomes of the job in the queue.
+        Receives the state of the job in the queue.
     patience
         Seconds that the job may wait in the queue.
     notice_seconds
-        How long before the end of its time the job may be told so.
+        Longest time before the time limit at which Slurm may send SIGTERM.
     """
 
     def __init__(
@@ -94,19 +94,19 @@ class SlurmWatch:
         self._has_explained = False
 
     def look(self) -> list[Failure]:
-        """Failures of workers that have ended without a report.
+        """Return the failures of workers that ended without a report.
 
         Raises
         ------
         ClusterError
-            The job does not start, or its workers do not come.
+            The job does not start, or its workers do not connect.
         """
         if time.monotonic() > self._asked + self._pause():
             self._ask()
         lost = self._lost()
         if lost:
             self._wait_for_cause()
-        if self._state.is_over:  # what they have sent may be on its way
+        if self._state.is_over:  # their messages may still be in transit
             self._meeting.drain(_DRAIN_SECONDS)
             lost = self._silent()
         elif not lost:
@@ -114,8 +114,8 @@ class SlurmWatch:
         return [self._describe(rank) for rank in lost]
 
     def explain(self, failure: Failure) -> Failure:
-        """Why a worker was told to end, which has left by itself."""
-        if not self._has_explained:  # several ranks are told at once
+        """Add the reason why Slurm sent SIGTERM to the failure of a worker that ended itself."""
+        if not self._has_explained:  # several ranks get the signal at once
             self._ask()
             if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
                 self._wait_for_cause()
@@ -128,14 +128,14 @@ class SlurmWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
-        """Seconds between two questions. Workers that start connect by themselves."""
+        """Return the seconds between two queries. Workers connect by themselves when they start."""
         if not self._is_empty():
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
         return min(max(_WAITING_SECONDS, waited / 30), _LONGEST_SECONDS)
 
     def _is_empty(self) -> bool:
-        """Whether no worker has come yet."""
+        """Return whether no worker has connected yet."""
         return not any(map(self._meeting.has_come, range(len(self._files))))
 
     def _silent(self) -> list[int]:
@@ -145,11 +145,11 @@ class SlurmWatch:
         return [rank for rank in self._silent() if self._meeting.has_left(rank)]
 
     def _ask(self) -> None:
-        """Ask Slurm, and show what has changed."""
+        """Query Slurm, and show a changed state."""
         self._asked = now = time.monotonic()
         try:
             self._state = show_job(self._number)
-        except ClusterError:  # the workers go on without it
+        except ClusterError:  # the workers do not need Slurm
             if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
                 raise
             return
@@ -166,20 +166,20 @@ class SlurmWatch:
         if math.isinf(self._started):
             if self._state.is_hopeless:
                 raise ClusterError(
-                    f"{self._state.describe()}, for which Slurm would let it wait forever. It was "
+                    f"{self._state.describe()}. With this reason it would never start, so it was "
                     f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
                 )
             if now > self._submitted + self._patience:
                 raise ClusterError(
-                    f"{self._state.describe()}; it has not started within {self._patience:g} s and "
-                    "was cancelled, as `patience` of slurm() says"
+                    f"{self._state.describe()}; it did not start within {self._patience:g} s "
+                    "(`patience` of slurm()) and was cancelled"
                 )
-        # Once one has come, the gang waits for the others.
+        # Once one has connected, `run_gang` waits for the others.
         elif now > self._started + _START_SECONDS and self._is_empty():
             raise ClusterError(
-                f"no worker of Slurm job {self._number} has come within {_START_SECONDS:.0f} s of "
-                f"its start on {', '.join(self._state.nodes)}: they must reach the driver at "
-                f"{self._meeting.address}"
+                f"no worker of Slurm job {self._number} connected within {_START_SECONDS:.0f} s of "
+                f"its start on {', '.join(self._state.nodes)}: these nodes must be able to reach "
+                f"the driver at {self._meeting.address}"
             )
 
     def _wait_for_cause(self) -> None:
@@ -224,38 +224,38 @@ class SlurmWatch:
         )
 
 
-# Why Slurm has ended a job, in words.
+# Why Slurm ended a job.
 
 
 def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str, str]:
-    """The end of a worker that did not report, as the type, message and advice of a failure.
+    """Return type, message and advice for the failure of a worker that did not report.
 
     Parameters
     ----------
     state
-        Of the job.
+        State of the job.
     host
-        Of the worker.
+        Host of the worker.
     said
-        What srun has said of its task, if it failed first.
+        srun's message about its task, if it failed first.
     """
     if state.is_preempted:
         return _CAUSES["PREEMPTED"]
     if state.state in _CAUSES:
         return _CAUSES[state.state]
     if _is_lost(state, host):
-        return "NodeFailed", "its node does not answer Slurm any more", "start again"
+        return "NodeFailed", "its node no longer responds to Slurm", "start again"
     message = f"its task ended without a report: {said or state.state.lower()}"
     return "ProcessDied", message, "see the last lines of its log"
 
 
 def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[str, str, str] | None:
-    """Why the workers of a job were told to end, as `describe_end`; None if Slurm does not know.
+    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
 
     Parameters
     ----------
     notice_seconds
-        How long before the end of its time the job may be told so.
+        Longest time before the time limit at which Slurm may send SIGTERM.
     """
     is_late = state.seconds_left < notice_seconds
     cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
@@ -268,12 +268,12 @@ def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[str, str, s
 def _is_lost(state: SlurmJob, host: str) -> bool:
     try:
         return host in lost_nodes(state.nodes)
-    except ClusterError:  # Slurm's controller is gone as well
+    except ClusterError:  # Slurm's controller is unreachable as well
         return False
 
 
 class JobFiles(Sequence[str]):
-    """What the tasks of a job write into its folder; as a sequence, each rank's host."""
+    """Files that the tasks of a job write into its folder; as a sequence, the host of each rank."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -281,30 +281,30 @@ class JobFiles(Sequence[str]):
 
     @property
     def batch_log(self) -> Path:
-        """Of the batch script, and of srun itself."""
+        """Log of the batch script, and of srun itself."""
         return self.folder / "job.log"
 
     @property
     def task_log(self) -> Path:
-        """Of each task, as srun's options have it: by rank and host."""
+        """Pattern of the logs of tasks for srun, with rank and host."""
         return self.folder / "worker-%t-%N.log"
 
     def __len__(self) -> int:
         return self._workers
 
     def __getitem__(self, rank: int) -> str:  # type: ignore[override]
-        """The host of a rank, once its task has started."""
+        """Return the host of a rank, once its task has started."""
         found = [path.stem.split("-", 2)[2] for path in self._logs(rank)]
         return found[0] if found else "no host yet"
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """The end of a task's log, or of the batch script's."""
+        """Return the end of the logs of a task and of the batch script."""
         paths = [*self._logs(rank), self.batch_log]
         texts = [path.read_text(errors="replace") for path in paths if path.exists()]
         return tuple("\n".join(texts).splitlines()[-LOG_LINES:])
 
     def first_failed(self) -> dict[int, str]:
-        """What srun says of the tasks that ended first, by rank."""
+        """Return srun's messages about the tasks that ended first, by rank."""
         log = self.batch_log
         found = _TASKS_FAILED.search(log.read_text(errors="replace")) if log.exists() else None
         if found is None:

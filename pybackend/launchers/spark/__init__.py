@@ -1,1 +1,1 @@
-"""Everything that knows Spark."""
+"""Launchers and helpers for Apache Spark."""

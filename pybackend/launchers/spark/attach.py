@@ -1,7 +1,7 @@
-"""Joins PySpark to a Spark that another program of this session runs: sparklyr's.
+"""Connect PySpark to the Spark application that sparklyr runs.
 
 sparklyr starts a Py4J server inside its own JVM, with a port and a secret; PySpark then uses that
-JVM's SparkContext, so that Spark tables and temporary views are there without a copy.
+JVM's SparkContext, so that Spark tables and temporary views are available without a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask
 
-# The port and the session that this process is attached to.
+# Port and session to which this process is attached.
 _attached: tuple[int, Any] | None = None
 _FORGOTTEN = ("pyspark", "pybackend.ml", "pybackend.tfos")
 
@@ -25,16 +25,16 @@ _FORGOTTEN = ("pyspark", "pybackend.ml", "pybackend.tfos")
 def attach_spark(
     port: int, secret: str, spark_home: str | None = None, python: str | None = None
 ) -> Any:
-    """The PySpark session of the JVM whose Py4J server listens on a local port.
+    """Return the PySpark session of the JVM whose Py4J server listens on a local port.
 
     Parameters
     ----------
     port, secret
-        Of the ``org.apache.spark.api.python.Py4JServer`` in that JVM.
+        Port and secret of the ``org.apache.spark.api.python.Py4JServer`` in that JVM.
     spark_home
-        Spark's own folder, if it is not that of the installed pyspark.
+        Spark's folder, if it differs from that of the installed pyspark.
     python
-        Python that the executors run; None: as PYSPARK_PYTHON says.
+        Python that the executors run; None: the value of PYSPARK_PYTHON.
 
     Returns
     -------
@@ -43,8 +43,8 @@ def attach_spark(
     Raises
     ------
     ClusterError
-        This process already uses another, live SparkContext, pyspark is missing, or the JVM does
-        not answer.
+        This process already uses another, live SparkContext; pyspark is not installed; or the JVM
+        does not answer.
     """
     global _attached
     if importlib.util.find_spec("pyspark") is None:
@@ -73,7 +73,7 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
         variables["SPARK_HOME"] = spark_home
     if python:
         variables["PYSPARK_PYTHON"] = python
-    # Left behind by a Connect session of this process; PySpark would start another one.
+    # Set by an earlier Connect session of this process; PySpark would start another one.
     os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     _disconnect_quietly()
 
@@ -95,25 +95,25 @@ def _attach(port: int, secret: str, spark_home: str | None, python: str | None) 
 def _is_alive(session: Any) -> bool:
     from py4j.protocol import Py4JError
 
-    # py4j logs the broken connection that is asked for here as an error.
+    # py4j logs the broken connection, which is expected here, as an error.
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         return bool(ask(session, "its name", lambda: session.sparkContext.applicationId))
-    except (ClusterError, Py4JError, OSError, AttributeError):  # its JVM is gone, or was stopped
+    except (ClusterError, Py4JError, OSError, AttributeError):  # its JVM exited, or it was stopped
         return False
     finally:
         logging.disable(before)
 
 
 def _disconnect_quietly() -> None:
-    """Keep a traceback out of the console when sparklyr disconnects.
+    """Hide the traceback that PySpark prints when sparklyr disconnects.
 
-    PySpark's server for accumulators reports the end of the JVM as an error; here it is usual.
+    PySpark's accumulator server reports the end of the JVM as an error; here it is normal.
     """
     from pyspark import accumulators
 
-    # Its name before pyspark 4, and since.
+    # Its name before pyspark 4, and from then on.
     names = ("AccumulatorServer", "AccumulatorTCPServer")
     server = next(getattr(accumulators, name) for name in names if hasattr(accumulators, name))
     report = server.handle_error
@@ -129,9 +129,9 @@ def _reject_foreign_session() -> None:
     from pyspark.sql import SparkSession
 
     try:
-        # Not getActiveSession(): that knows the sessions of its own thread alone.
+        # Not getActiveSession(): it only returns the session of its own thread.
         session = ask(None, "its session", SparkSession.active)
-    except Exception:  # a session whose JVM is gone cannot even be asked for
+    except Exception:  # raised for a session whose JVM exited
         return
     if session is not None and _is_alive(session):
         _reject_session(session)
@@ -146,10 +146,10 @@ def _reject_session(session: Any) -> None:
 
 
 def _forget_pyspark() -> None:
-    """Have PySpark imported again: it keeps its first JVM's gateway for the process's life.
+    """Remove PySpark from the loaded modules: it holds on to the gateway of its first JVM.
 
-    Objects of the old JVM keep the old modules, and so never reach into the new one. Those of ours
-    whose classes derive from PySpark's go, too.
+    Objects of the old JVM refer to the old modules, so they never use the new JVM. Our modules with
+    classes derived from PySpark's are removed as well.
     """
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
@@ -158,7 +158,7 @@ def _forget_pyspark() -> None:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for a moment: the secret must not reach other processes."""
+    """Set environment variables temporarily: the secret must not reach other processes."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,7 +1,7 @@
-"""Workers in the tasks of one Spark barrier stage: PySpark sessions, classic or Connect.
+"""Launcher of workers in the tasks of a Spark barrier stage, for classic and Connect sessions.
 
-The whole job is ``DataFrame.mapInArrow(task, barrier=True)``: Spark starts all tasks together or
-none, and each task runs one worker process (`barrier_task`).
+The whole job is ``DataFrame.mapInArrow(task, barrier=True)``: Spark starts either all tasks
+together or no task, and each task runs one worker process (`barrier_task`).
 """
 
 from __future__ import annotations
@@ -52,28 +52,29 @@ from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
 
 _HASH = "__tfdist_hash__"
-# Tasks of a barrier stage start together, but Python takes its time to start on a busy host.
+# Tasks of a barrier stage start together, but Python may start slowly on a busy host.
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
-# Spark's hash is the same everywhere: keys by partition, by the number of partitions.
+# Keys by partition, by the number of partitions. Spark's hash is the same in every session.
 _KEYS: dict[int, dict[int, int]] = {}
-# Of Spark's limit for results: reports and Arrow's own bytes come on top of the model.
+# Share of Spark's limit for results; reports and Arrow's overhead need the rest.
 _RESULT_SHARE = 0.9
 
 
 class SparkLauncher:
-    """One task of a barrier stage per worker, in a session that is classic or Connect.
+    """Launcher that runs workers in the tasks of a barrier stage, in a classic or Connect session.
 
-    ``look`` is called again and again while they run: what it raises ends them. With ``on_wait``
-    they wait for slots that other jobs hold, as long as tasks of those run, and it is told once, in
-    words, if that is long; without it, they fail after a minute.
+    ``look`` is called repeatedly while the workers run; an error that it raises ends them. With
+    ``on_wait``, the workers wait for slots that other jobs hold, as long as tasks of those jobs
+    run; if the wait is long, ``on_wait`` is called once, with a description. Without it, they fail
+    after a minute.
     """
 
     where = "tasks of a Spark job"
     is_here = False
     workers = None
-    why_fixed = "Spark's barrier mode starts all tasks of a stage together, and replaces none"
+    why_fixed = "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class SparkLauncher:
         self._on_wait = on_wait
 
     def describe(self, job: Job) -> Submission:
-        """See `Describing`; no Spark job is run."""
+        """Return what `launch` would start, after its checks; no Spark job is run."""
         check_slots(self.session, job.workers)
         check_allotment(self.session, job.resources, job.workers)
         later = "on which executors Spark starts the tasks, and what their Python has"
@@ -99,7 +100,7 @@ class SparkLauncher:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`."""
+        """Run all workers of a job in one Spark job, to their end."""
         session = self.session
         slots = check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)
@@ -111,7 +112,7 @@ class SparkLauncher:
             if self._on_wait:
                 owner = session if is_connect(session) else session.sparkContext
                 stack.enter_context(take_slots(owner, job.workers, slots, self._on_wait))
-            self._look()  # whoever launches may have given up meanwhile
+            self._look()  # the caller may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             frame, source, counts = input_frame(session, job, datasets)
@@ -142,38 +143,41 @@ class SparkLauncher:
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:
-    """A launcher if ``target`` is a ``SparkSession``, classic or Connect."""
+    """Return a launcher if ``target`` is a ``SparkSession``, classic or Connect."""
     return SparkLauncher(target) if is_session(target) else None
 
 
 def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
-    """Spark starts no task for a DataFrame that it knows to be empty; nor does it always say that
-    its memory has run out."""
+    """Return the error for a Spark job without result rows.
+
+    Spark starts no task for a DataFrame that it knows to be empty, and it does not always report
+    that it ran out of memory.
+    """
     for name, data in datasets.items():
         if isinstance(data, DataFrameRows) and run_watched(
             data.frame.sparkSession, data.frame.isEmpty
         ):
             return InputError(f"`{argument_of(name)}` has no rows")
     return ClusterError(
-        "Spark has run the workers, but has not delivered what they returned: usually its driver "
-        "has too little memory. Raise spark.driver.memory, or give `model_uri`"
+        "Spark ran the workers, but did not deliver their results: usually its driver has too "
+        "little memory. Raise spark.driver.memory, or set `model_uri`"
     )
 
 
 def _with_model_limit(session: Any, job: Job) -> Job:
-    """Spark fails a job whose results are larger than the driver is set to take."""
+    """Return the job with the largest model that the driver's setting lets Spark return."""
     if not isinstance(job, TrainingJob):
         return job
     limit = read_setting(session, "spark.driver.maxResultSize") or "1g"
     known = re.fullmatch(r"(\d+)([kmgtp]?)b?", limit.strip().lower())
-    if known is None or int(known[1]) == 0:  # 0: as large as they are
+    if known is None or int(known[1]) == 0:  # 0: no limit
         return job
     most = int(known[1]) << 10 * " kmgtp".index(known[2] or " ")
     return replace(job, model_limit=min(job.model_limit, int(most * _RESULT_SHARE)))
 
 
 def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
-    """Refuse rows that would have to move between hosts which cannot reach each other."""
+    """Raise an error if rows would have to move between hosts that cannot reach each other."""
     if datasets and job.workers > 1 and not is_one_machine(session):
         check_network(session, job.workers, partial(_collect, session, seconds=LIMIT_SECONDS))
 
@@ -181,15 +185,15 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
 ) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
-    """A DataFrame with one partition per worker, how a task reads it, and known numbers of rows."""
+    """Return a DataFrame with a partition per worker, its reader, and known numbers of rows."""
     if not datasets:
         numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
         return numbers, None, {}
     kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError(
-            "`data` and `validation_data` must both be tables of Spark (DataFrames), or both "
-            "arrays; files go with either"
+            "`data` and `validation_data` must each be a Spark DataFrame, or both be arrays; files "
+            "can be combined with either"
         )
     if kinds == {True}:
         _check_partitions(session, job, list(datasets.values()))
@@ -206,10 +210,10 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
         frame = marked[0].unionByName(marked[1])
     if not next(iter(datasets.values())).spec.repartition:
         return frame, source
-    # Spread evenly, and mixed in case partitions are sorted by label.
+    # Even partitions, and mixed rows in case the partitions are sorted by label.
     frame = frame.repartition(job.workers)
     if job.repeats_rows:
-        # Rows come out of a shuffle in any order; a seed is to repeat theirs.
+        # A shuffle returns rows in any order; a seed must reproduce their order.
         names = ", ".join(frame.columns)
         hashed = frame.selectExpr("*", f"xxhash64({names}) AS {_HASH}")
         frame = hashed.sortWithinPartitions(_HASH).drop(_HASH)
@@ -221,10 +225,10 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
         return
     if len(datasets) > 1:
         raise InputError(
-            "repartition=False keeps the partitions of one DataFrame, and `validation_data` is "
-            "another: pass it as files, or leave `repartition` alone"
+            "repartition=False supports one DataFrame, and `validation_data` is a second one: pass "
+            "it as files, or leave out `repartition`"
         )
-    if is_connect(session):  # does not tell before; the tasks count themselves
+    if is_connect(session):  # does not know the number in advance; the tasks check it
         return
     partitions = run_watched(session, lambda: int(datasets[0].frame.rdd.getNumPartitions()))
     if partitions != job.workers:
@@ -257,7 +261,7 @@ def _frame_of_blobs(
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
-    """A key per rank that Spark's hash partitioning puts into the partition of that number."""
+    """Return for each rank a key that Spark's hash partitioning puts into that partition."""
     found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:
@@ -274,9 +278,9 @@ def _places(session: Any, candidates: int, workers: int) -> list[Any]:
 
 
 def driver_addresses(session: Any) -> tuple[str | None, str | None]:
-    """The address on which the driver listens, and the one by which executors reach it.
+    """Return the address on which the driver listens, and the one by which executors reach it.
 
-    In a container, or behind an address translation, the two differ; Spark's settings name both.
+    In a container or behind NAT, the two differ; Spark's settings contain both.
     """
     if is_one_machine(session):
         return "127.0.0.1", None
@@ -286,7 +290,7 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
 
 
 def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> MeetingServer | None:
-    """Listen on an address by which executors may reach this process; None if there is none."""
+    """Listen on an address by which executors may reach this process; None without one."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
     else:
@@ -303,7 +307,7 @@ def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> Mee
             silence=find_silence(job.timeout),
         )
         return stack.enter_context(server)
-    except ClusterError:  # the driver is behind an address that is not its own: no live progress
+    except ClusterError:  # the driver's address belongs to another machine: no live progress
         return None
 
 
@@ -316,7 +320,7 @@ def _collect(
     look: Callable[[], object] = lambda: None,
     on_wait: Callable[[str], object] | None = None,
 ) -> list[Any]:
-    """The rows of a Spark job, events passed on meanwhile; not longer than ``seconds``."""
+    """Return the rows of a Spark job within ``seconds``, and pass on events meanwhile."""
     deadline = time.monotonic() + seconds
     events: queue.Queue[Event] = server.queue if server else queue.Queue()
     failures = Failures(on_event)
@@ -351,19 +355,19 @@ def _collect(
         handle(0)
     if isinstance(finished, Exception):
         failures.add(_name_hosts(find_failures(str(finished)), server))
-        # What a worker has sent may still be on its way when Spark has already given up.
+        # A worker's message may still be on its way when Spark has already given up.
         end = time.monotonic() + _CAUSE_SECONDS
         with suppress(queue.Empty):
             while server and not failures:
                 handle(max(0.0, end - time.monotonic()))
         failures.raise_any()
-        # Its own frames are Java's; what they say is in the message.
+        # Its frames are Java's, and the message contains their text.
         raise explain_spark_error(finished, session) from None
     return finished
 
 
 def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
-    """The same, with the hosts that the workers have named, where Spark names an executor."""
+    """Return the failures with the hosts that the workers reported in place of executors."""
     return [
         replace(failure, host=host_of(failure.rank, server, failure.host))
         if failure.host == UNKNOWN_HOST or failure.exception_type == "ExecutorLost"
@@ -375,7 +379,7 @@ def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[F
 def read_reports(
     texts: Mapping[int, str | bytes | None], workers: int, server: MeetingServer | None
 ) -> list[WorkerReport]:
-    """The reports of all workers, by rank; `WorkerFailedError` if one cannot be read."""
+    """Return the reports of all workers, by rank; `WorkerFailedError` if one is unreadable."""
     failures = Failures(print)
     reports = [
         read_report(texts.get(rank), rank, host_of(rank, server, UNKNOWN_HOST))
@@ -387,7 +391,7 @@ def read_reports(
 
 
 def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
-    """The host that a worker has named when it met the others."""
+    """Return the host that a worker reported when it joined the others."""
     said = server.messages.get(rank) if server else None
     with suppress(ClusterError):
         return read_arrival(said, f"worker {rank}").host if said else unknown
@@ -395,7 +399,7 @@ def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
 
 
 def collect_rows(result: Any) -> list[Any]:
-    """All rows; as Arrow if this release of pyspark can, which copies bytes less often."""
+    """Return all rows; as Arrow if this release of pyspark can, which makes fewer copies."""
     if hasattr(result, "toArrow"):
         rows: list[Any] = result.toArrow().to_pylist()
         return rows

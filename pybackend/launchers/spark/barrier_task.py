@@ -1,4 +1,4 @@
-"""What runs in each task of the barrier stage: a member of the gang, fed with the task's rows.
+"""Code of each task of the barrier stage: one worker, which receives the task's rows.
 
 This file is imported on the executors; the driver sends it there.
 """
@@ -27,7 +27,7 @@ from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 SCHEMA = "rank int, report string, model_format string, model binary"
-# Marks which data set a row belongs to when training and validation rows travel together.
+# Marks the data set of a row when training and validation rows travel together.
 SET_COLUMN = "__tfdist_set__"
 _PIECE_BYTES = 8 << 20
 NO_OBSERVING = (
@@ -35,14 +35,14 @@ NO_OBSERVING = (
     "reach it. Set spark.driver.host to the address by which executors reach the driver, and "
     "spark.driver.bindAddress to the one to listen on; or leave the observers out"
 )
-# A driver that does not answer by then is out of reach: the tasks meet by Spark's own allGather.
+# A driver that does not answer by then is unreachable: the tasks meet by Spark's allGather.
 _DRIVER_SECONDS = 3.0
-# ... unless what rank 0 sends is wanted there: a busy machine may take longer to answer.
+# ... unless the driver needs rank 0's messages: a busy machine may take longer to answer.
 _WANTED_DRIVER_SECONDS = 30.0
 
 
 class BarrierGroup:
-    """A gang as Spark's barrier knows it, which meets at the driver if all members reach it."""
+    """The tasks of a barrier stage, which meet at the driver if all of them reach it."""
 
     def __init__(
         self, context: Any, meeting: MeetingClient, cores: int, needs_driver: bool = False
@@ -58,7 +58,7 @@ class BarrierGroup:
         self.gpus = None if gpus is None else list(gpus.addresses)
 
     def gather(self, message: str) -> list[str]:
-        """See `Group`."""
+        """Return the messages of all tasks by rank."""
         everyone = self._meeting.gather(message)
         if everyone is None and self._needs_driver:
             raise ClusterError(NO_OBSERVING)
@@ -69,16 +69,16 @@ class BarrierGroup:
 
 @dataclass(frozen=True)
 class Task:
-    """The function that Spark runs on each partition.
+    """Function that Spark runs on each partition.
 
-    ``cores`` are those of each worker, if Spark does not give its task more.
+    ``cores`` is the number for each worker, unless Spark gives its task more.
     """
 
     member: Member
     cores: int = 1
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run one worker; yields rows of `SCHEMA`, or raises so that Spark ends the others."""
+        """Run one worker; yield rows of `SCHEMA`, or raise so that Spark ends the others."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -111,15 +111,15 @@ class Task:
 
 @dataclass(frozen=True)
 class RowsOfFrame:
-    """The input is rows of one `DataFrameRows`, or of several, which `SET_COLUMN` tells apart.
+    """Input rows of one `DataFrameRows`, or of several, which `SET_COLUMN` distinguishes.
 
-    ``column_groups`` are the tensors that they become, by data set.
+    ``column_groups`` are the tensors that are made of them, by data set.
     """
 
     column_groups: Mapping[str, tuple[ColumnGroup, ...]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows as they come, a folder for each data set."""
+        """Write this worker's rows as they arrive, into one folder per data set."""
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(SpoolWriter(folder / name)) for name in self.column_groups
@@ -141,21 +141,21 @@ class RowsOfFrame:
 
 @dataclass(frozen=True)
 class Blobs:
-    """The input is arrays of the driver, as `pybackend.data.packed` lays them out.
+    """Input arrays of the driver, in the layout of `pybackend.data.packed`.
 
-    ``sent`` rows reach each rank.
+    ``sent`` is the number of rows for each rank.
     """
 
     layout: Layout
     sent: Mapping[str, list[int]]
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
-        """Write this worker's rows, a folder for each data set."""
+        """Write this worker's rows into one folder per data set."""
         spool_blobs(batches, self.layout, self.sent, rank, folder)
 
 
 def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:
-    """The report, and the model in pieces: a row is copied several times on its way."""
+    """Yield the report, and the model in pieces: Spark copies a row several times on its way."""
     kind, content = model or (None, b"")
     yield _row(report.rank, encode(report), kind, None)
     for first in range(0, len(content), _PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Workers that run while Spark's slots are free: each is started by a task that returns at once."""
+"""Launcher of workers that hold no Spark slot: a task starts each one and returns at once."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _LEAVE_SECONDS = 20.0
 
 
 class DetachedLauncher:
-    """A process per worker on the executors of a classic session, which holds no slot of Spark's.
+    """Launcher that runs a process per worker on the executors of a classic session.
 
-    `launch` blocks as ever; other threads call `close_feeds` meanwhile. ``look`` is called again
-    and again: what it raises, a `ClusterError`, ends the workers.
+    The workers hold no Spark slots. `launch` blocks; other threads call `close_feeds` meanwhile.
+    ``look`` is called repeatedly; a `ClusterError` that it raises ends the workers.
     """
 
     workers = None
-    where = "processes that tasks of Spark have started"
+    where = "processes started by Spark tasks"
     is_here = False
-    why_fixed = "Spark starts its members in tasks that belong together"
+    why_fixed = "Spark starts all workers together, in the tasks of one barrier stage"
 
     def __init__(self, session: Any, look: Callable[[], object] = lambda: None) -> None:
         self.session = session
@@ -57,7 +57,7 @@ class DetachedLauncher:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`; it takes no data sets, since rows come while the workers run."""
+        """Run all workers of a job to their end; without data sets, as rows are fed to them."""
         session = self.session
         assert not datasets
         if is_connect(session):
@@ -84,14 +84,14 @@ class DetachedLauncher:
                     self._meeting = None
 
     def close_feeds(self) -> None:
-        """Tell all workers that no more rows come."""
+        """Notify all workers that no more rows come."""
         with self._lock:
             self._has_closed = True
             if self._meeting is not None:
                 self._meeting.send({})
 
     def _start(self, member: Member, on_event: Emit) -> list[str]:
-        """Start all members, when other jobs leave them slots; their hosts, by rank."""
+        """Start all workers as soon as slots are free; return their hosts, by rank."""
         session, workers = self.session, member.job.workers
         start = StartMember(member, cores_of_task(session, workers))
         numbers = session.sparkContext.parallelize(range(workers), workers)
@@ -113,7 +113,7 @@ class DetachedLauncher:
         for rank, host, failure in started:
             if failure is not None:
                 raise ClusterError(
-                    f"worker {rank} on {host} ended before it reached the driver: {failure}"
+                    f"worker {rank} on {host} exited before it reached the driver: {failure}"
                 )
         return [host for _, host, _ in started]
 
@@ -123,12 +123,12 @@ class DetachedLauncher:
 
     def _find_failed(self) -> list[Failure]:
         self._look()
-        return []  # a member that is lost is known by its connection
+        return []  # a lost worker is detected by its connection
 
 
 @contextmanager
 def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
-    """Where the members meet, and their token."""
+    """Yield the server at which the workers meet, and their token."""
     host, announced = driver_addresses(session)
     token, silence = new_token(), find_silence(job.timeout)
     try:
@@ -145,7 +145,7 @@ def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
 
 
 def _wait_until_gone(meeting: MeetingServer, workers: int) -> None:
-    """Wait a little for the members, which have ended their workers, to end themselves."""
+    """Wait a little for the members, whose workers have ended, to exit."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while not all(map(meeting.has_left, range(workers))) and time.monotonic() < deadline:
         time.sleep(0.02)

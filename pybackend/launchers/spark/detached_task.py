@@ -1,9 +1,9 @@
-"""A member of a gang that outlives the Spark task that has started it.
+"""Member process that outlives the Spark task that started it.
 
-Tasks that feed it need the slot that it would hold. So its task returns at once, and leaves a
-process in a session of its own, which Spark's Python daemon does not end with its children. What
-keeps it is its connection to the driver: when that closes, it ends its worker and itself. All that
-it writes is in a folder that a process of the shell removes, whatever ends first.
+The tasks that feed it need its slot. So its task returns at once and leaves a process in its own
+session, which Spark's Python daemon does not end with its children. The process lives as long as
+its connection to the driver: when that closes, it ends its worker and exits. It writes only into
+one folder, which a shell process removes in any case.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _DRIVER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
 _LOG = "member.log"
-# A member makes it when it has reached the driver.
+# File that a member creates when it has reached the driver.
 _READY = "ready"
 _TAIL_BYTES = 4000
 _START = (
@@ -52,22 +52,22 @@ _START = (
 
 @dataclass(frozen=True)
 class StartMember:
-    """The function of the barrier stage: each task starts one member, and says where.
+    """Function of the barrier stage: each task starts one member and returns its host.
 
-    A member that does not start is told rather than raised: Spark would try the stage again.
+    A failed start is returned, not raised: otherwise Spark would retry the stage.
     """
 
     member: Member
     cores: int
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str, str | None]]:
-        """Start a member; yields its rank and host, and what it wrote if it has ended at once."""
+        """Start a member; yield its rank and host, and its output if it exited at once."""
         from pyspark import BarrierTaskContext
 
         for _ in numbers:
             pass
         context = BarrierTaskContext.get()
-        # No member meets anybody by this: only its place is asked for.
+        # Only used for the rank, hosts, cores and GPUs, not to meet other workers.
         group = BarrierGroup(context, None, self.cores)  # type: ignore[arg-type]
         place = {
             "rank": group.rank,
@@ -80,8 +80,8 @@ class StartMember:
 
 
 def _start(member: Member, place: str) -> str | None:
-    """Start a member, and wait until it has reached the driver; its log if it has ended instead."""
-    # Not in a folder of Spark's, which goes with the executor.
+    """Start a member and wait until it has reached the driver; return its log if it exited."""
+    # Not in a folder of Spark, which removes it with the executor.
     folder = tempfile.mkdtemp(prefix="tfdist-")
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", SWEEP, folder],
@@ -91,7 +91,7 @@ def _start(member: Member, place: str) -> str | None:
         start_new_session=True,
     )
     assert janitor.stdin is not None
-    with janitor.stdin as pipe:  # the member keeps it open, for as long as it lives
+    with janitor.stdin as pipe:  # the member holds it open as long as it lives
         Path(folder, TASK).write_bytes(cloudpickle.dumps(member))
         with Path(folder, _LOG).open("wb") as log:
             process = subprocess.Popen(
@@ -107,24 +107,24 @@ def _start(member: Member, place: str) -> str | None:
         while not Path(folder, _READY).exists():
             if process.poll() is not None:
                 tail = Path(folder, _LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
-                return tail.strip() or f"it ended with status {process.returncode}"
+                return tail.strip() or f"it exited with status {process.returncode}"
             time.sleep(_LOOK_SECONDS)
     return None
 
 
 def _copy_library(folder: str) -> str:
-    """Where the member finds this package: not in the executor's folder, which may go first."""
+    """Return the member's PYTHONPATH: a copy, as the executor's folder may be removed first."""
     own = Path(pybackend.__file__).resolve().parents[1]
     paths = [os.path.abspath(path or ".") for path in sys.path]
     if own.is_file():
-        kept = Path(folder, own.name)
-        kept.write_bytes(own.read_bytes())
-        paths = [str(kept), *(path for path in paths if path != str(own))]
+        copy = Path(folder, own.name)
+        copy.write_bytes(own.read_bytes())
+        paths = [str(copy), *(path for path in paths if path != str(own))]
     return os.pathsep.join(dict.fromkeys([str(own) if own.is_dir() else paths[0], *paths]))
 
 
 class _Meeting(MeetingClient):
-    """The connection to the driver, which also hears where the worker takes rows."""
+    """Connection to the driver that also records the address at which the worker takes rows."""
 
     fed: str | None = None
 
@@ -135,19 +135,19 @@ class _Meeting(MeetingClient):
 
 
 def main(folder: str, place: str) -> None:
-    """Be the member, to the end of its worker or of its driver.
+    """Run the member until its worker ends or its driver disconnects.
 
     Parameters
     ----------
     folder
-        Holds the pickled `Member`; all that is written lies below it.
+        Contains the pickled `Member`; all files are written below it.
     place
-        JSON of ``rank``, ``hosts``, ``cores`` and ``gpus``.
+        JSON with ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
     load_own_libraries()
     signal.signal(signal.SIGTERM, _leave)
     given = json.loads(place)
-    # Made by the driver of its own objects, and brought by Spark, as Spark's own tasks are.
+    # The driver pickled its own objects, and Spark delivered them like its tasks.
     member: Member = cloudpickle.loads(Path(folder, TASK).read_bytes())
     Path(folder, TASK).unlink()
     rank = given["rank"]
@@ -161,11 +161,11 @@ def main(folder: str, place: str) -> None:
 
 
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
-    """When the driver says so, tell the worker that no more rows come."""
+    """Notify the worker that no more rows come, when the driver requests it."""
     with suppress(OSError):
         if meeting.receive(threading.TIMEOUT_MAX) is None:
             return
-        while True:  # to the end of this process, as the function may wait for nothing else
+        while True:  # until this process exits, as the function may wait for nothing else
             fed = meeting.fed
             if fed is not None:
                 feeder = Feeder({rank: fed}, member.files[FEED_TOKEN].decode(), 0.0)
@@ -175,11 +175,11 @@ def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
 
 
 def _leave(*_: object) -> NoReturn:
-    sys.exit("the driver has ended the job")
+    sys.exit("the driver ended the job")
 
 
 def _end() -> None:
-    """End this process, and what it has started: leaving its contexts does that."""
+    """End this process and, by the exit of its contexts, what it started."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""Questions to the executors, by a job that needs nothing there but Python."""
+"""Calls of a function on all executors, by a job that needs only Python there."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LIMIT_SECONDS = 60.0
 
 
 def ask_executors(session: Any, look: Callable[[], Any]) -> list[Any]:
-    """What a function returns in as many tasks as there are slots; its values are JSON's.
+    """Return the JSON values of a function that is called in as many tasks as there are slots.
 
-    A function that is defined inside another one travels as code; any other needs its module on the
-    executors.
+    A function that is defined inside another function is pickled as code; any other function needs
+    its module on the executors.
 
     Raises
     ------
     ClusterError
-        No answer within a minute. What Spark raises is passed on.
+        No answer within a minute. Spark's own errors are passed on.
     """
     late = ClusterError(f"no executor answered within {_LIMIT_SECONDS:g} s")
     pause = give_up_after(_LIMIT_SECONDS, late)

@@ -1,4 +1,4 @@
-"""What a failure of Spark's own says, with the part worth reading first."""
+"""Explanations of Spark's own failures: cause and advice first, then Spark's message."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.executors import ask_executors
 
-# Python's own words, and those of PySpark for what it itself needs.
+# Messages of Python, and of PySpark for the packages that it needs.
 _NO_MODULE = re.compile(
     r"No module named '([\w.]+)'|\[PACKAGE_NOT_INSTALLED\] (\S+)|"
     r"\[UNSUPPORTED_PACKAGE_VERSION\] (\S+)"
 )
 _PACKAGES = {"PyArrow": "pyarrow", "Pandas": "pandas"}
-# Spark names the executor's host beside the number of the task.
+# Spark's message has the executor's host after the number of the task.
 _HOST = re.compile(r"\(TID \d+\) \((\S+) executor")
 
 
 def explain_spark_error(error: BaseException, session: Any = None) -> BaseException:
-    """Spark's own failure as a `ClusterError` that begins with the part worth reading.
+    """Return Spark's own failure as a `ClusterError` that begins with the cause and advice.
 
     Parameters
     ----------
     session
-        Of the job that failed: its executors are asked which Python they run, if that matters.
+        Session of the failed job: its executors are asked for their Python if that matters.
     """
     if not isinstance(error, Exception):
         return error
     text = str(error)
-    # Java's frames say nothing about the cause; Python's own last line does.
+    # Java's frames do not show the cause; the last line of Python's traceback does.
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("at ")]
     headline, advice = _missing_module(text, session) or _usual(text, lines)
     return ClusterError(
@@ -40,7 +40,7 @@ def explain_spark_error(error: BaseException, session: Any = None) -> BaseExcept
 
 
 def find_host(text: str) -> str | None:
-    """The host of the task of which Spark's message reports."""
+    """Return the host of the task in Spark's message."""
     found = _HOST.search(text)
     return found[1] if found else None
 
@@ -57,7 +57,7 @@ def _usual(text: str, lines: list[str]) -> tuple[str, str]:
 
 
 def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
-    """Headline and advice for a module that the executors' Python does not have."""
+    """Return headline and advice for a module that the executors' Python lacks."""
     found = _NO_MODULE.search(text)
     if found is None:
         return None
@@ -77,11 +77,11 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
 
 
 def _find_python(session: Any, package: str) -> tuple[str | None, str | None]:
-    """Host and Python of an executor, of one without the package if there is one."""
+    """Return host and Python of an executor, if possible one without the package."""
     if session is None:
         return None, None
 
-    # A function inside this one travels as code: executors may not be able to import this module.
+    # Pickled as code, as it is an inner function: executors may be unable to import this module.
     def look() -> tuple[bool, str, str]:
         import socket
         import sys

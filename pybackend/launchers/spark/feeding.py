@@ -1,4 +1,4 @@
-"""Spark's tasks that feed workers while these run. This file is imported on the executors."""
+"""Spark tasks that feed running workers. This file is imported on the executors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ FED_SCHEMA = "rows long, failure string"
 
 @dataclass(frozen=True)
 class FeedItems:
-    """Feeds a partition of an RDD; yields how many of its rows were taken, and what has failed.
+    """Feed a partition of an RDD; yield the number of rows taken, and the failure.
 
-    A failure is returned rather than raised, its class before it: Spark would try the task again.
+    A failure is returned as text that starts with its class, not raised: otherwise Spark would
+    retry the task.
     """
 
     feeder: Feeder
@@ -30,9 +31,9 @@ class FeedItems:
 
 @dataclass(frozen=True)
 class FeedFrame:
-    """Feeds a partition of a DataFrame; yields rows of `FED_SCHEMA`, as `FeedItems` does.
+    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `FeedItems` does.
 
-    With ``gives_arrays``, columns of it are arrays where columns are asked for.
+    With ``gives_arrays``, the function receives columns as arrays when it requests columns.
     """
 
     feeder: Feeder
@@ -55,7 +56,7 @@ class FeedFrame:
 
 @dataclass(frozen=True)
 class InferItems:
-    """Feeds a partition of an RDD; yields a result for each of its items."""
+    """Feed a partition of an RDD; yield a result for each of its items."""
 
     feeder: Feeder
     name: str
@@ -75,7 +76,7 @@ def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str |
 
 
 def _place() -> tuple[int, int]:
-    """Number of this task's partition, and of the task itself, greater than of those before."""
+    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

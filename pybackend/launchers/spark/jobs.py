@@ -1,4 +1,4 @@
-"""A Spark job of ours while it runs: marked, asked whether its tasks run, and cancelled."""
+"""Running Spark jobs: mark them, watch whether their tasks run, and cancel them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from pybackend.launchers.spark.session import ask, is_connect, silence
 from pybackend.net.deadline import settle
 from pybackend.net.rendezvous import new_token
 
-# How long no task of a job may run: then something else has the slots, or there are none.
+# Longest time without a running task: then other jobs hold the slots, or there are no slots.
 _IDLE_SECONDS = 60.0
-# How long Spark's driver may say nothing while a job runs; its garbage collection takes seconds.
+# Longest time without an answer of Spark's driver; its garbage collection takes seconds.
 _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
-# How long a job waits for others without a word.
+# Time that a job waits for others before it reports so.
 _QUIET_SECONDS = 10.0
-# Between two looks: this process was suspended, or its user's callback took so long.
+# Time between two looks after which this process was suspended, or a user's callback was slow.
 _GAP_SECONDS = 5.0
-# How long the caller of a job that has failed waits for its end.
+# Time that the caller of a failed job waits for its end.
 _CANCEL_SECONDS = 10.0
 _IDLE = (
     "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
     "Free slots, or use fewer workers"
 )
 _NOT_SUBMITTED = (
-    "Spark's driver did not take a job: its session was stopped, or its Java process has ended. "
+    "Spark's driver did not take a job: its session was stopped, or its Java process exited. "
     "See the error above, and start a new session"
 )
 _Value = TypeVar("_Value")
 
 
 class SparkJob(Protocol):
-    """What one thread submits to Spark and another watches; a context manager."""
+    """Job that one thread submits to Spark and another one watches; a context manager."""
 
     session: Any
 
@@ -52,20 +52,20 @@ class SparkJob(Protocol):
         """Call ``submit`` on a thread; `ClusterError` if Spark's driver does not answer."""
 
     def mark(self) -> None:
-        """Make this job of what the calling thread submits from now on."""
+        """Assign what the calling thread submits from now on to this job."""
 
     def cancel(self) -> None:
-        """Have Spark end the tasks; to be called again while the job has not ended."""
+        """Cancel the tasks; to be repeated until the job has ended."""
 
     def is_busy(self) -> bool:
-        """Ask Spark whether any of its tasks runs; True if it answers without saying so."""
+        """Return whether a task of the job runs; True if Spark answers but does not report that."""
 
     def find_others(self) -> str:
-        """Ask Spark which other jobs of the session run tasks, in words; empty if it shows none."""
+        """Describe the session's other jobs that run tasks; empty if Spark shows no such job."""
 
 
 def new_job(session: Any) -> SparkJob:
-    """A job of a session, classic or Connect."""
+    """Return a new job of a session, classic or Connect."""
     return ConnectJob(session) if is_connect(session) else ClassicJob(session)
 
 
@@ -76,24 +76,24 @@ def run_watched(
     idle_seconds: float | None = None,
     on_wait: Callable[[str], object] | None = None,
 ) -> _Value:
-    """The value of a call that runs a Spark job, for as long as the job takes.
+    """Return the value of a call that runs a Spark job; no limit for the job's time.
 
     Parameters
     ----------
     pause
-        Called again and again on this thread while the job runs; it returns soon. If it raises,
-        the job is cancelled. None: nothing is done meanwhile.
+        Called repeatedly on this thread while the job runs; must return soon. If it raises, the job
+        is cancelled. None: wait only.
     idle_seconds
-        How long no task may run; None: a minute.
+        Longest time without a running task; None: a minute.
     on_wait
-        If given, time in which tasks of the session's other jobs run does not count as idle; told
-        once, in words, which jobs they are, if the wait is long.
+        If given, time in which tasks of the session's other jobs run does not count as idle. If the
+        wait is long, it is called once, with a description of those jobs.
 
     Raises
     ------
     ClusterError
-        No task ran for so long, or Spark's driver has not answered for a minute. What the call
-        raises is passed on.
+        No task ran for that time, or Spark's driver did not answer for a minute. Errors of the call
+        are passed on.
     """
     outcome: Future[_Value] = Future()
 
@@ -105,20 +105,20 @@ def run_watched(
         thread = job.start(partial(settle, outcome, submit))
         watch = IdleWatch(job, idle_seconds, on_wait)
         try:
-            # PySpark's own part of the thread takes a while after the outcome, or ends without one.
+            # PySpark's part of the thread runs on after the outcome, or ends without an outcome.
             while not outcome.done() and thread.is_alive():
                 pause() if pause else wait([outcome], timeout=0.1)
                 watch.look()
         except BaseException:
             _end(job, thread)
             raise
-    if not outcome.done():  # PySpark's own part of the thread failed, and its hook showed why
+    if not outcome.done():  # PySpark's part of the thread failed, and its hook printed why
         raise ClusterError(_NOT_SUBMITTED)
     return outcome.result()
 
 
 def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
-    """A ``pause`` of `run_watched` that raises ``late`` when the job has taken so long."""
+    """Return a ``pause`` for `run_watched` that raises ``late`` after some seconds."""
     end = time.monotonic() + seconds
 
     def pause() -> None:
@@ -130,10 +130,10 @@ def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
-    """Cancel a job, and wait a little for its end."""
+    """Cancel a job and wait a little for its end."""
 
     def cancel() -> None:
-        # Again and again: a job that is just being submitted cannot be cancelled yet.
+        # Repeatedly: a job that is just being submitted cannot be cancelled yet.
         for _ in range(10):
             with suppress(Exception):
                 job.cancel()
@@ -141,18 +141,18 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
             if not thread.is_alive():
                 return
 
-    # Not on this thread: a Connect server that is gone lets its client wait for minutes.
+    # Not on this thread: the client of a stopped Connect server waits for minutes.
     threading.Thread(target=cancel, daemon=True).start()
     thread.join(timeout=_CANCEL_SECONDS)
 
 
 class IdleWatch:
-    """Ends the wait for a job of which no task runs, or whose driver is gone: nothing else would.
+    """Watch for a job that runs no task, or whose driver does not answer.
 
     Parameters
     ----------
     idle_seconds
-        How long no task may run; None: a minute.
+        Longest time without a running task; None: a minute.
     on_wait
         As in `run_watched`.
     """
@@ -167,7 +167,7 @@ class IdleWatch:
         self._on_wait = on_wait
         self._waits_since: float | None = None
         self._idle_seconds = _IDLE_SECONDS if idle_seconds is None else idle_seconds
-        # Last seen to run, last asked, and last heard of.
+        # Times of the last look, running task, question and answer.
         self._looked = self._busy = self._asked = self._heard = time.monotonic()
         self._answer: queue.Queue[tuple[bool, str]] = queue.Queue()
         self._is_waiting = self._has_said = False
@@ -175,12 +175,12 @@ class IdleWatch:
         """Whether a task ran when Spark last answered."""
 
     def look(self) -> None:
-        """Ask Spark, once in a second, without waiting for the answer.
+        """Ask Spark once a second, without waiting for the answer.
 
         Raises
         ------
         ClusterError
-            No task has run, or Spark has not answered, for a minute.
+            No task ran for ``idle_seconds``, or Spark did not answer for a minute.
         """
         now = time.monotonic()
         self._skip_gap(now)
@@ -194,7 +194,7 @@ class IdleWatch:
             raise ClusterError(_IDLE)
 
     def _skip_gap(self, now: float) -> None:
-        """Do not count time in which nobody looked: Spark is not to blame for it."""
+        """Exclude time in which `look` was not called: Spark did not cause it."""
         gap = now - self._looked
         self._looked = now
         if gap > _GAP_SECONDS:
@@ -218,8 +218,8 @@ class IdleWatch:
                 self._on_wait(f"a job waits for slots: other jobs of the session run ({others})")
 
     def _ask(self) -> None:
-        # An error is no answer; the job's own thread gets one like it, and raises it.
-        # Attempts are counted, not seconds: a suspended process makes none.
+        # An error does not count as an answer; the job's thread gets a similar one and raises it.
+        # Counts attempts, not seconds: a suspended process makes no attempts.
         for _ in range(math.ceil(_SILENT_SECONDS / _ASK_EVERY_SECONDS)):
             with suppress(Exception):
                 is_busy = self._job.is_busy()
@@ -230,7 +230,7 @@ class IdleWatch:
 
 
 class ClassicJob:
-    """A job group of the SparkContext in the driver's own JVM."""
+    """Job group of the SparkContext in the driver's JVM."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -245,12 +245,12 @@ class ClassicJob:
         pass
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
-        """See `SparkJob`."""
+        """Call ``submit`` on a thread, with the local properties of the calling thread."""
         from pyspark import InheritableThread
 
         # PySpark copies the caller's local properties, such as its scheduler pool, by a call on
-        # the caller's own thread, which has no limit: so another thread first asks whether the
-        # driver answers at all.
+        # the caller's thread that has no time limit. So another thread first checks that the
+        # driver answers.
         ask(self.session, "the start of a job", self._context.statusTracker)
         thread: threading.Thread = InheritableThread(target=submit)
         thread.daemon = True
@@ -258,33 +258,33 @@ class ClassicJob:
         return thread
 
     def mark(self) -> None:
-        """See `SparkJob`."""
+        """Set the job group of the calling thread."""
         self._context.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
 
     def cancel(self) -> None:
-        """See `SparkJob`."""
+        """Cancel the job group."""
         ask(self.session, "the end of a job", lambda: self._context.cancelJobGroup(self.group))
 
     def is_busy(self) -> bool:
-        """See `SparkJob`."""
+        """Return whether a task of the job group runs."""
         return any(map(self._find_busy_stage, self._tracker.getJobIdsForGroup(self.group)))
 
     def find_others(self) -> str:
-        """See `SparkJob`."""
+        """Describe the other jobs of the SparkContext that run tasks."""
         own = self._tracker.getJobIdsForGroup(self.group)
         others = [job for job in self._tracker.getActiveJobsIds() if job not in own]
         stages = {job: self._find_busy_stage(job) for job in others}
         return ", ".join(f"job {job}: {stage}" for job, stage in stages.items() if stage)
 
     def _find_busy_stage(self, job: int) -> str | None:
-        """The name of a stage of the job of which tasks run."""
+        """Return the name of a stage of the job that runs tasks."""
         info = self._tracker.getJobInfo(job)
         stages = [self._tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
         return next((s.name or "a stage" for s in stages if s and s.numActiveTasks), None)
 
 
 class ConnectJob:
-    """The operations of one thread under a tag of their own, in a Connect session."""
+    """Operations of one thread in a Connect session, marked by a tag."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -292,8 +292,7 @@ class ConnectJob:
         self._thread: threading.Thread | None = None
         self._running: int | None = None
         self._others: dict[Any, int] = {}
-        # The session's client has no progress before pyspark 4: then only events show that tasks
-        # run.
+        # Before pyspark 4, the session's client has no progress: only events show running tasks.
         self._has_progress = hasattr(session, "registerProgressHandler")
         self._reports = self._has_progress and _reports_progress(session)
 
@@ -307,36 +306,36 @@ class ConnectJob:
             self.session.removeProgressHandler(self._progress)
 
     def start(self, submit: Callable[[], None]) -> threading.Thread:
-        """See `SparkJob`."""
+        """Call ``submit`` on a thread."""
         thread = threading.Thread(target=submit, daemon=True)
         thread.start()
         return thread
 
     def mark(self) -> None:
-        """See `SparkJob`."""
+        """Set the tag on the operations of the calling thread."""
         self._thread = threading.current_thread()
         self.session.addTag(self._tag)
 
     def cancel(self) -> None:
-        """See `SparkJob`."""
+        """Interrupt the operations with the tag."""
         ask(self.session, "the end of a job", lambda: self.session.interruptTag(self._tag))
 
     def is_busy(self) -> bool:
-        """See `SparkJob`."""
-        # Progress comes by itself, and stops with the server: this shows that there is one.
+        """Return whether a task runs; True if the server does not report running tasks."""
+        # Progress is pushed, and stops with the server: this call shows that the server runs.
         self.session.conf.get("spark.sql.shuffle.partitions")
         if self._running is not None:
             return self._running > 0
-        # While Spark still looks for slots there is no stage, and so no progress either.
+        # While Spark waits for slots there is no stage, and therefore no progress.
         return not self._reports
 
     def find_others(self) -> str:
-        """See `SparkJob`; jobs of other clients of the server do not show."""
+        """Describe other calls of this session; jobs of the server's other clients are unknown."""
         count = sum(self._others.copy().values())
         return f"{count} tasks of this session's other calls" if count else ""
 
     def _progress(self, stages: Any, inflight_tasks: int, operation_id: Any, done: bool) -> None:
-        # It hears of all operations of the session, each on the thread that waits for that one.
+        # Called for all operations of the session, each on the thread that waits for it.
         if threading.current_thread() is self._thread:
             self._running = inflight_tasks
         elif done:
@@ -346,13 +345,13 @@ class ConnectJob:
 
 
 def _reports_progress(session: Any) -> bool:
-    """Whether the server reports running tasks to its clients: since Spark 4, unless set to 0."""
+    """Return whether the server reports running tasks: from Spark 4 on, unless set to 0."""
     name = "spark.connect.progress.reportInterval"
     try:
         interval = str(ask(session, f"the setting {name}", lambda: session.conf.get(name)))
     except ClusterError:
         raise
-    except Exception:  # the server does not know the setting, or does not show it
+    except Exception:  # the server does not have the setting, or hides it
         return False
     return not interval.startswith(("0", "-"))
 

@@ -1,4 +1,4 @@
-"""Spark's own log on the driver's terminal: without the stack of a failure that we explain."""
+"""Spark's log on the driver's terminal, without stack traces of failures that we explain."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from pybackend.launchers.spark.session import is_connect
 
-# They write the stack of a task that failed: the first in local mode, the second always.
+# They print the stack trace of a failed task: the first in local mode, the second always.
 _LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LOG4J = "org.apache.logging.log4j"
-# Instead of INFO: Spark's default, which a filter hides as long as no level is set for the logger
-# itself. To set INFO would show a line for each task of every later job; who has called
-# setLogLevel("INFO") loses these two loggers' lines. Nor can a level be inherited again: SQL can
-# pass no null, and the loggers keep the level, whatever setLogLevel() says later.
+# Level to restore instead of INFO, Spark's default, which a filter hides while the logger has no
+# level of its own. Setting INFO would print a line for each task of every later job; after
+# setLogLevel("INFO"), the lines of these two loggers are lost. A level cannot become inherited
+# again, because SQL cannot pass null; the loggers ignore later calls of setLogLevel().
 _HIDDEN, _SHOWN = "INFO", "WARN"
-# For which a job waits: a query of a new session takes seconds, and later ones hardly any time.
+# Longest wait of a job: the first query of a session takes seconds, later ones are fast.
 _MOST_SECONDS = 10.0
-# For the lines of tasks that Spark kills after one has failed.
+# Wait for the lines of tasks that Spark kills after a failure.
 _LATE_SECONDS = 1.0
-# Jobs that need silence, and the levels to return to after the last one.
+# Number of jobs that need silence, and the levels to restore after the last one.
 _jobs = 0
 _before: dict[str, str] = {}
 _lock = threading.Lock()
@@ -30,23 +30,23 @@ _lock = threading.Lock()
 
 @contextmanager
 def quiet_log(session: Any) -> Iterator[None]:
-    """Silence these loggers of a classic session's JVM, on a thread: SQL may take its time there.
+    """Silence these loggers of a classic session's JVM, on a thread, because SQL may be slow.
 
-    SparkContext sets the level of everything, and does not say what it was. So log4j itself is
-    called, by SQL that the driver evaluates while it plans a query: no Spark job is run. Where SQL
-    may not do that, the log stays as it is.
+    SparkContext sets the level of all loggers and does not return the old one. So log4j is called
+    directly, by SQL that the driver evaluates while it plans a query: no Spark job is run. Where
+    SQL cannot do that, the log is unchanged.
     """
-    if is_connect(session):  # the log is the server's
+    if is_connect(session):  # the server has the log
         yield
         return
     is_silent, is_over = threading.Event(), threading.Event()
     arguments = (session, is_silent, is_over)
     threading.Thread(target=_silence_until, args=arguments, daemon=True).start()
-    is_silent.wait(_MOST_SECONDS)  # else a job may fail first, on a busy machine
+    is_silent.wait(_MOST_SECONDS)  # otherwise a job may fail first on a busy machine
     try:
         yield
     except Exception:
-        time.sleep(_LATE_SECONDS)  # here: once the session is stopped, no level can be set any more
+        time.sleep(_LATE_SECONDS)  # here, because a stopped session cannot set levels any more
         raise
     finally:
         is_over.set()
@@ -81,11 +81,11 @@ def _end(session: Any) -> None:
 
 
 def _levels(session: Any) -> dict[str, str]:
-    """Loggers to silence, with the level to return to; the user may have silenced one already.
+    """Return the loggers to silence with the levels to restore, without those already silent.
 
-    SQL takes the first `getLogger` that Java lists. If that is the one of an object, it is asked
-    for the logger of the class of texts: then these loggers' levels cannot be read, and the root's
-    is used.
+    SQL uses the first `getLogger` that Java lists. If that one takes an object, it returns the
+    logger of the class String: then the levels of these loggers cannot be read, and the root's
+    level is used.
     """
     manager = f"'{_LOG4J}.LogManager'"
     names = [f"{manager}, 'getLogger', '{name}'" for name in _LOGGERS]

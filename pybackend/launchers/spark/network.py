@@ -1,7 +1,7 @@
-"""Before Spark moves rows: whether the network lets the executors' hosts reach each other.
+"""Check, before Spark moves rows, that the executors' hosts can reach each other.
 
-Spark's own transfers wait minutes for a host behind a firewall, and do so before any Python runs
-in a task. This stage moves nothing, and takes a fraction of a second if all is well.
+Spark's own transfers wait minutes for a host behind a firewall, before any Python runs in a task.
+This stage moves no data, and takes a fraction of a second if the network works.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pybackend.launchers.spark.session import ask
 from pybackend.net.dialing import find_unreachable
 
 SCHEMA = "rank int, problem string"
-# Spark itself may wait for a peer to hand on the task's code: then this stage does not end.
+# Spark itself may wait for a peer to pass on the task's code: then this stage does not end.
 LIMIT_SECONDS = 90.0
 TOO_LONG = (
-    f"Spark's executors did not answer within {LIMIT_SECONDS:g} s whether they reach each other, "
-    "so it seems that they do not, or that their hosts are very busy. "
+    f"Spark's executors did not report within {LIMIT_SECONDS:g} s whether they reach each other: "
+    "either they cannot, or their hosts are overloaded. "
 )
-# Each host tries so many others: enough that hosts behind a firewall are found, in one round.
+# Number of other hosts that each host tries: enough to find hosts behind a firewall in one round.
 _MOST = 64
 
 
 def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[Any]]) -> None:
-    """Refuse a job whose tasks' hosts cannot all reach each other.
+    """Raise an error if the hosts of a job's tasks cannot all reach each other.
 
     Parameters
     ----------
     collect
-        Runs a DataFrame's job and returns its rows; not for longer than `LIMIT_SECONDS`.
+        Runs a DataFrame's job and returns its rows, within `LIMIT_SECONDS`.
 
     Raises
     ------
     ClusterError
-        Names the two hosts, the address and what to do; after about ten seconds.
+        After about ten seconds; names the two hosts, the address and what to do.
     """
     plan = ask(session, "a plan", lambda: _plan(session, workers))
     rows = collect(plan)
@@ -50,10 +50,10 @@ def _plan(session: Any, workers: int) -> Any:
 
 
 def look(_: Iterator[Any]) -> Iterator[Any]:
-    """Runs in each task: a row of `SCHEMA` if another task's host cannot be reached.
+    """Yield a row of `SCHEMA` if another task's host is unreachable; runs in each task.
 
-    Executors are known by the port of their connection with the driver. Usually nobody listens
-    there, and the refusal shows that the way is free.
+    Executors are known by the port of their connection with the driver. Usually no process listens
+    there, and a refused connection shows that the network lets it through.
     """
     import pyarrow as pa
     from pyspark import BarrierTaskContext

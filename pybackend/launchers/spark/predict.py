@@ -1,4 +1,4 @@
-"""Predictions beside the rows of a Spark DataFrame: a plan that runs when rows are asked for."""
+"""Predictions as columns of a Spark DataFrame: a lazy plan that runs when rows are needed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_predictions(
     *,
     skips_incomplete: bool,
 ) -> Any:
-    """A DataFrame of all columns of another, and the predictions; no Spark job is run.
+    """Return a DataFrame with the predictions as further columns; no Spark job is run.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def add_predictions(
     Raises
     ------
     InputError
-        Names the column and what is expected.
+        Names the column and the expected value.
     """
     from pyspark.sql.types import StructType
 
@@ -57,7 +57,7 @@ def add_predictions(
     types = {field.name: field.dataType for field in columns}
     kinds = {name: describe_type(kind) for name, kind in types.items()}
     column_groups, read = group_columns(choice, kinds, job.floatx, "df")
-    # Vectors follow as arrays.
+    # Vectors are appended as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     places = {field.name: place for place, field in enumerate(columns)}
     sources = [places[name] for name in vectors]
@@ -87,9 +87,9 @@ def add_predictions(
 
 
 def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:
-    """A DataFrame, and behind its columns the vectors at these places as arrays.
+    """Return a DataFrame with the vectors at these positions appended as arrays.
 
-    Its names are its own: dots in a user's names would mean something to mapInArrow.
+    Its columns are renamed, because mapInArrow interprets dots in a user's names.
     """
     sent = frame.toDF(*(f"c{place}" for place in range(columns)))
     arrays = [
@@ -100,10 +100,10 @@ def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:
 
 
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
-    """Send the model to Spark by itself.
+    """Send the model to Spark as a separate artifact.
 
-    A Connect plan carries the task, is sent with each request, and must stay below 128 MB; in a
-    classic session PySpark itself broadcasts what is large.
+    A Connect plan contains the task, is sent with each request, and must stay below 128 MB. In a
+    classic session, PySpark itself broadcasts large objects.
     """
     name = f"tfdist-{task.digest[:32]}.keras"
     files = dict(task.files)
@@ -117,13 +117,13 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
 
 
 def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
-    """Reject names that Spark, which ignores case, would take for one."""
+    """Reject names that are equal for Spark, which ignores case."""
     taken = {name.lower() for name in columns}
     for field in predictions.fields:
         if field.name.lower() in taken:
             raise InputError(
                 f"`df` would have two columns named {field.name!r}, counting those of the "
-                "predictions: rename or drop its own, or use another `type`"
+                "predictions: rename or drop the column of `df`, or use another `type`"
             )
         taken.add(field.name.lower())
 
@@ -152,7 +152,7 @@ def _struct_field(field: Field) -> Any:
 
 
 def remove_dates(model: bytes) -> bytes:
-    """A ``.keras`` file without the times that it was written at: equal for equal models."""
+    """Return a ``.keras`` file without its time stamps, so that equal models give equal files."""
     target_bytes = BytesIO()
     with zipfile.ZipFile(BytesIO(model)) as source, zipfile.ZipFile(target_bytes, "w") as target:
         for name in sorted(source.namelist()):

@@ -1,7 +1,7 @@
-"""What predicts in Spark's own Python processes: the model, kept there, and a task's batches.
+"""Predictions in Spark's own Python processes, which cache the model.
 
-This file is imported on the executors; the driver sends it there. Nothing meets or waits here, so
-tasks are plain ones, which Spark starts, repeats and shares out as it likes.
+This file is imported on the executors; the driver sends it there. The tasks do not communicate, so
+they are plain tasks, which Spark schedules and retries freely.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pybackend.job.job import EXTRAS, MODEL_FILE, PredictionJob
 from pybackend.model.quiet import import_tensorflow
 
 Array = npt.NDArray[Any]
-# Spark keeps its Python processes for other tasks and queries.
+# Spark reuses its Python processes for other tasks and queries.
 _MOST_MODELS = 3
-# A model may give much more than it takes; Arrow's lists hold 2**31 numbers.
+# A model's outputs may be much larger than its inputs; Arrow's lists hold 2**31 numbers.
 _BLOCK_BYTES = 64 << 20
 _models: OrderedDict[str, Any] = OrderedDict()
 _lock = threading.Lock()
@@ -39,24 +39,24 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class PredictTask:
-    """The function that Spark runs on each partition.
+    """Function that Spark runs on each partition.
 
     Attributes
     ----------
     files
-        The model's file, and the custom objects it needs.
+        The model's file, and the custom objects that it needs.
     digest
-        Of what is in the files; models of the same digest are the same.
+        Digest of the files' content; models with equal digests are equal.
     artifact
-        If not None, Spark has the model's file by this name, and ``files`` do not.
+        Name under which Spark has the model's file; None: it is in ``files``.
     column_groups
-        The tensors, whose ``places`` count the columns of ``places``.
+        The tensors; their ``places`` are indices into ``places`` below.
     places
         Positions of the feature columns in the batches.
     kept
-        So many columns, the first ones, go on to the result.
+        Number of columns, from the first one on, that are copied to the result.
     skips_incomplete
-        Whether a row with a null or an unknown category has null for predictions.
+        Whether a row with a null or an unknown category gets null predictions.
     """
 
     job: PredictionJob
@@ -70,7 +70,7 @@ class PredictTask:
     artifact: str | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield each batch with the predictions beside it."""
+        """Yield each batch with the predictions as further columns."""
         import pyarrow as pa
 
         reader = TensorReader(self.column_groups)
@@ -98,12 +98,12 @@ class PredictTask:
     def _predict(
         self, reader: TensorReader, features: Any, complete: Array
     ) -> Iterator[tuple[list[Array], int]]:
-        """Outputs of the complete rows, in blocks, and the row of the batch that each ends before.
+        """Yield outputs of the complete rows in blocks, each with the row at which it ends.
 
         Parameters
         ----------
         features
-            Of the complete rows.
+            Features of the complete rows.
         """
         places = [*np.flatnonzero(complete).tolist(), len(complete)]
         if not features.num_rows:
@@ -115,7 +115,7 @@ class PredictTask:
             yield outputs, places[done]
 
     def model(self) -> Any:
-        """The model, from this process's memory if it was loaded before."""
+        """Return the model, from this process's memory if it was loaded before."""
         with _lock:
             if self.digest not in _models:
                 _models[self.digest] = self._load()
@@ -132,7 +132,7 @@ class PredictTask:
         from pybackend.model.serialization import read_own_model
 
         configure_keras(self.job)
-        # From the driver's own objects, as this task is.
+        # Pickled by the driver from its own objects, like this task.
         extras = cloudpickle.loads(self.files[EXTRAS]) if EXTRAS in self.files else {}
         model = read_own_model(
             self._model_file(),
@@ -140,7 +140,7 @@ class PredictTask:
             safe_mode=self.job.safe_mode,
             compile=False,
         )
-        # XLA compiles again for each number of rows, and is slower at convolutions on a CPU.
+        # XLA recompiles for each number of rows, and is slower for convolutions on a CPU.
         model.jit_compile = False
         return model
 
@@ -155,7 +155,7 @@ class PredictTask:
 def predict_rows(
     model: Any, tensors: Mapping[str, Array | Ragged], batch_size: int
 ) -> Iterator[list[Array]]:
-    """A model's outputs for all rows in order, flattened, in blocks that fit into memory.
+    """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def predict_rows(
 
 
 def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
-    """How long a row of the model's inputs is, if that is one known number."""
+    """Return the row length of each input of the model that has one known length."""
     inputs: Sequence[Any] = getattr(model, "inputs", None) or []
     is_one = len(inputs) == 1 and "x" in tensors
     names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]
@@ -194,7 +194,7 @@ def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
 
 
 def set_up_tensorflow() -> None:
-    """As many threads as the task has cores, its GPU alone, and of that only what is needed."""
+    """Limit TensorFlow to the cores and GPUs of the task, and to the GPU memory that it needs."""
     from pyspark import TaskContext
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -208,9 +208,9 @@ def set_up_tensorflow() -> None:
     import tensorflow as tf
 
     if is_first:
-        # Spark looks for garbage after each task, among all that TensorFlow has made: for nothing.
+        # Spark collects garbage after each task, and would search all of TensorFlow's objects.
         gc.freeze()
-    with suppress(RuntimeError):  # it runs already: for an earlier model, or the user
+    with suppress(RuntimeError):  # initialized already, by an earlier model or the user
         if context is not None:
             tf.config.threading.set_intra_op_parallelism_threads(max(1, context.cpus()))
         for gpu in tf.config.list_physical_devices("GPU"):

@@ -1,4 +1,4 @@
-"""Which Python the tasks of a session run."""
+"""Choice of the Python that the tasks of a session run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def driver_python(session: Any) -> Iterator[None]:
 
 @dataclass
 class _Change(Generic[_Before]):
-    """What was there before, and how many calls need the change."""
+    """Previous value, and the number of calls that need the change."""
 
     before: _Before
     users: int = 0
@@ -52,16 +52,16 @@ _lock = threading.Lock()
 def hold(
     name: str, owner: object, change: Callable[[], _Before], restore: Callable[[_Before], None]
 ) -> Iterator[None]:
-    """Make a change for the first of several calls at once, and undo it after the last.
+    """Make a change for the first of several concurrent calls, and undo it after the last.
 
     Parameters
     ----------
     name, owner
-        What is changed, and on what; the owner lives for as long as the block.
+        Name of the change, and its object, which must live as long as the block.
     change
-        Makes the change, at once: other calls wait. Returns what was there before.
+        Makes the change without delay, as other calls wait. Returns the previous value.
     restore
-        Is given what was there before.
+        Receives the previous value.
     """
     key = name, id(owner)
     with _lock:

@@ -1,4 +1,4 @@
-"""Records by Spark's tasks: a DataFrame into files, and files into a DataFrame."""
+"""TFRecord files written from, and read into, a DataFrame by Spark tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import count_slots
 from pybackend.net.rendezvous import new_token
 
-# What a task reads: enough for its start not to count, little enough for all tasks to have some.
+# Bytes that a task reads: enough to outweigh its start, few enough to give every task some.
 _LEAST_BYTES, _MOST_BYTES = 4 << 20, 128 << 20
 _VECTOR = "VectorUDT"
 
@@ -39,18 +39,18 @@ _VECTOR = "VectorUDT"
 def write_records(
     frame: Any, uri: str, compression: Compression, overwrite: bool, partitions: int | None = None
 ) -> Manifest:
-    """Write a DataFrame, each partition into a file of its own.
+    """Write a DataFrame, each partition into its own file.
 
     Parameters
     ----------
     partitions
-        Repartition it into so many; None: as it is.
+        Number of partitions; None: those of the DataFrame.
 
     Raises
     ------
     InputError
-        Names the column that no record can hold; or the folder cannot be used, or a row cannot be
-        written.
+        A record cannot hold a column, which is named; the folder cannot be used; or a row cannot
+        be written.
     ClusterError
         Spark's own failure.
     """
@@ -68,14 +68,14 @@ def write_records(
         manifest = Manifest(fields, compression, tuple(parts)).to_json()
         written = _call_at_tasks(session, finish, uri, token, manifest, overwrite)
     except BaseException:
-        with suppress(Exception):  # what failed first is the cause
+        with suppress(Exception):  # the first failure is the cause
             _call_at_tasks(session, discard, uri, token, is_new)
         raise
     return Manifest.from_json(written)
 
 
 def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
-    """A DataFrame of the records at a path or URI; only their places are looked up."""
+    """Return a lazy DataFrame of the records at a path or URI; only their positions are read."""
     from pyspark.sql.types import StructType
 
     ship_package(session)
@@ -96,12 +96,12 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
-    """Spark's JSON of the columns, in which ML vectors are arrays.
+    """Return Spark's JSON of the columns, with ML vectors as arrays.
 
     Raises
     ------
     InputError
-        Names the column that no record can hold.
+        A record cannot hold a column, which is named.
     """
     fields: dict[str, Any] = json.loads(kind.json())
     for place in _vectors(kind):
@@ -112,7 +112,7 @@ def _fields_of(kind: Any) -> dict[str, Any]:
         }
     to_schema(fields)
     if not fields["fields"]:
-        raise InputError("`df` has no columns: a record needs a feature at least")
+        raise InputError("`df` has no columns: a record needs at least one feature")
     return fields
 
 
@@ -121,9 +121,9 @@ def _vectors(kind: Any) -> list[int]:
 
 
 def _store_as(frame: Any, kind: Any, partitions: int | None) -> Any:
-    """A DataFrame whose ML vectors have become arrays, in so many partitions.
+    """Return a DataFrame with ML vectors converted to arrays, in that number of partitions.
 
-    Its columns have names of its own, as Spark takes dots and backticks for more than a name.
+    Its columns are renamed, because Spark interprets dots and backticks in names.
     """
     frame = frame.toDF(*(f"column_{place}" for place in range(len(kind.fields))))
     for place in _vectors(kind):
@@ -136,7 +136,7 @@ def _find_files(uri: str, spec: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function where the folder is: a client of Connect may be on another machine."""
+    """Call a function where the folder is visible: a Connect client may be on another machine."""
     if not is_connect(session):
         return function(*arguments)
     (value,) = _reports(session, session.range(0, 1, 1, 1), CallTask(function, arguments))
@@ -144,7 +144,7 @@ def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) 
 
 
 def _reports(session: Any, frame: Any, task: Any) -> list[Any]:
-    # No task need run while Spark prepares the rows: only its driver has to answer.
+    # No task has to run while Spark prepares the rows: only its driver has to answer.
     def collect() -> list[Any] | Exception:
         try:
             return list(frame.mapInArrow(task, SCHEMA).collect())
@@ -162,6 +162,6 @@ def _with_array(frame: Any, column: str) -> Any:
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql.functions import when
 
-    # Spark's own function fails at a null.
+    # Spark's function fails for null.
     array = when(frame[column].isNotNull(), vector_to_array(frame[column], "float32"))
     return frame.withColumn(column, array)

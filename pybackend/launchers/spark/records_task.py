@@ -1,4 +1,4 @@
-"""What the tasks of Spark do with records: write a partition, read a range of rows."""
+"""Spark tasks that write a partition into a TFRecord file, or read a range of rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pybackend.errors import InputError
 from pybackend.net.rendezvous import new_token
 
 SCHEMA = "report string"
-# Around what a task refuses, in the message of Spark's own exception.
+# Marks a task's InputError in the message of Spark's exception.
 _MARK = "tfdist-refused:"
 
 
 @dataclass(frozen=True)
 class WriteTask:
-    """Writes a partition into a file of its own, and reports in one row what it has written."""
+    """Write a partition into its own file, and yield one row that describes the file."""
 
     uri: str
     token: str
@@ -43,7 +43,7 @@ class WriteTask:
                     f"`path`: {socket.gethostname()}, which runs tasks, does not see {self.uri!r}: "
                     "use a file system that all machines share, or a URI"
                 )
-            # Spark may run a task twice, even at the same time: only one of the rows counts.
+            # Spark may run a task twice, even at the same time: only one of the rows is used.
             attempt = f"{partition:05d}-{new_token()[:12]}"
             place = choose_path(self.uri, self.token, attempt)
             part = write_part(map(self._named, batches), place, attempt, self.compression)
@@ -58,7 +58,7 @@ class WriteTask:
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Reads the ranges of rows whose numbers it is given."""
+    """Read the ranges of rows with the given numbers."""
 
     files: RecordFiles
     ranges: tuple[tuple[int, int], ...]
@@ -72,7 +72,7 @@ class ReadTask:
 
 @dataclass(frozen=True)
 class CallTask:
-    """Calls a function in a task, for its result in one row: it sees what the tasks see."""
+    """Call a function in a task, which sees the files of the tasks; yield its value in one row."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -85,14 +85,14 @@ class CallTask:
 
 
 def read_refusal(message: str) -> InputError | None:
-    """The `InputError` of a task in the message of Spark's own exception; None if there is none."""
+    """Return the `InputError` of a task from the message of Spark's exception; None without one."""
     found = re.search(f"{_MARK}([A-Za-z0-9+/=]+)", message)
     return InputError(base64.b64decode(found[1]).decode()) if found else None
 
 
 @contextmanager
 def _refusals(place: str = "") -> Iterator[None]:
-    """Put what is refused into the message that reaches the driver, without its lines breaking."""
+    """Encode an `InputError` into the message that reaches the driver, with its line breaks."""
     try:
         yield
     except InputError as error:

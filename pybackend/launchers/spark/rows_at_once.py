@@ -1,4 +1,4 @@
-"""How many rows Spark hands to a task at once: a setting of a session that calls share."""
+"""Number of rows that Spark passes to a task at once: a session setting that calls share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pybackend.launchers.spark.session import ask, is_connect
 from pybackend.net.deadline import within
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-# In the session itself, since several Python objects may stand for it: what was set before, and
-# how many calls need the change.
+# Stored in the session, since several Python objects may represent it: the previous value, and the
+# number of calls that need the change.
 _USE = "spark.tfdist.rowsAtOnce"
 _ROWS_AT_ONCE = 2000
 _RESTORE_SECONDS = 10.0
@@ -25,7 +25,7 @@ _locks_lock = threading.Lock()
 
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
-    """Let Spark hand rows to tasks a few at a time: ten thousand wide ones are a lot of memory.
+    """Reduce the rows that Spark passes to a task at once: 10,000 wide rows need much memory.
 
     The first of several calls changes the setting, and the last one restores it.
     """
@@ -35,12 +35,12 @@ def small_batches(session: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        with lock, suppress(Exception):  # a session that is gone needs no settings
+        with lock, suppress(Exception):  # a stopped session needs no settings
             within(_RESTORE_SECONDS, lambda: _restore(session.conf), ClusterError())
 
 
 def _lock_of(session: Any) -> threading.Lock:
-    """What all calls of an application share: a context, or a session of Connect."""
+    """Return the lock that all calls of a context, or of a Connect session, share."""
     owner = session if is_connect(session) else session.sparkContext
     with _locks_lock:
         return _locks.setdefault(owner, threading.Lock())

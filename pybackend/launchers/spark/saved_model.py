@@ -1,4 +1,4 @@
-"""A SavedModel's outputs for the rows of a DataFrame: a plan that runs when rows are asked for."""
+"""Outputs of a SavedModel for the rows of a DataFrame: a lazy Spark plan."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def apply_saved_model(
     outputs: Mapping[str, str],
     batch_size: int,
 ) -> Any:
-    """A DataFrame of a SavedModel's outputs, and no other columns; in the order of the rows.
+    """Return a DataFrame of a SavedModel's outputs only, in the order of the rows.
 
     Parameters
     ----------
     inputs
-        The signature's inputs to columns.
+        Mapping from the signature's inputs to columns.
     outputs
-        Its outputs to the names of their columns, in the order of the columns.
+        Mapping from its outputs to the names of their columns, in the order of the columns.
     batch_size
-        Rows that the model computes at once.
+        Number of rows per call of the model.
 
     Raises
     ------
     InputError
-        Names the input, the output or the column that is not there or does not fit.
+        An input, output or column is missing or does not fit; names it.
     ClusterError
-        Spark could not look at the model.
+        Spark could not read the model.
     """
     session = frame.sparkSession
     types = {field.name: field.dataType for field in read_schema(frame).fields}
@@ -72,7 +72,7 @@ def apply_saved_model(
     task = SavedModelTask(model, tuple(groups), tuple(outputs), batch_size)
 
     def plan() -> Any:
-        # Spark would replace ${...} in the user's names, were they in the text of a schema.
+        # In a schema's text, Spark would replace ${...} in the user's names.
         computed = frame.select(*columns).mapInArrow(task, ", ".join(fields))
         return computed.toDF(*outputs.values())
 
@@ -81,7 +81,7 @@ def apply_saved_model(
 
 
 def _ask_signature(session: Any, model: SavedModel) -> Any:
-    """What a task sees of the model: this process may not see its folder."""
+    """Return the signature as a task sees it: this process may not see the model's folder."""
     asked = session.range(0, 1, 1, 1)
     task = CallTask(describe_signature, (model,))
 
@@ -110,7 +110,9 @@ def _check_names(
         raise InputError(f"`{argument}` is empty: the model's {what}s are {listed}")
     for name in given:
         if name not in known:
-            raise InputError(f"`{argument}` names the {what} {name!r}: the model's are {listed}")
+            raise InputError(
+                f"`{argument}` names the {what} {name!r}, but the model's {what}s are {listed}"
+            )
     missing = [name for name in known if name not in given]
     if needs_all and missing:
         raise InputError(f"`{argument}` has no column for the model's {what} {missing[0]!r}")

@@ -1,4 +1,4 @@
-"""What computes a SavedModel's outputs in Spark's own Python processes, which keep it.
+"""Computation of a SavedModel's outputs in Spark's own Python processes, which cache it.
 
 This file is imported on the executors; the driver sends it there.
 """
@@ -20,7 +20,7 @@ from pybackend.errors import InputError
 from pybackend.launchers.spark.predict_task import set_up_tensorflow
 
 _lock = threading.Lock()
-# The last model that was read: its key, and what it is.
+# The last model that was loaded: its key, and the model with its function.
 _loaded: dict[Any, Any] = {}
 
 
@@ -35,7 +35,7 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class SavedModelTask:
-    """The function that Spark runs on each partition, whose columns are those of the groups."""
+    """Function that Spark runs on each partition, whose columns are those of the groups."""
 
     model: SavedModel
     column_groups: tuple[ColumnGroup, ...]
@@ -64,7 +64,7 @@ class SavedModelTask:
         inputs = {}
         for name, values in rows.items():
             dense, spec = to_dense(values, 0), specs[name]
-            # A column holds flat arrays.
+            # A column contains flat arrays.
             shape = [len(dense), *(-1 if size is None else size for size in spec.shape[1:])]
             if spec.shape.rank is not None and shape.count(-1) < 2:
                 dense = np.reshape(dense, shape)
@@ -74,26 +74,27 @@ class SavedModelTask:
         for name in self.outputs:
             if len(found[name]) != rows_in:
                 raise InputError(
-                    f"the model's output {name!r} has {len(found[name])} rows for {rows_in} of the "
-                    "DataFrame: it must have one for each"
+                    f"the model's output {name!r} has {len(found[name])} rows for {rows_in} rows "
+                    "of the DataFrame: it must have one for each"
                 )
         return found
 
 
 def describe_signature(model: SavedModel) -> dict[str, Any]:
-    """The inputs of a signature, and the type and depth of each output.
+    """Return the inputs of a signature, and the type and depth of each output.
 
     Raises
     ------
     InputError
-        There is no such model, or no such signature, or an output has no known rank.
+        The model or signature does not exist, or an output's rank is unknown.
     """
     _, function = _load(model)
     outputs = {}
     for name, spec in function.structured_outputs.items():
         if spec.shape.rank is None or spec.shape.rank < 1:
             raise InputError(
-                f"the model's output {name!r} has the shape {spec.shape}: one row each?"
+                f"the model's output {name!r} has the shape {spec.shape}: its first dimension must "
+                "be the rows"
             )
         outputs[name] = [_column_kind(spec.dtype), spec.shape.rank - 1]
     return {"inputs": dict.fromkeys(function.structured_input_signature[1]), "outputs": outputs}
@@ -111,15 +112,15 @@ def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
     kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
     if values.dtype.kind not in kinds:
         raise InputError(
-            f"the model's output {name!r} is of type {values.dtype}: no column holds it"
+            f"the model's output {name!r} has the type {values.dtype}, which a column cannot hold"
         )
     return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
 
 
 def _load(model: SavedModel) -> tuple[Any, Any]:
-    """The model and its signature's function, from memory if the files are as they were.
+    """Return the model and its signature's function, from memory if the files did not change.
 
-    Whoever calls the function keeps the model: a function does not keep it alive.
+    The caller must hold a reference to the model, because the function does not.
     """
     set_up_tensorflow()
     with _lock:
@@ -132,10 +133,10 @@ def _load(model: SavedModel) -> tuple[Any, Any]:
 
 
 def _describe_files(folder: str) -> tuple[Any, ...]:
-    """What changes when another model is exported to the same folder; empty if there is none.
+    """Return a key that changes when another model is exported to the folder; empty without one.
 
-    Files may be as large and as old as the last ones: TensorFlow's own fingerprint, where it
-    writes one, tells other weights apart.
+    New files may have the sizes and times of the old ones: then TensorFlow's fingerprint, where it
+    writes one, differs.
     """
     import tensorflow as tf
 
@@ -159,7 +160,7 @@ def _read(model: SavedModel) -> tuple[Any, Any]:
     try:
         loaded = tf.saved_model.load(model.folder, tags=model.tags and list(model.tags))
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"there is no SavedModel to load at {model.folder!r}: {error}") from error
+        raise InputError(f"cannot load a SavedModel from {model.folder!r}: {error}") from error
     if model.signature not in loaded.signatures:
         raise InputError(
             f"the SavedModel at {model.folder!r} has no signature {model.signature!r}: it has "

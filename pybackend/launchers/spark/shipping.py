@@ -1,4 +1,4 @@
-"""Sends this very package to the executors, so that they need only Python and TensorFlow."""
+"""Send this package to the executors, so that they need only Python and TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from pybackend.launchers.package_files import package_files, read_sources
 from pybackend.launchers.spark.session import ask, is_connect
 
-# The archive's content alone decides its bytes: Spark refuses a second file of one name that
-# differs from the first.
+# Fixed, so that the archive depends only on its content: Spark rejects a second file with the same
+# name and other bytes.
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
 
 def ship_package(session: Any) -> None:
-    """Make ``import pybackend`` give the executors what the driver has."""
+    """Make ``import pybackend`` on the executors load the driver's version."""
     archive = _pack_package(_digest(read_sources()))
     name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
     request = "to take this package's archive"
@@ -34,8 +34,8 @@ def ship_package(session: Any) -> None:
         return
     from pyspark import SparkFiles
 
-    # Executors fetch it at any time while the context lives: it has to stay that long, in the
-    # folder that Spark removes with the context.
+    # Executors fetch it at any time while the context lives: so it is in the folder that Spark
+    # removes with the context.
     shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
     if name not in shipped:
         root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
@@ -53,9 +53,9 @@ def _digest(sources: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=1)  # equal code need not be compiled to equal bytes
+@lru_cache(maxsize=1)  # equal code may be compiled to different bytes
 def _pack_package(digest: str) -> bytes:
-    """The archive of the sources that have this digest."""
+    """Return the archive of the sources with this digest."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as zipped:
         for name, content in package_files().items():

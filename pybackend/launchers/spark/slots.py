@@ -1,4 +1,4 @@
-"""Whether a Spark session can start all workers at once, known before it is asked to."""
+"""Check in advance whether a Spark session can start all workers at once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from pybackend.launchers.spark.session import ask, is_connect
 
 # Executors of a cluster register one after another once the session exists.
 _REGISTER_SECONDS = 30.0
-# For all slots that Spark may have, if it does not say how many.
+# Number of slots if Spark does not report it.
 _UNKNOWN = 2**31
 
 
 def check_slots(session: Any, workers: int) -> int:
-    """Refuse a job for which Spark would wait ten minutes and then fail.
+    """Return the number of tasks that the session runs at once.
 
-    Returns how many tasks the session runs at once.
+    Without this check, Spark would wait ten minutes and then fail.
 
     Raises
     ------
     ClusterError
-        A stopped session, too few slots, or dynamic allocation, with what to change.
+        The session was stopped, has too few slots, or uses dynamic allocation; names what
+        to change.
     """
     _refuse_stopped(session)
     if _allocates_dynamically(session):
@@ -66,23 +67,23 @@ def _refuse_stopped(session: Any) -> None:
     except Exception as error:
         raise ClusterError(
             f"this Spark session does not answer ({type(error).__name__}): it was stopped, or its "
-            "server is gone. Start a new one"
+            "server exited. Start a new one"
         ) from None
 
 
 def count_slots(session: Any) -> int:
-    """Tasks that a session is known to run at once; 1 if Spark does not say."""
+    """Return the number of tasks that a session runs at once; 1 if Spark does not report it."""
     slots, _ = _count_available(session)
     return 1 if slots == _UNKNOWN else slots
 
 
 def is_one_machine(session: Any) -> bool:
-    """Whether all workers share one machine with Spark's driver: loopback joins them."""
+    """Return whether all workers run on the machine of Spark's driver, and loopback suffices."""
     return _master(session).startswith("local")
 
 
 def read_setting(session: Any, name: str) -> str | None:
-    """A setting of the session or its context, None if unset or hidden."""
+    """Return a setting of the session or its context; None if unset or hidden."""
     if is_connect(session):
         return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
     return _context_settings(session).get(name)
@@ -91,13 +92,13 @@ def read_setting(session: Any, name: str) -> str | None:
 def _shown_setting(session: Any, name: str) -> str | None:
     try:
         value = session.conf.get(name, None)
-    except Exception:  # Connect refuses to show some
+    except Exception:  # Connect does not show all settings
         return None
     return None if value is None else str(value)
 
 
 def _context_settings(session: Any) -> dict[str, str]:
-    """Settings of a SparkContext, which are fixed once it runs; reading them takes 30 ms."""
+    """Return the settings of a SparkContext, cached: they are fixed, and reading takes 30 ms."""
     known: dict[str, dict[str, str]] = vars(session.sparkContext)
     if "tfdist_settings" not in known:
         pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
@@ -112,7 +113,7 @@ def _master(session: Any) -> str:
 
 
 def _count_available(session: Any) -> tuple[int, bool]:
-    """Tasks that can run at once, and whether that number is final."""
+    """Return the number of tasks that can run at once, and whether it is final."""
     per_task = int(read_setting(session, "spark.task.cpus") or 1)
     master = _master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
@@ -126,10 +127,10 @@ def _count_available(session: Any) -> tuple[int, bool]:
 
 
 def _count_cores(session: Any) -> int | None:
-    """Cores of all executors, None if Spark does not say.
+    """Return the cores of all executors; None if Spark does not report them.
 
-    In local mode, and in a cluster once its executors have registered, that is Spark's default
-    parallelism, unless the user has set it to something else.
+    In local mode, and in a cluster after its executors have registered, this is Spark's default
+    parallelism, unless the user has set that.
     """
     if read_setting(session, "spark.default.parallelism") is not None:
         return None
@@ -137,8 +138,8 @@ def _count_cores(session: Any) -> int | None:
         return ask(session, "its slots", lambda: int(session.sparkContext.defaultParallelism))
     if read_setting(session, "spark.sql.leafNodeDefaultParallelism") is not None:
         return None
-    # A range has as many partitions, and its plan says how many: unlike a job that counts them,
-    # a plan needs no slot.
+    # A range has that number of partitions, and its plan shows it. Unlike a job, a plan needs no
+    # slot.
     explain = "EXPLAIN SELECT id FROM range(1)"
     plan = ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
     splits = re.search(r"splits=(\d+)", plan)

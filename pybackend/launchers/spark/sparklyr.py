@@ -1,8 +1,8 @@
-"""Workers in the tasks of a stage that sparklyr runs, for functions written in R.
+"""Launcher of workers in the tasks of a stage that sparklyr runs, for functions written in R.
 
-sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. R has no part of Spark's
-barrier but the addresses: so the workers meet at the driver (`pybackend.net.meeting`). What they
-report comes the same way.
+sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. Of Spark's barrier, R only
+receives the addresses. So the workers meet at the driver (`pybackend.net.meeting`), and send their
+reports the same way.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
-# All tasks of a barrier stage start together: this is the time for Python to start and read rows.
+# Time for Python to start and read rows; all tasks of a barrier stage start together.
 _MEET_SECONDS = 600.0
 _DRAIN_SECONDS = 60.0
 _CAUSE_SECONDS = 2.0
-# From Spark 4.3 on sparklyr's R workers load it, and Spark itself brings none.
+# From Spark 4.3 on, sparklyr's R workers load this class, and Spark does not include it.
 _PROTOBUF = "com.google.protobuf.MessageOrBuilder"
 _EXAMINE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class SparklyrWorkers:
-    """A launcher: sparklyr starts the workers, and each is R with Python embedded.
+    """Launcher whose workers sparklyr starts; each is R with Python embedded.
 
     Attributes
     ----------
@@ -71,14 +71,15 @@ class SparklyrWorkers:
         a task. It returns when the stage has ended.
     examine
         An R function, called as ``examine(view, driver, group)`` after a stage that failed before
-        its workers could report why; it runs tasks that look, and returns what is missing as texts.
+        its workers could report why. It runs tasks that check the executors, and returns texts
+        that name what is missing.
     """
 
     where: ClassVar[str] = "R processes in the tasks of a Spark job"
     is_here: ClassVar[bool] = False
     workers: ClassVar[None] = None
     why_fixed: ClassVar[str] = (
-        "Spark's barrier mode starts all tasks of a stage together, and replaces none"
+        "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
     )
     session: Any
     run_stage: Callable[[str, str, str, int], Any]
@@ -91,19 +92,19 @@ class SparklyrWorkers:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """See `Launcher`; ``on_event`` is called from a thread, as R has this one."""
+        """Run all workers of a job; ``on_event`` is called from a thread, as R uses this one."""
         session = self.session
         if job.is_observed:
             raise InputError(
                 "workers that sparklyr starts, for functions written in R, cannot be observed: "
-                "spark_apply() has this R session to itself until they end. Leave the observers "
-                "out, or pass a model and data that are no R functions"
+                "spark_apply() blocks this R session until they end. Leave the observers out, or "
+                "pass a model and data that are not R functions"
             )
         check_slots(session, job.workers)
         if job.resources.gpus:
             raise InputError(
-                "sparklyr does not tell R which GPUs are a task's: workers that run R functions "
-                "cannot have `gpus` of their own there"
+                "sparklyr does not show R the GPUs of a task: `gpus` is not supported for workers "
+                "that sparklyr starts, for functions written in R"
             )
         check_allotment(session, job.resources, job.workers)
         ship_package(session)
@@ -131,7 +132,7 @@ class SparklyrWorkers:
                 raise
             if error is None:
                 meeting.drain(_DRAIN_SECONDS)
-            else:  # what the failed worker has sent may still be on its way
+            else:  # the failed worker's messages may still be on their way
                 watch.failures.wait(_CAUSE_SECONDS)
             watch.stop()
             watch.raise_any(_unwrap(error) if error else "")
@@ -159,16 +160,16 @@ def _start_cancel(job: ClassicJob) -> None:
 
 
 def _cancel(job: ClassicJob) -> None:
-    """Cancel, again and again: a job that is just being submitted cannot be cancelled yet."""
+    """Cancel repeatedly: a job that is just being submitted cannot be cancelled yet."""
     for _ in range(5):
-        with suppress(Exception):  # the session may be gone, which is an end too
+        with suppress(Exception):  # the session may have stopped, which ends the job too
             job.cancel()
         time.sleep(1)
 
 
 @contextmanager
 def _archive(session: Any, member: Member) -> Iterator[Path]:
-    """This package and the member in one file, in a folder that goes with the Spark application."""
+    """Yield an archive of this package and the member, in the Spark application's folder."""
     from pyspark import SparkFiles
 
     root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
@@ -188,12 +189,12 @@ def _view(session: Any, frame: Any) -> Iterator[str]:
     try:
         yield name
     finally:
-        with suppress(Exception):  # a session that is gone has no views
+        with suppress(Exception):  # a stopped session has no views
             ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
 class _Watch:
-    """Passes on events while R waits for Spark, and cancels a job that cannot go on."""
+    """Thread that passes on events while R waits for Spark, and cancels a job that is stuck."""
 
     def __init__(
         self, job: ClassicJob, meeting: MeetingServer, on_event: Emit, silence: float
@@ -216,14 +217,14 @@ class _Watch:
         self.stop()
 
     def raise_any(self, text: str) -> None:
-        """Raise what the workers reported, what Spark's text says of them, or what was seen."""
+        """Raise the failures that the workers, Spark's text or this thread reported."""
         self.failures.add(find_failures(text))
         self.failures.raise_any()
         if self.trouble is not None:
             raise self.trouble
 
     def stop(self) -> None:
-        """Pass on what has come, and end."""
+        """Pass on the remaining events, and end the thread."""
         self._stopped.set()
         self._thread.join()
         with suppress(queue.Empty):
@@ -245,17 +246,17 @@ class _Watch:
             except ClusterError as trouble:
                 self.trouble = trouble
                 _start_cancel(self._job)
-            except Exception:  # Spark does not answer now: R's own call will show why
+            except Exception:  # Spark does not answer: R's own call will show why
                 self._stopped.wait(1)
 
     def _pass_on(self, event: Event | None) -> None:
         if event is None:
             return
-        with suppress(Exception):  # a console that is gone is no reason to lose what follows
+        with suppress(Exception):  # a closed console must not lose later events
             self.failures(event)
 
     def _look(self, idle: IdleWatch) -> None:
-        """Raise `ClusterError` if the workers will not meet any more."""
+        """Raise `ClusterError` if the workers cannot meet any more."""
         missing, seconds = self._meeting.missing()
         if not missing:
             return
@@ -265,14 +266,14 @@ class _Watch:
             named = ", ".join(map(str, missing))
             raise ClusterError(
                 f"worker {named} did not meet the others within {_MEET_SECONDS:.0f} s: see the "
-                "logs of the executors, and whether all of them reach the driver at "
+                "logs of the executors, and check whether all of them reach the driver at "
                 f"{self._meeting.address}"
             )
         idle.look()
 
 
 def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
-    """What the executors lack to run workers at all; limited in time as every job is."""
+    """Return what the executors lack to run workers, within a time limit."""
     session = workers.session
     examination = ClassicJob(session)
     limit = threading.Timer(_EXAMINE_SECONDS, _cancel, (examination,))
@@ -292,9 +293,9 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
 
 
 def _is_without_protobuf(session: Any, workers: int) -> bool:
-    """Whether sparklyr's R cannot start for want of that class: only executors' logs show it."""
+    """Return whether sparklyr's R cannot start without that class; only executors log it."""
     load = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
-    pause = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor has tried"))
+    pause = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor answered"))
 
     def look() -> None:
         session.range(0, workers, 1, workers).selectExpr(load).collect()
@@ -309,19 +310,19 @@ def _is_without_protobuf(session: Any, workers: int) -> bool:
 
 
 def _unwrap(error: Exception) -> str:
-    """sparklyr's message as one line, without Java's frames: it wraps what Spark says."""
+    """Return sparklyr's message, which wraps Spark's, as one line without Java's frames."""
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(line for line in lines if line and not line.startswith("at "))
 
 
 def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
-    """The error for a stage that failed, though no worker has reported why."""
+    """Return the error for a stage that failed before a worker reported why."""
     headline = re.sub(r" (Run `sparklyr::spark_last_error|Driver stacktrace).*", "", text)
     headline = "; ".join(missed) or headline
     advice = "see the executors' logs in the Spark web interface"
     if re.search("com[./]google[./]protobuf", " ".join([text, *missed])):
         advice = (
-            "this release of Spark does not bring what sparklyr's R workers need: before "
+            "this release of Spark lacks a jar that sparklyr's R workers need: before "
             'spark_connect(), set config[["sparklyr.shell.driver-class-path"]] and '
             'config[["spark.executor.extraClassPath"]] to a protobuf.jar that every host has '
             "(Debian's package libprotobuf-java puts it at /usr/share/java/protobuf.jar)"
@@ -344,7 +345,7 @@ def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
     absent = [rank for rank, text in texts.items() if text is None]
     if absent:
         raise ClusterError(
-            f"worker {', '.join(map(str, absent))} has ended without a report: see the logs of the "
+            f"worker {', '.join(map(str, absent))} ended without a report: see the logs of the "
             "executors"
         )
     reports = read_reports(texts, workers, meeting)

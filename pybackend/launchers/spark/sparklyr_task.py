@@ -1,7 +1,7 @@
-"""One worker of a stage that sparklyr runs: R on an executor starts this, and this starts R.
+"""One worker of a stage that sparklyr runs: R on an executor starts this process, which starts R.
 
-The first R is sparklyr's, and passes on what it knows of the gang. The second is the worker: R with
-Python and TensorFlow embedded, started and watched as every other worker is.
+The first R is sparklyr's, and passes on the rank and the addresses. The second R is the worker: R
+with Python and TensorFlow embedded, started and watched like every other worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 TASK = "task.pkl"
-# Names of what a worker sends to the driver; the model's is followed by its format.
+# Names of a worker's messages to the driver; the format follows the model's name.
 REPORT = "report"
 MODEL = "model."
 _DRIVER_SECONDS = 10.0
@@ -37,32 +37,32 @@ def main(archive: str, rows: str, options: str) -> None:
     Parameters
     ----------
     archive
-        The driver's: this package, and a pickled `Member`.
+        Archive from the driver: this package, and a pickled `Member`.
     rows
-        File of this worker's rows, as `pybackend.data.text` writes them.
+        File with this worker's rows, in the format of `pybackend.data.text`.
     options
-        JSON of ``rank``, ``addresses``, ``cores`` and ``rscript``.
+        JSON with ``rank``, ``addresses``, ``cores`` and ``rscript``.
 
     Raises
     ------
     RuntimeError
-        If the worker failed, as in `fail_task`.
+        The worker failed, as in `fail_task`.
     ClusterError
-        If the driver cannot be reached.
+        The driver cannot be reached.
     """
     load_own_libraries()
     given = json.loads(options)
     with zipfile.ZipFile(archive) as packed:
-        # Made by the driver of its own objects, and brought by Spark, as Spark's own tasks are.
+        # The driver pickled its own objects, and Spark delivered them like its tasks.
         member: Member = cloudpickle.loads(packed.read(TASK))
-    # Leaving this way ends the worker and removes its folder.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver has ended the job"))
+    # Exiting this way ends the worker and removes its folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
     token, rank = member.token, given["rank"]
     with MeetingClient(member.driver, token, rank, _DRIVER_SECONDS, _end_this_process) as meeting:
         meeting.require()
         meeting.start_beating(find_silence(member.job.timeout))
         hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
-        # R does not know which GPUs are the task's.
+        # R does not know the GPUs of the task.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:

@@ -1,4 +1,4 @@
-"""How a failing task says why: to the driver, and in the exception by which Spark ends the others.
+"""Reports of a failed task: to the driver, and in the exception by which Spark ends the others.
 
 This file is imported on the executors and by the driver.
 """
@@ -15,9 +15,9 @@ from pybackend.errors import Failure
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Emit, Failed
 
-# Until the driver, whom the members have told theirs, puts it there.
+# Replaced by the driver with the host that the worker reported.
 UNKNOWN_HOST = "its executor"
-# Encloses a failure's description in an exception's message.
+# Encloses an encoded failure in an exception's message.
 _MARK = "~tfdist~"
 _CAUSE_FIRST_SECONDS = 2.0
 # A barrier stage's failure as Spark reports it; the number of the result's partition is the rank.
@@ -32,12 +32,12 @@ _TASK_LOST = re.compile(
 
 
 def fail_task(failure: Failure, emit: Emit) -> NoReturn:
-    """Send the driver a worker's failure, and fail the task: Spark then ends those that still run.
+    """Send the driver a worker's failure, and fail the task, so that Spark ends the other tasks.
 
     Parameters
     ----------
     emit
-        Returns whether the event went out; if not, the exception's message carries the failure.
+        Returns whether the event was sent; if not, the exception's message contains the failure.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
     """
     is_sent = emit(Failed(failure))
     if failure.is_consequence:
-        # The cause is to be what ends the Spark job, and what the driver reads in its message.
+        # The cause should end the Spark job and be in its message, which the driver reads.
         time.sleep(_CAUSE_FIRST_SECONDS)
     message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
     if not is_sent:
@@ -56,18 +56,18 @@ def fail_task(failure: Failure, emit: Emit) -> NoReturn:
 
 
 def find_failures(message: str) -> list[Failure]:
-    """Failures that `fail_task` wrote into the message of Spark's own exception, or Spark did."""
+    """Return the failures that `fail_task`, or Spark, wrote into the message of Spark's error."""
     texts = dict.fromkeys(re.findall(f"{_MARK}([A-Za-z0-9+/=]+){_MARK}", message))
     sent = []
     for text in texts:
-        with suppress(ValueError):  # Spark's own words are left
+        with suppress(ValueError):  # then Spark's own text remains
             sent.append(decode(base64.b64decode(text), Failure))
     executors = [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
     return sent + executors + [_describe_end(rank) for rank in _TASK_LOST.findall(message)[:1]]
 
 
 def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
-    """Other workers only see that a connection closed: Spark knows that an executor is gone."""
+    """Return the failure for a lost executor: other workers only see a closed connection."""
     return Failure(
         int(rank),
         f"executor {executor}",
@@ -83,14 +83,14 @@ def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
 
 
 def _describe_end(rank: str) -> Failure:
-    """Nor can a task whose Python was killed say so."""
+    """Return the failure for a task whose Python was killed and could not report it."""
     return Failure(
         int(rank),
         UNKNOWN_HOST,
         exception_type="ProcessDied",
-        message="the Python process of Spark's task, which looked after the worker, was killed, or "
+        message="the Python process of Spark's task, which supervised the worker, was killed, or "
         "crashed",
         time=time.time(),
-        advice="see whether memory ran out on that host, or somebody ends processes there: lower "
-        "batch_size, or raise spark.executor.memoryOverhead",
+        advice="check whether that host ran out of memory, or whether something kills processes "
+        "there: lower batch_size, or raise spark.executor.memoryOverhead",
     )

@@ -1,8 +1,8 @@
-"""Trainings of this process that take turns: one waits until others leave it a session's slots.
+"""Queue of this process's trainings for the slots of a session.
 
-Only those take part that may run beside others, such as the fits of a `CrossValidator`. Spark would
-let them wait by itself, but it starts no check of the network and no shuffle without a slot, and a
-job none of whose tasks runs counts as stuck after a minute.
+Only trainings that may run concurrently use it, such as the fits of a `CrossValidator`. Spark would
+queue them itself, but it starts neither the network check nor a shuffle without a slot, and a job
+without a running task counts as stuck after a minute.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-# How long a wait goes without a word.
+# Time of a wait before it is reported.
 _QUIET_SECONDS = 10.0
 
 
 @dataclass(eq=False)
 class _Turn:
-    """A call that holds slots, or waits for them."""
+    """Call that holds slots, or waits for them."""
 
     workers: int
     began: float = field(default_factory=time.monotonic)
@@ -27,7 +27,7 @@ class _Turn:
 
 
 _changed = threading.Condition()
-# By the identity of their owner, which lives as long as any of its turns; as they came.
+# By the id of their owner, which outlives its turns; in the order of arrival.
 _turns: dict[int, list[_Turn]] = {}
 
 
@@ -35,16 +35,18 @@ _turns: dict[int, list[_Turn]] = {}
 def take_slots(
     owner: object, workers: int, slots: int, on_wait: Callable[[str], object]
 ) -> Iterator[None]:
-    """Wait for so many of a session's slots, and keep them for the block; first come, first served.
+    """Wait for some of a session's slots, and hold them during the block; first come, first served.
 
     Parameters
     ----------
     owner
-        What has the slots: a SparkContext or a Connect session. Calls of others are not waited for.
+        SparkContext or Connect session that has the slots. Other owners have separate queues.
+    workers
+        Number of slots to wait for.
     slots
-        All that there are; at least ``workers``.
+        Number of all slots; at least ``workers``.
     on_wait
-        Told once, in words, what holds the slots, if the wait is long.
+        If the wait is long, called once with a description of what holds the slots.
     """
     key, turn = id(owner), _Turn(workers)
 
@@ -55,7 +57,7 @@ def take_slots(
         )
 
     def wait_for_turn(seconds: float | None) -> str:
-        """Empty if the slots are taken now; else what holds them."""
+        """Return an empty text if this call now holds its slots, else what holds them."""
         with _changed:
             turn.holds = _changed.wait_for(is_next, seconds)
             return "" if turn.holds else _describe(_turns[key], turn, slots)

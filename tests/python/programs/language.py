@@ -327,7 +327,7 @@ PROGRAMS = {
         lambda: masked(MaskedByRow), (WORDS, WORDS, KEPT), lines=5, settings=GLOBAL
     ),
     "switch, balanced by batches": Program(
-        lambda: switch((0, 1)), (WORDS, CLASSES), error="rows of a batch together"
+        lambda: switch((0, 1)), (WORDS, CLASSES), error="combines the rows of a batch"
     ),
     "switch": Program(lambda: switch(1), (WORDS, CLASSES), lines=3),
     "spans of answers": Program(

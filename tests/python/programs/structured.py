@@ -247,7 +247,7 @@ PROGRAMS = {
     "collaborative filtering, summed over rows": Program(
         lambda: recommender(Recommender),
         (IDS, FLAGS.astype("float32")),
-        error="rows of a batch together",
+        error="combines the rows of a batch",
     ),
     "collaborative filtering": Program(
         lambda: recommender(RecommenderByRow), (IDS, FLAGS.astype("float32")), lines=2
