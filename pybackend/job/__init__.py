@@ -1,1 +1,1 @@
-"""A job: what every worker is to do, and what each reports."""
+"""Description of a job, its options, and the messages and reports of its workers."""

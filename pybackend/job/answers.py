@@ -1,4 +1,4 @@
-"""What a worker is told by those who observe its training from the session that started it."""
+"""Answers of the observers in the session to a worker's events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pybackend.job.messages import Answer, StopTraining
 
 
 class Answers:
-    """The answers to a worker's events, as they come; taken in by one thread, used by another."""
+    """Answers to a worker's events, received by one thread and used by another."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -17,11 +17,11 @@ class Answers:
 
     @property
     def is_stop(self) -> bool:
-        """Whether the training is to stop."""
+        """Return whether the training stops."""
         return self._is_stop
 
     def take(self, answer: Answer) -> None:
-        """Take in an answer."""
+        """Store an answer."""
         with self._changed:
             if isinstance(answer, StopTraining):
                 self._is_stop = True
@@ -30,15 +30,15 @@ class Answers:
             self._changed.notify_all()
 
     def forget_epochs(self) -> None:
-        """No epoch has been answered: an elastic training repeats one, from 1 or any other."""
+        """Forget the answered epochs, because an elastic training repeats some."""
         with self._changed:
             self._epoch = 0
 
     def wait_for_epoch(self, epoch: int) -> bool:
-        """Wait for the answer to an epoch's end; whether the training is to stop.
+        """Wait for the answer to an epoch's end; return whether the training stops.
 
-        There is no limit: an observer may draw, or ask its user. A session that is gone ends this
-        process.
+        There is no time limit: an observer may draw a plot, or ask its user. If the session ends,
+        this process ends, too.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)

@@ -1,4 +1,4 @@
-"""Checks of single arguments: each returns the value in Python's own type, or names the argument.
+"""Checks of single arguments: each returns the value in Python's own type, or raises an error.
 
 Numbers of any type are accepted: R's 3 is a double, and 3.0 is a whole number.
 """
@@ -16,7 +16,7 @@ from pybackend.errors import InputError
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things in words, such as ``1 row`` or ``2 rows``."""
+    """Return a number with its noun, such as ``1 row`` or ``2 rows``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -72,7 +72,7 @@ def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
 
 
 def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> str | None:
-    """What a function takes, and why not these arguments; None if it can be called with them."""
+    """Describe why a function cannot take these arguments; None if it can."""
     try:
         signature = inspect.signature(fn)
     except (ValueError, TypeError):  # some built-in functions have no signature
@@ -85,12 +85,12 @@ def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> s
 
 
 def is_variable_name(text: str) -> bool:
-    """Whether a text can be the name of an environment variable in every shell."""
+    """Return whether a text can be the name of an environment variable in every shell."""
     return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a float if it is a real number (numpy's too), else None."""
+    """Return the value as a float if it is a real number (numpy's too), else None."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
         return float(value) if is_number else None
@@ -99,7 +99,7 @@ def as_number(value: Any) -> float | None:
 
 
 def describe_stranger(callback: Any) -> str:
-    """Why something cannot be among the callbacks."""
+    """Explain why an object is not a callback."""
     advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
     name = type(callback).__name__
     return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"

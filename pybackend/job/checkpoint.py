@@ -131,8 +131,7 @@ def pointing_to(
     Raises
     ------
     WorkerFailedError, ClusterError, SerializationError
-        Those of the block; an error of the system's, or a lack of memory, becomes a
-        `SerializationError`.
+        Those of the block; an `OSError` or `MemoryError` becomes a `SerializationError`.
     """
 
     def describe() -> str:
@@ -148,19 +147,19 @@ def pointing_to(
         if checkpoint is None or "load_checkpoint(" in str(error):
             raise
         kind = ClusterError if isinstance(error, ClusterError) else SerializationError
-        said = str(error) or "memory has run out"
-        raise kind(f"{said}. {describe()}") from error
+        message = str(error) or "out of memory"
+        raise kind(f"{message}. {describe()}") from error
 
 
 def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
     uri = repr(checkpoint.uri)
     if not is_seen:
         return (
-            f"This session sees no checkpoint at {uri}. If the workers have made one there, the "
-            f"same call with resume=True goes on from it, and load_checkpoint({uri}) returns its "
+            f"This session sees no checkpoint at {uri}. If the workers have written one there, the "
+            f"same call with resume=True resumes from it, and load_checkpoint({uri}) returns its "
             "model"
         )
     return (
-        f"Checkpoints lie at {uri}: the same call with resume=True goes on from the newest one, "
+        f"Checkpoints are at {uri}: the same call with resume=True resumes from the newest one, "
         f"and load_checkpoint({uri}) returns its model"
     )

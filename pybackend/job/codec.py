@@ -1,7 +1,7 @@
-"""Frozen dataclasses as JSON text and back: what the processes of a job send each other.
+"""Conversion of frozen dataclasses, which the processes of a job send each other, to and from JSON.
 
-Every dataclass is an object that names its type; the reader lists the types that it accepts.
-Nothing but these types is ever built from a text.
+Every dataclass is an object that names its type; the reader lists the types that it accepts. Only
+these types are created from a text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ Message = TypeVar("Message")
 
 
 def encode(message: Any) -> str:
-    """One line of JSON text of a dataclass: its fields hold dataclasses, mappings with text as
-    keys, lists, tuples, numbers, text, None."""
+    """Encode a dataclass as one line of JSON text.
+
+    Its fields hold dataclasses, mappings with text as keys, lists, tuples, numbers, text or None.
+    """
     return json.dumps(_pack(message))
 
 
 def decode(text: str | bytes, *kinds: type[Message]) -> Message:
-    """The dataclass that `encode` wrote.
+    """Decode the dataclass that `encode` wrote.
 
     Parameters
     ----------
     kinds
-        The types that it may have.
+        The accepted types.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def decode(text: str | bytes, *kinds: type[Message]) -> Message:
 
 
 def read_fields(kind: type[Message], values: Any) -> Message:
-    """A dataclass from plain data, an object of its fields; `ValueError` as in `decode`."""
+    """Build a dataclass from a mapping of its fields; raise `ValueError` as `decode` does."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{kind.__name__} is {_shorten(values)}, not an object")
     found: Message = _build(kind, values)

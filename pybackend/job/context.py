@@ -1,4 +1,4 @@
-"""What a function that `barrier_run` runs knows about its worker."""
+"""Context of a worker for functions that `barrier_run` runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Announce = Callable[[str, str], object]
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """The worker that runs a function of `barrier_run`; the function's first argument.
+    """Worker that runs a function of `barrier_run`; the function's first argument.
 
     Attributes
     ----------

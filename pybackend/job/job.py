@@ -1,4 +1,4 @@
-"""The frozen description of a job, shared by every launcher and by the workers."""
+"""Frozen description of a job, used by every launcher and by the workers."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from pybackend.job.tensorboard import check_tensorboard
 
 LOGGER = logging.getLogger("tfdist")
 MAX_WORKERS = 4096
-# What the driver, Spark's messages and R's strings carry without trouble.
+# Largest size that the driver, Spark's messages and R's strings support.
 MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
 # Files that the driver sends to every worker.
 FUNCTION = "function.pkl"
 # The folder of the rows that the function gets.
 ROWS = "train"
-# It says that the worker is to be fed while it runs, and holds the secret that feeders prove.
+# If it exists, the worker is fed while it runs. It holds the secret that feeders prove.
 FEED_TOKEN = "feed.token"  # noqa: S105
 MODEL_FILE = "model.keras"
 MODEL_FUNCTION = "model.pkl"
 MODEL_OBJECTS = "objects.pkl"
 EXTRAS = "extras.pkl"
-# What the name of a trained model's file ends in; the last is of weights alone, by Keras's name.
+# Endings of the names of a trained model's file; the last one, Keras's own, has only weights.
 WEIGHTS: Final = "weights.h5"
 TRAINED = ("h5", "keras", WEIGHTS)
 # Follows the name of a data set that workers read themselves.
@@ -51,36 +51,37 @@ SOURCE = ".source.pkl"
 
 
 def argument_of(dataset: str) -> str:
-    """The user's argument that gives a data set: ``"train"`` or ``"validation"``."""
+    """Return the user's argument for a data set: ``"train"`` or ``"validation"``."""
     return "data" if dataset == "train" else "validation_data"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker is to do, whatever started it: what all kinds of jobs have.
+    """Work of every worker, independent of the launcher: the base of all kinds of jobs.
 
     Attributes
     ----------
     workers
         World size.
     exchange
-        What workers exchange; what the default `Exchange` says if they exchange nothing.
+        Options of the exchange; the default `Exchange` if workers exchange nothing.
     resources
-        What each worker may use of its machine.
+        Resources of each worker.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     roles
-        What each process is, with how many there are of it, in the order of the ranks.
+        Roles and their numbers of processes, in the order of the ranks.
     timeout
         As in `barrier_train`.
     verbose
-        0 silent, 1 a line per epoch, 2 also whatever the workers print.
+        0: silent. 1: a line per epoch. 2: also the output of the workers.
     reports_lines
         Whether workers report each line that they print.
     reports_steps
         Whether rank 0 reports some of its steps, because a display or an observer shows them.
     is_observed
-        Whether rank 0 asks at the end of each epoch whether to go on: an `Observer` is there.
+        Whether rank 0 asks at the end of each epoch whether to continue, because an `Observer`
+        is used.
     """
 
     kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
@@ -98,69 +99,69 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between two epochs."""
         return False
 
     @property
     def most_workers(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of workers at once."""
         return self.workers
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether a further run can go on where this one ends."""
+        """Return whether a further run can go on where this one ends."""
         return False
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the training continues, with other workers or later, if workers are preempted."""
+        """Return whether the training continues, at once or later, after a preemption."""
         return self.keeps_checkpoints or self.is_elastic
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether another run must have the same rows in the same order."""
+        """Return whether another run must have the same rows in the same order."""
         return False
 
     @property
     def shuffles_globally(self) -> bool:
-        """Whether each worker may take any row of the training."""
+        """Return whether each worker may take any row of the training."""
         return False
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Whether TensorFlow itself will listen in the workers, or may do so."""
+        """Return whether the workers run, or may run, a TensorFlow server."""
         return False
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Whether the others go on without these: workers of parameter servers, not all."""
+        """Return whether the training continues without these ranks."""
         return False
 
     def to_json(self) -> str:
-        """JSON text of the job."""
+        """Return the JSON text of the job."""
         return encode(self)
 
     @staticmethod
     def from_json(text: str) -> Job:
-        """Read back what `to_json` wrote."""
+        """Read the job that `to_json` wrote."""
         job: AnyJob = decode(text, *get_args(AnyJob))
         return job
 
 
 @dataclass(frozen=True)
 class FunctionJob(Job):
-    """Call the user's function or script."""
+    """Job that calls the user's function or script."""
 
     kind = "run"
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """The function may start one."""
+        """Return True: the function may start one."""
         return True
 
 
 @dataclass(frozen=True)
 class ModelJob(Job):
-    """What all jobs with a Keras model have.
+    """Job with a Keras model: the base of training, evaluation and prediction.
 
     Attributes
     ----------
@@ -188,43 +189,44 @@ class ModelJob(Job):
 
 @dataclass(frozen=True)
 class EvaluationJob(ModelJob):
-    """Evaluate a model."""
+    """Job that evaluates a model."""
 
     kind = "evaluate"
 
 
 @dataclass(frozen=True)
 class PredictionJob(ModelJob):
-    """Predict with a model."""
+    """Job that predicts with a model."""
 
     kind = "predict"
 
 
 @dataclass(frozen=True)
 class TrainingJob(ModelJob):
-    """Train a model; what is not said here is as in `barrier_train`.
+    """Job that trains a model. Other attributes are as in `barrier_train`.
 
     Attributes
     ----------
     batches
-        Rows of all workers together by step, if the data came in batches of their own; None: as
-        ``batch_size`` says.
+        Rows of all workers in each step, if the data consists of batches. None: ``batch_size``
+        applies.
     initial_epoch
-        Epochs that were trained before: the first one of this training has this index.
+        Number of epochs trained before: the first epoch of this training has this index.
     validation_freq
-        Validate after every so many epochs, or after the epochs of these numbers (from 1).
+        Number of epochs between validations, or the numbers of the validated epochs, from 1.
     is_seeded
-        Whether the user has given the seed, and so wants rows in an order that repeats.
+        Whether the user has given the seed, so that the order of rows must be reproducible.
     model_limit
-        Largest model, in bytes, that comes back through the driver.
+        Largest model, in bytes, that the driver receives.
     discards_checkpoints
-        Whether they are removed when the training has ended.
+        Whether the checkpoints are removed at the end of the training.
     scale_lr
-        None: the optimizer's rate is used as it is.
+        None: the optimizer's rate is not scaled.
     min_workers, max_workers
         None: all workers are needed, and none joins.
     tensorboard
-        An absolute path of the driver's, or a URI; None: nothing is written for TensorBoard.
+        An absolute path on the driver's machine, or a URI. None: nothing is written for
+        TensorBoard.
     """
 
     kind = "train"
@@ -250,53 +252,56 @@ class TrainingJob(ModelJob):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between two epochs."""
         return self.min_workers is not None
 
     @property
     def most_workers(self) -> int:
-        """How many there may be at once."""
+        """Maximum number of workers at once."""
         return max(self.workers, self.max_workers or 0)
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether a further run can go on where this one ends."""
+        """Return whether a further run can go on where this one ends."""
         return self.checkpoint is not None
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether another run must have the same rows in the same order."""
+        """Return whether another run must have the same rows in the same order."""
         return self.is_seeded or self.keeps_checkpoints
 
     @property
     def shuffles_globally(self) -> bool:
-        """Whether each worker may take any row of the training."""
+        """Return whether each worker may take any row of the training."""
         return self.shuffle == "global"
 
     @property
     def needs_tensorflow_server(self) -> bool:
-        """Whether TensorFlow itself will listen in the workers."""
+        """Return whether the workers run a TensorFlow server."""
         exchange = self.exchange
         by_tensorflow = isinstance(exchange, Exchange) and exchange.transport == "tf"
         return self.strategy is not None or (by_tensorflow and self.workers > 1)
 
     @property
     def has_global_loss(self) -> bool:
-        """Whether the workers compute the loss of the global batch together."""
+        """Return whether the workers compute the loss of the global batch together."""
         exchange = self.exchange
         return isinstance(exchange, Exchange) and exchange.loss_over == "global batch"
 
     @property
     def is_audited(self) -> bool:
-        """Whether steps are compared with those of one process, which they are to equal."""
+        """Return whether steps are compared with the same steps in one process."""
         return isinstance(self.exchange, Exchange) and bool(self.exchange.audit)
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Whether the others train on without these: workers of parameter servers, not all."""
+        """Return whether the training continues without these ranks.
+
+        It does with parameter servers, if the ranks are workers and other workers are left.
+        """
         return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
-        """Whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
+        """Return whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
         chosen = self.validation_freq
         return (epoch + 1) % chosen == 0 if isinstance(chosen, int) else epoch + 1 in chosen
 
@@ -306,9 +311,9 @@ Kind = TypeVar("Kind", bound=Job)
 
 
 def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
-    """Check the numbers and choices among a call's arguments; the others have their defaults.
+    """Check the arguments of a call and make a job of them; missing ones have their defaults.
 
-    A seed of None is drawn.
+    For a seed of None, a random one is drawn.
 
     Raises
     ------
@@ -333,8 +338,8 @@ def _check_training(job: TrainingJob) -> None:
         )
     if job.scale_lr is not None and isinstance(job.exchange, LocalSteps):
         raise InputError(
-            "`scale_lr` and `LocalSteps` exclude each other: a local step has the rows of one "
-            "worker, however many there are. Leave `scale_lr` out"
+            "`scale_lr` cannot be combined with `LocalSteps`: a local step has the rows of one "
+            "worker, independent of their number. Omit `scale_lr`"
         )
     if job.resume and job.checkpoint is None:
         raise InputError("`resume` needs `checkpoint`: the folder to resume from")
@@ -342,47 +347,48 @@ def _check_training(job: TrainingJob) -> None:
 
 
 def check_elastic(job: TrainingJob) -> None:
-    """Refuse numbers of workers that contradict each other, and what does not survive a change.
+    """Reject contradictory numbers of workers, and options that an elastic training cannot have.
 
     Raises
     ------
     InputError
-        Names the argument, and says why.
+        Names the argument and the reason.
     """
     least, most = job.min_workers, job.max_workers
     if least is None:
         if most is not None:
             raise InputError(
-                "`max_workers` needs `min_workers`: with how many workers the training goes on"
+                "`max_workers` needs `min_workers`, the smallest number of workers with which the "
+                "training continues"
             )
         return
     if least > job.workers or (most is not None and most < job.workers):
         up_to = "" if most is None else f", and at most `max_workers` ({most})"
         raise InputError(
-            f"`workers` is {job.workers}, the number to begin with: it must be at least "
+            f"`workers` is {job.workers}, the number at the start: it must be at least "
             f"`min_workers` ({least}){up_to}"
         )
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
-        named, reason = "exchange=LocalSteps(...)", "a lost worker takes its own weights with it"
+        named, reason = "exchange=LocalSteps(...)", "the weights of a lost worker would be lost"
     elif exchange.compression is not None:
         named = f"compression={exchange.compression!r}"
-        reason = "a lost worker takes rounding errors with it that were to be sent later"
+        reason = "the rounding errors that a lost worker was to send later would be lost"
     elif exchange.transport != "tcp":
         named = f"transport={exchange.transport!r}"
-        reason = "TensorFlow's own collectives cannot be left, nor joined"
+        reason = "workers can neither leave nor join TensorFlow's collectives"
     elif job.steps_per_epoch is not None:
         named = "`steps_per_epoch`"
-        reason = "which rows the next epoch begins with depends on the workers of those before"
+        reason = "the first rows of an epoch depend on the workers of the epochs before"
     elif job.checkpoint is not None:
         named = "`checkpoint`"
         reason = (
-            "the workers keep the state of each epoch's beginning in memory; `restarts` begins "
+            "the workers hold the state of each epoch's beginning in memory; `restarts` starts "
+            "the training again if fewer than `min_workers` are left"
         )
-        reason += "anew if fewer than `min_workers` are left"
     else:
         return
-    raise InputError(f"{named} does not go with `min_workers`: {reason}")
+    raise InputError(f"{named} cannot be combined with `min_workers`: {reason}")
 
 
 def _model_uri(value: Any) -> str:
@@ -409,12 +415,12 @@ def _validation_freq(value: Any) -> int | tuple[int, ...]:
 
 
 def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
-    """The job with ``class_weight`` by the codes of classes, which may be named by their levels.
+    """Return the job with ``class_weight`` by the codes of classes, not by their levels.
 
     Parameters
     ----------
     levels
-        Of the label, in the order of their codes; None: it has numbers.
+        Levels of the label, in the order of their codes; None: it has numbers.
 
     Raises
     ------
@@ -426,7 +432,7 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
     known = [str(level) for level in levels or ()]
     are_levels = all(key in known for key, _ in job.class_weight)
     codes: dict[int, float] = {}
-    # Beside levels, an error names one that is not.
+    # Keys that are not levels come first, so that an error names one of them.
     for key, weight in sorted(job.class_weight, key=lambda pair: pair[0] in known):
         code = known.index(str(key)) if are_levels else _class_number(key, known)
         if code in codes:
@@ -436,7 +442,7 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
 
 
 def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
-    """Pairs of class and weight: JSON has no whole numbers as keys."""
+    """Return pairs of class and weight: JSON has no whole numbers as keys."""
     if not isinstance(value, Mapping) or not value:
         raise InputError(
             f"`class_weight` must map classes to weights, e.g. {{0: 1.0, 1: 5.0}}, not {value!r}"
@@ -462,7 +468,7 @@ def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
 
 
 def _verbose(value: Any) -> int:
-    """As Keras has it, "auto" and True are a line per epoch."""
+    """Check ``verbose``: as in Keras, "auto" and True are a line per epoch."""
     if value == "auto" or isinstance(value, bool):
         return int(bool(value))
     return check_whole_number("verbose", value, least=0, most=2)

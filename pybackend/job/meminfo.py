@@ -1,4 +1,4 @@
-"""What Linux says of this machine's memory."""
+"""Memory of this machine, as reported by Linux."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_meminfo(*names: str) -> float:
-    """The sum of some entries of /proc/meminfo in bytes; infinite where there is no such file."""
+    """Return the sum of some entries of /proc/meminfo in bytes; infinite if there is no file."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, rest in (one.split(":") for one in lines)}

@@ -1,4 +1,4 @@
-"""What the processes of a job send each other, apart from the job itself and the reports."""
+"""Messages between the processes of a job, except for the job itself and the reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pybackend.job.codec import decode
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """An epoch has ended, the ``epoch``-th of at most ``epochs``.
+    """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
-    ``logs`` are Keras's figures over all rows, ``seconds`` the wall time. The launcher sets
-    ``rank``, here and in all events, and the ``host`` where there is one.
+    ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
+    ``rank`` in all events, and ``host`` in those that have it.
     """
 
     epoch: int
@@ -28,16 +28,16 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class StepEnded:
-    """A step has ended, the ``step``-th of ``steps`` in an epoch: some of all steps are reported.
+    """Event: a step ended, the ``step``-th of ``steps`` in an epoch. Only some steps are reported.
 
     Attributes
     ----------
     rows
-        Of all workers in this epoch so far; of a pipeline, as many as if all had this worker's.
+        Rows of all workers in this epoch so far; for a pipeline, estimated from this worker's.
     seconds
-        Since the epoch began.
+        Seconds since the epoch began.
     logs
-        Keras's figures over this worker's rows of the epoch so far.
+        Keras's metrics over this worker's rows of the epoch so far.
     """
 
     epoch: int
@@ -53,7 +53,7 @@ class StepEnded:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that the user should know, and that all ranks say alike."""
+    """Note for the user, the same on all ranks."""
 
     text: str
     rank: int = 0
@@ -62,9 +62,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Waits:
-    """A worker has waited for the worker of rank ``peer`` for some seconds.
+    """Event: a worker has waited for the worker of rank ``peer`` for some seconds.
 
-    It says so twice: by the second time, all that wait have spoken.
+    It is sent twice. By the second time, all waiting workers have sent it.
     """
 
     peer: int
@@ -76,7 +76,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """A line that a worker has printed."""
+    """Line that a worker printed."""
 
     text: str
     rank: int = 0
@@ -85,7 +85,7 @@ class PrintedLine:
 
 @dataclass(frozen=True)
 class Announced:
-    """Something of a worker's that others may reach, by a name that they know; not printed."""
+    """Information from a worker for the driver's listeners, under an agreed name; not printed."""
 
     name: str
     text: str
@@ -94,14 +94,14 @@ class Announced:
 
 @dataclass(frozen=True)
 class Begun:
-    """An asynchronous training has begun: from now on, workers may be lost."""
+    """Event: an asynchronous training began. From now on, workers may be lost."""
 
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A worker has failed."""
+    """Event: a worker failed."""
 
     failure: Failure
     rank: int = 0
@@ -109,25 +109,25 @@ class Failed:
 
 @dataclass(frozen=True)
 class Reported:
-    """A worker's report lies in its folder; a launcher does not pass this on."""
+    """Event: a worker's report lies in its folder. Launchers do not pass this on."""
 
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Standby:
-    """A worker of an elastic training waits for the order that makes it a member of a new gang.
+    """Event: a worker of an elastic training waits for the order to join a new generation.
 
     Attributes
     ----------
     address
         ``host:port`` at which it accepts the others from now on.
     orders
-        How many orders it has had so far.
+        Number of orders that it has received so far.
     epoch
-        The epoch whose beginning it can go back to, from 0; None of one that has trained none.
+        Epoch to whose beginning it can return, from 0; None if it has not trained any.
     reason
-        How it lost the others; empty if it was not by a loss.
+        How it lost the others; empty if no worker was lost.
     """
 
     address: str
@@ -139,7 +139,7 @@ class Standby:
 
 @dataclass(frozen=True)
 class Resumed:
-    """A training goes on from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
+    """Event: a training resumed from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
 
     place: str
     rank: int = 0
@@ -147,18 +147,18 @@ class Resumed:
 
 @dataclass(frozen=True)
 class EventBytes:
-    """What has been added to one of TensorBoard's files.
+    """Bytes that were added to one of TensorBoard's files.
 
     Attributes
     ----------
     name
-        Of the file, relative to TensorBoard's folder, with slashes.
+        Name of the file, relative to TensorBoard's folder, with slashes.
     start
-        The byte with which ``data`` begins.
+        Offset of the first byte of ``data`` in the file.
     data
-        As base64 text.
+        The bytes as base64 text.
     is_last
-        Whether all files are complete with it.
+        Whether all files are now complete.
     """
 
     name: str
@@ -182,13 +182,13 @@ Event = (
     | Resumed
     | EventBytes
 )
-# What it returns is an `Answer` for the worker whose event it was, or of no meaning.
+# It may return an `Answer` for the worker that sent the event; other values are ignored.
 Emit = Callable[[Event], object]
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker could not know before all had been started.
+    """Settings of a worker that are only known after all workers have started.
 
     Attributes
     ----------
@@ -197,15 +197,15 @@ class Order:
     peers
         ``host:port`` at which each rank accepts the others.
     reserved
-        ``host:port`` held for each rank's TensorFlow server; empty if the job needs none.
+        ``host:port`` reserved for each rank's TensorFlow server; empty if the job needs none.
     counts
-        Rows of each rank, by data set, of those that lie in the workers' folders.
+        Rows of each rank by data set, if they lie in the workers' folders.
     seed
-        In place of the job's, of which members that nobody has sent a job each have their own.
+        Replaces the seed of the job. Processes that you start yourself each draw their own.
     rank
-        The worker's own, in place of the one that it was started with; for an elastic training.
+        Replaces the rank with which the worker was started, in an elastic training.
     epoch
-        Back to whose beginning the workers go, from 0; None: the training begins.
+        Epoch to whose beginning the workers return, from 0; None: the training begins.
     """
 
     token: str = field(repr=False)
@@ -219,19 +219,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Regroup:
-    """A worker waits to join: all are to stand by at the end of the epoch."""
+    """Request to wait for an order at the end of the epoch, because a worker joins."""
 
 
 @dataclass(frozen=True)
 class GoOn:
-    """Whoever observes the training has heard of an epoch's end, and has nothing against more."""
+    """Answer of the observers to an epoch's end: the training continues."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class StopTraining:
-    """Whoever observes the training wants it to stop, on all ranks after the same step."""
+    """Answer of the observers: stop the training on all ranks after the same step."""
 
 
 Answer = GoOn | StopTraining
@@ -240,24 +240,24 @@ FromLauncher = Order | Regroup | GoOn | StopTraining
 
 @dataclass(frozen=True)
 class Arrival:
-    """What each member of a gang says when it meets the others.
+    """First message of each process of a worker group to the others.
 
     Attributes
     ----------
     address, reserved
         As in `Order`.
     host
-        The member's host.
+        Host of the process.
     packages
-        What `pybackend.job.packages.read_versions` found there.
+        Result of `pybackend.job.packages.read_versions` there.
     layouts
-        What `pybackend.data.layout.read_layouts` found in the worker's folder.
+        Result of `pybackend.data.layout.read_layouts` for the worker's folder.
     has_failed
-        Whether the member could not read its rows; then no worker starts.
+        Whether the process could not read its rows; then no worker starts.
     nonce
-        Random text: connections between the workers prove a token that was made of all of these.
+        Random text: the workers prove a token that is derived from the texts of all.
     seed
-        The seed of the member's job.
+        Seed of the process's job.
     """
 
     address: str
@@ -272,7 +272,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker gives to a gathering, by the name of the call that it makes."""
+    """Contribution of a worker to a gathering, with the name of its call."""
 
     call: str
     text: str
@@ -280,14 +280,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all workers have given, by rank."""
+    """Contributions of all workers, by rank."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NotShared:
-    """Why a gathering has failed; ``lost`` is the rank of a worker that was lost, if one was."""
+    """Reason why a gathering failed; ``lost`` is the rank of a lost worker, if any."""
 
     reason: str
     lost: int | None = None
@@ -295,12 +295,12 @@ class NotShared:
 
 @dataclass(frozen=True)
 class Returned:
-    """The worker's function has returned."""
+    """Event: the worker's function returned."""
 
 
 @dataclass(frozen=True)
 class End:
-    """All others have returned, so a server is to end."""
+    """Request to a server to end, because all others have returned."""
 
 
 FromHub = Shared | NotShared | End
@@ -308,19 +308,19 @@ FromSpoke = Share | Returned
 
 
 def answer_of(on_event: Emit, event: Event) -> Answer | None:
-    """Pass an event on; the answer to it, if there is one."""
+    """Pass an event on, and return the answer to it, if there is one."""
     answer = on_event(event)
     return answer if isinstance(answer, Answer) else None
 
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
-    """The event with its worker's rank, and host if it has a field for it."""
+    """Return the event with its worker's rank, and its host if there is a field for it."""
     if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine):
         return replace(event, rank=rank, host=host)
     return replace(event, rank=rank)
 
 
 def read_event(text: str | bytes) -> Event:
-    """The event that `encode` wrote; `ValueError` as in `decode`."""
+    """Read the event that `encode` wrote; raise `ValueError` as `decode` does."""
     event: Event = decode(text, *get_args(Event))
     return event

@@ -1,4 +1,4 @@
-"""A SIGTERM as a notice: this process is to end soon, and may keep its training before."""
+"""Preemption notice: on SIGTERM, a process saves its training before it ends."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from dataclasses import replace
 
 from pybackend.errors import Failure, TfdistError
 
-_TOLD = "was told to end (SIGTERM)"
+_TOLD = "received SIGTERM"
 TOLD = f"the process {_TOLD}"
 RESTARTS = "with `restarts` it starts again by itself"
-# Signals in so short a time mean the same: of a process and of its group, say.
+# Signals within this time count as one: a process and its group may both get one.
 _SAME_SECONDS = 1.0
 
 
 class Notice:
-    """Whether this process was told to end, by a SIGTERM that did not end it at once."""
+    """Record of a SIGTERM that did not end this process at once."""
 
     def __init__(self) -> None:
         self._came = math.inf
 
     def __call__(self) -> bool:
-        """Whether it was."""
+        """Return whether the process received SIGTERM."""
         return self._came < math.inf
 
     def expect(self) -> bool:
-        """From now on, SIGTERM does not end this process: it is a notice.
+        """Record SIGTERM from now on, instead of ending this process.
 
         Returns
         -------
         bool
-            Whether that was possible: a SIGTERM that is handled or ignored already stays so, and
-            only the main thread can change it.
+            Whether that was possible: an existing handler of SIGTERM is not replaced, and only the
+            main thread can set one.
         """
         is_free = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         if not is_free or threading.current_thread() is not threading.main_thread():
@@ -47,12 +47,12 @@ class Notice:
 
     @contextmanager
     def expected(self, is_wanted: bool) -> Iterator[None]:
-        """As `expect`, while this context lasts; a second SIGTERM ends the process, as ever.
+        """Record SIGTERM in this context; a second SIGTERM ends the process.
 
         Parameters
         ----------
         is_wanted
-            False leaves everything as it is.
+            False changes nothing.
         """
         is_taken = is_wanted and self.expect()
         if is_taken:
@@ -64,7 +64,7 @@ class Notice:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def pass_on(self) -> None:
-        """End this process if it was told so, but had nothing left to keep."""
+        """End this process if it received SIGTERM, but had nothing left to save."""
         if self():
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -80,9 +80,9 @@ class Notice:
 
 
 def at_own_end(failure: Failure, notice: Notice) -> Failure:
-    """A worker's failure, as it is where this process was told to end and has told its worker.
+    """Return a worker's failure, as ``Terminated`` if this process passed on its own SIGTERM.
 
-    That is no loss after which this process could start again.
+    After such a failure this process cannot start the worker again.
     """
     if failure.exception_type != "Preempted" or not notice():
         return failure
@@ -91,45 +91,45 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
 
 
 class PreemptedError(TfdistError):
-    """Workers have left a training, all after the same step, because some were told to end.
+    """All workers left a training after the same step, because some were preempted.
 
     Parameters
     ----------
     ranks
-        Who was told so.
+        Ranks of the preempted workers.
     place
-        After which step they have left, in words.
+        The step after which they left, in words.
     is_kept
-        Whether there is a checkpoint of it.
+        Whether a checkpoint of it was written.
     """
 
     def __init__(self, ranks: Sequence[int], place: str, is_kept: bool) -> None:
         self.ranks = tuple(ranks)
         self.place = place
-        kept = "a checkpoint of it was written" if is_kept else "no checkpoint could be written"
-        super().__init__(f"all workers have left after {place}; {kept}")
+        saved = "a checkpoint of it was written" if is_kept else "no checkpoint could be written"
+        super().__init__(f"all workers left the training after {place}; {saved}")
 
     def describe(self, rank: int) -> tuple[str, str]:
-        """What this is to a rank: type and message of its failure."""
+        """Return the type and message of the failure of a rank."""
         if rank in self.ranks:
             return "Preempted", f"{TOLD}; {self}"
-        told = ", ".join(map(str, self.ranks))
-        return "Stopped", f"left with worker {told}, which was told to end; {self}"
+        preempted = ", ".join(map(str, self.ranks))
+        return "Stopped", f"left because worker {preempted} was preempted; {self}"
 
 
 class LeftError(PreemptedError):
-    """This worker was told to end, and has left an elastic training between two epochs.
+    """This worker was preempted, and left an elastic training between two epochs.
 
     Parameters
     ----------
     epoch
-        Which epoch was its last, from 1.
+        Number of its last epoch, from 1.
     """
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        TfdistError.__init__(self, f"it has left after epoch {epoch}")
+        TfdistError.__init__(self, f"it left the training after epoch {epoch}")
 
     def describe(self, rank: int) -> tuple[str, str]:
-        """See `PreemptedError`."""
+        """Return the type and message of the failure of this worker."""
         return "Preempted", f"{TOLD}; {self}"

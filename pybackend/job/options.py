@@ -233,7 +233,7 @@ def check_tfrecord_spec(spec: Any) -> None:
 
 
 def _set(options: Any, **values: Any) -> None:
-    """Give a frozen object the values in Python's own types, while it is being made."""
+    """Set attributes of a frozen object while it is created."""
     for name, value in values.items():
         object.__setattr__(options, name, value)
 
@@ -247,7 +247,7 @@ def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _check_categories(column: str, values: Any) -> None:
-    np = sys.modules.get("numpy")  # without it no value can be its array
+    np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
     is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
     if isinstance(values, (str, bytes)) or not is_list:
         raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
@@ -287,5 +287,5 @@ def _check_promise(column: str, promise: Any) -> Promise:
         return dtype, (None,)
     numbers = [as_number(size) for size in sizes]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        raise InputError(f"{expected}; the shape {shape!r} has other than positive whole numbers")
+        raise InputError(f"{expected}; the sizes in {shape!r} must be positive whole numbers")
     return dtype, tuple(int(size) for size in sizes)

@@ -1,6 +1,6 @@
-"""TensorFlow and Keras on the workers' hosts: installed, and the same everywhere.
+"""Check that TensorFlow and Keras are installed on all hosts in the same versions.
 
-Only the installed packages' metadata is read: importing TensorFlow takes seconds.
+Only the metadata of installed packages is read: importing TensorFlow takes seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
-# Names under which builds of them are published.
+# Names of their published builds.
 BUILDS = {
     "tensorflow": (
         "tensorflow",
@@ -31,7 +31,7 @@ SET_PYSPARK_PYTHON = "set PYSPARK_PYTHON to a Python that has it on every host"
 
 
 def read_versions() -> dict[str, Any]:
-    """What this Python has: ``python``, its path, and `find_version` of each package."""
+    """Return the path of this Python, as ``python``, and `find_version` of each package."""
     found: dict[str, Any] = {"python": sys.executable}
     for package in BUILDS:
         found[package] = find_version(package)
@@ -43,19 +43,19 @@ def find_difference(
     found: Sequence[Mapping[str, Any]],
     remedy: str = SET_PYSPARK_PYTHON,
 ) -> tuple[int, str] | None:
-    """The first rank whose packages keep a training from starting, and why; None: all is well.
+    """Return the first rank whose packages prevent a training, and the reason; None if none do.
 
     Parameters
     ----------
     hosts, found
-        Each rank's host, and what `read_versions` gave there.
+        Each rank's host, and the result of `read_versions` there.
     remedy
-        What else to do than to install something.
+        Alternative to installing a package.
     """
     for package, title in TITLES.items():
         versions = [have[package] for have in found]
         known = [v for v in versions if v not in (None, UNKNOWN)]
-        # What most hosts have is what the others should have; of two, what the lower rank has.
+        # The most common version is the expected one; in a tie, that of the lowest rank.
         wanted = Counter(known).most_common(1)[0][0] if known else None
         for rank, have in enumerate(versions):
             if have is None:
@@ -83,9 +83,9 @@ def _pip(python: str, package: str, wanted: str | None) -> str:
 
 
 def find_version(package: str) -> str | None:
-    """The version of a package's build; None if absent, ``"unknown"`` if without metadata."""
+    """Return the version of a package; None if absent, ``"unknown"`` if without metadata."""
     for name in BUILDS.get(package, (package,)):
         with suppress(PackageNotFoundError):
-            # After "+" comes who built it.
+            # The part after "+" names the build.
             return version(name).partition("+")[0]
     return UNKNOWN if find_spec(package) else None

@@ -1,4 +1,4 @@
-"""The user's functions and objects, pickled so that they run on machines without their source."""
+"""Pickling of user-defined functions and objects for machines without their source files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pickler(cloudpickle.Pickler):
         self._sources: dict[str, str] = {}  # one object per file, which is written once
 
     def reducer_override(self, value: Any) -> Any:
-        """How cloudpickle is to write a value; NotImplemented: as it does."""
+        """Return how cloudpickle writes a value; NotImplemented: in its own way."""
         if isinstance(value, CodeType):
             return self._reduce_code(value)
         tf = sys.modules.get("tensorflow")
@@ -63,7 +63,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 def _reduce_tf_function(function: Any) -> Any:
-    """A ``tf.function`` without what it was traced to here, which cannot be sent."""
+    """Reduce a ``tf.function`` without its traces, which cannot be sent."""
     options = {k: v for k, v in function.__getstate__().items() if isinstance(v, bool | str)}
     return _make_tf_function, (function.python_function, function.input_signature, options)
 
@@ -79,13 +79,13 @@ def _make_tf_function(function: Any, signature: Any, options: Mapping[str, Any])
 def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
     """Pickle a value for the workers.
 
-    Functions and classes are sent as code if their module is one of the user's files, which the
-    workers' machines need not have, and by name if it is an installed package.
+    Functions and classes are sent as code if their module is a file of the user, which the
+    workers' machines need not have, and as names if it is an installed package.
 
     Parameters
     ----------
     what
-        Names the value in errors.
+        Name of the value in errors.
     owners
         Functions or objects of ``value`` whose modules are examined.
 
@@ -112,12 +112,12 @@ def _pickle(value: Any) -> bytes:
 
 
 def is_sent(owner: Any) -> bool:
-    """Whether a class or a function is user-defined, and sent as code."""
+    """Return whether a class or a function is user-defined, and sent as code."""
     return owner.__module__ == "__main__" or _module_to_send(owner) is not None
 
 
 def _module_to_send(owner: Any) -> ModuleType | None:
-    """The module of a class, a function or an object, if it is one of the user's files."""
+    """Return the module of a class, a function or an object, if it is a file of the user."""
     name = getattr(owner, "__module__", None) or type(owner).__module__
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or name == "__main__" or _is_installed(module):
@@ -146,9 +146,9 @@ def _is_in_packages(file: str) -> bool:
 
 @contextmanager
 def sending_code() -> Iterator[Callable[[Any], None]]:
-    """Meanwhile cloudpickle sends the user's modules as code, once they are known.
+    """Have cloudpickle send registered user modules as code in this context.
 
-    Yields a function that takes a class, a function or an object, and makes its module known.
+    Yields a function that registers the module of a class, a function or an object.
     """
     known = set(cloudpickle.list_registry_pickle_by_value())
     registered: list[ModuleType] = []
@@ -173,24 +173,24 @@ def sending_code() -> Iterator[Callable[[Any], None]]:
 
 
 def read_source(file: str) -> str:
-    """The text of a file or of a notebook's cell; empty if it cannot be read."""
-    linecache.checkcache(file)  # it can have been edited
+    """Return the text of a file or of a notebook's cell; empty if it cannot be read."""
+    linecache.checkcache(file)  # it may have been edited
     return "".join(linecache.getlines(file))
 
 
 def make_code(make: Callable[..., CodeType], parts: tuple[Any, ...], file: str, text: str) -> Any:
-    """A code object, whose source this process can read from now on."""
+    """Make a code object, and store its source in this process."""
     if read_source(file) != text:
-        # Without a time of change it stays, whether or not there is such a file.
+        # An entry without a modification time stays in the cache, whether or not the file exists.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return make(*parts)
 
 
 def find_annotations(function: FunctionType) -> set[str]:
-    """Names in a function's annotations.
+    """Return the names in a function's annotations.
 
-    AutoGraph compiles the source, annotations included, while cloudpickle sends only the globals
-    that the code reads.
+    AutoGraph compiles the source with its annotations, but cloudpickle sends only the globals that
+    the code reads.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -207,7 +207,7 @@ def find_annotations(function: FunctionType) -> set[str]:
 
 
 def set_function(function: FunctionType, state: tuple[Any, Any, set[str]]) -> None:
-    """Complete an unpickled function, and give the names in its annotations a meaning."""
+    """Complete an unpickled function, and define the names in its annotations."""
     own, set_state, names = state
     set_state(function, own)
     for name in names:
@@ -215,7 +215,7 @@ def set_function(function: FunctionType, state: tuple[Any, Any, set[str]]) -> No
 
 
 class _Annotation:
-    """Stands for whatever is named in an annotation: what it is need not be installed here."""
+    """Placeholder for a name in an annotation, whose package need not be installed here."""
 
     def __getattr__(self, name: str) -> _Annotation:
         if name.startswith("__"):

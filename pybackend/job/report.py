@@ -12,15 +12,15 @@ from pybackend.errors import ClusterError, Failure
 from pybackend.job.codec import decode
 
 _ADVICE = (
-    "what it has sent was cut off or altered on its way, or another release of tfdist has written "
-    "it: install the same one on all machines, and start again"
+    "it was truncated or altered in transit, or written by another release of tfdist: install the "
+    "same release on all machines, and start again"
 )
 
-# Of a training's seconds: workers wait for each other a little all the time.
+# Share of a training's time: workers always wait for each other a little.
 _SHARE_OF_NOTE = 0.05
 
 PARTS = ("data", "compute", "communication", "waiting")
-"""Of a step, in the order in which `StepTimes` lists them."""
+"""Parts of a step, in the order of `StepTimes`."""
 
 
 @dataclass(frozen=True)
@@ -200,18 +200,18 @@ class Restart:
 
 
 def count_by_epoch(gangs: Sequence[Gang], last: int) -> list[int]:
-    """How many workers each epoch had from the first one to the ``last``, which counts from 1."""
+    """Return the number of workers of each epoch, from the first to the ``last``, from 1."""
     counts: dict[int, int] = {}
-    # A gang trains all from its first epoch on, also what one before it has trained.
+    # A generation trains all epochs from its first one on, also those of the generation before.
     for gang in gangs:
         counts |= dict.fromkeys(range(gang.epoch, last + 1), len(gang.workers))
     return list(counts.values())
 
 
 def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
-    """The rank for which the others waited, and for how many seconds each; None if for none.
+    """Return the rank for which the others waited, and for how many seconds each, or None.
 
-    The worker that all wait for waits least itself: what is shown is by how much.
+    That worker itself waits least. The seconds are the difference to the others.
     """
     waits = [report.waited for report in reports if report.waited is not None]
     if len(waits) < max(2, len(reports)):
@@ -219,17 +219,17 @@ def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
     least = min(waits)
     rank = waits.index(least)
     excess = median(waits[:rank] + waits[rank + 1 :]) - least
-    is_worth_a_word = excess >= max(1.0, _SHARE_OF_NOTE * reports[rank].seconds)
-    return (reports[rank].rank, excess) if is_worth_a_word else None
+    is_notable = excess >= max(1.0, _SHARE_OF_NOTE * reports[rank].seconds)
+    return (reports[rank].rank, excess) if is_notable else None
 
 
 def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
-    """The report that `encode` wrote; of one that cannot be read, a report of that failure.
+    """Read the report that `encode` wrote; return a failed report if it cannot be read.
 
     Parameters
     ----------
     rank, host
-        The worker that it has to be of.
+        The worker whose report it must be.
     """
     try:
         if not text:
@@ -243,7 +243,7 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
 
 
 def read_figures(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[str, Any]:
-    """Metrics that a worker has reported, by name, each of type ``kind``.
+    """Return the metrics that a worker reported, by name, each of type ``kind``.
 
     Raises
     ------
@@ -254,8 +254,8 @@ def read_figures(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[st
     if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):
         shown = repr(value)[:80]
         raise ClusterError(
-            f"worker {report.rank} on {report.host} has reported {shown} in place of figures by "
-            f"name: {_ADVICE}"
+            f"worker {report.rank} on {report.host} reported {shown} instead of metrics by name: "
+            f"{_ADVICE}"
         )
     return dict(value)
 

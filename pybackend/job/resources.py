@@ -71,7 +71,7 @@ def check_resources(value: Any) -> Resources:
 
 
 def show_bytes(number: float) -> str:
-    """A number of bytes as messages show it: ``2.3 GB``."""
+    """Return a number of bytes as text for messages: ``2.3 GB``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if number >= size:
             return f"{number / size:.3g} {unit}"
@@ -89,7 +89,7 @@ def _check_memory(value: Any) -> int | None:
         )
     if number < _LEAST_MEMORY:
         raise InputError(
-            f"`memory` is {value!r}, which is {number:g} bytes: no worker can do with that. Give "
+            f"`memory` is {value!r}, which is {number:g} bytes: not enough for a worker. Give "
             "a unit, as in '4GB'"
         )
     return int(number)

@@ -1,4 +1,4 @@
-"""The roles of a function's workers: TensorFlow's chief, workers, parameter servers, evaluator."""
+"""Roles of a function's workers: TensorFlow's chief, workers, parameter servers, evaluator."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SINGLE = ("chief", "evaluator")
 
 
 def check_roles(value: Any) -> Roles:
-    """Check the argument ``roles``: pairs of a role and how many have it, in the order of ranks.
+    """Check the argument ``roles``; return pairs of a role and its count, in the order of ranks.
 
-    None gives no pairs.
+    For None, there are no pairs.
 
     Raises
     ------
@@ -27,12 +27,12 @@ def check_roles(value: Any) -> Roles:
         return ()
     if not isinstance(value, Mapping):
         raise InputError(
-            "`roles` must map roles to how many workers have them, e.g. "
+            "`roles` must map roles to their numbers of workers, e.g. "
             f"{{'chief': 1, 'worker': 2, 'ps': 1}}, not {value!r}"
         )
     if unknown := [role for role in value if role not in ROLES]:
         fix = ": call it 'chief', as TensorFlow 2 does" if unknown[0] == "master" else ""
-        raise InputError(f"`roles` has {unknown[0]!r}, which is none of {', '.join(ROLES)}{fix}")
+        raise InputError(f"`roles` has {unknown[0]!r}; expected {', '.join(ROLES)}{fix}")
     counts = {
         role: check_whole_number(f"roles[{role!r}]", value[role], least=0)
         for role in ROLES
@@ -47,7 +47,7 @@ def check_roles(value: Any) -> Roles:
 
 
 def place_of(roles: Roles, rank: int) -> tuple[str, int]:
-    """The role of a rank, and its number within the role; without roles all are workers."""
+    """Return the role of a rank, and its index within the role; without roles all are workers."""
     index = rank
     for role, count in roles:
         if index < count:
@@ -57,15 +57,15 @@ def place_of(roles: Roles, rank: int) -> tuple[str, int]:
 
 
 def ranks_of(roles: Roles, role: str) -> list[int]:
-    """The ranks that have a role, in the order of their numbers within it."""
+    """Return the ranks of a role, in the order of their indices."""
     count = sum(number for _, number in roles)
     return [rank for rank in range(count) if place_of(roles, rank)[0] == role]
 
 
 def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
-    """The TF_CONFIG text of a rank.
+    """Return the TF_CONFIG text of a rank.
 
-    As TensorFlow expects it, the evaluator is no part of the others' cluster.
+    As TensorFlow expects it, the evaluator does not belong to the cluster of the others.
 
     Parameters
     ----------
@@ -84,16 +84,16 @@ def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
 
 
 def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
-    """The ranks with whose return the call is over: the chief, else all workers."""
+    """Return the ranks whose return ends the call: the chief, or all workers without one."""
     leading = "chief" if dict(roles).get("chief") else "worker"
     return {rank for rank in range(workers) if place_of(roles, rank)[0] == leading}
 
 
 def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
-    """The ranks that are ended when those that lead have returned.
+    """Return the ranks that are ended when the leading ones have returned.
 
-    These are parameter servers and evaluators; and if a chief leads parameter servers, the workers
-    too, which only serve it then.
+    These are parameter servers and evaluators. If there are a chief and parameter servers, these
+    are also the workers, which only serve the chief then.
     """
     counts = dict(roles)
     following = {"ps", "evaluator"}

@@ -1,4 +1,4 @@
-"""TensorFlow's distribution strategies by name: the one that a training takes, and the others."""
+"""Check of the argument ``strategy``: names of TensorFlow's distribution strategies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Literal
 from pybackend.errors import InputError
 
 Strategy = Literal["parameter_server"]
-# What does here what they do, in words that follow "strategy='...' is not needed: ".
+# What to use instead, in words that follow "strategy='...' is not needed: ".
 _INSTEAD = {
     "one_device": "workers=1 trains on one device",
     "mirrored": "barrier_train('local', ..., workers=n, resources=Resources(gpus=1)) gives each "
     "of n GPUs a worker, and the result is that of one process",
-    "multi_worker_mirrored": "leave it out, and barrier_train() does what it is for, with any "
-    "model of Keras 3 and with the result of one process",
-    "central_storage": "leave it out: workers that each keep the weights exchange gradients, and "
+    "multi_worker_mirrored": "leave it out, and barrier_train() trains on all workers, with any "
+    "Keras 3 model and with the result of one process",
+    "central_storage": "leave it out: every worker has the weights and exchanges gradients, and "
     "the result is the same",
 }
-_BY_HAND = "To have TensorFlow's own, make it in a function for barrier_run()"
+_BY_HAND = "To use TensorFlow's own, create it in a function for barrier_run()"
 
 
 def check_strategy(value: Any) -> Strategy | None:
@@ -26,7 +26,7 @@ def check_strategy(value: Any) -> Strategy | None:
     Raises
     ------
     InputError
-        It is another of TensorFlow's strategies, and says what to use, or none at all.
+        It is another strategy of TensorFlow (the message names the alternative), or no strategy.
     """
     if value is None or value == "parameter_server":
         return value if value is None else "parameter_server"
@@ -38,6 +38,6 @@ def check_strategy(value: Any) -> Strategy | None:
     if isinstance(value, str) and value in _INSTEAD:
         raise InputError(f"strategy={value!r} is not needed: {_INSTEAD[value]}. {_BY_HAND}")
     raise InputError(
-        f"`strategy` must be None or 'parameter_server', not {value!r}: a strategy of TensorFlow's "
-        "is made in the workers, and named here"
+        f"`strategy` must be None or 'parameter_server', not {value!r}: pass the name, and the "
+        "workers create TensorFlow's strategy"
     )

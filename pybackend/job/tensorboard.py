@@ -1,4 +1,4 @@
-"""Where what TensorBoard shows of a training is written."""
+"""Folder or URI of a training's event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from pybackend.errors import InputError
 
 FOLDER = "logs"
-"""Of this directory, for trainings that name none; `tfdist tensorboard` shows all in it."""
+"""Default folder in the working directory; `tfdist tensorboard` shows all trainings in it."""
 
 
 def check_tensorboard(value: Any) -> str | None:
-    """Check the argument ``tensorboard``; an absolute path, a URI, or None for nothing.
+    """Check the argument ``tensorboard``; return an absolute path, a URI, or None.
 
     Raises
     ------
     InputError
-        It is something else, or a file.
+        It is of another type, or a file.
     """
     if value is None or value is False:
         return None
@@ -38,17 +38,17 @@ def check_tensorboard(value: Any) -> str | None:
 
 
 def check_installed(there: str = "") -> None:
-    """Check that there is a TensorBoard, without which TensorFlow writes nothing for it.
+    """Check that TensorBoard is installed: without it TensorFlow writes no event files.
 
     Parameters
     ----------
     there
-        Where this process runs, e.g. `` on ann``, for the message.
+        Host of this process for the message, e.g. `` on ann``.
 
     Raises
     ------
     InputError
-        There is none.
+        It is not installed.
     """
     if find_spec("tensorboard") is None:
         raise InputError(
@@ -58,12 +58,12 @@ def check_installed(there: str = "") -> None:
 
 
 def is_uri(folder: str) -> bool:
-    """Whether rank 0 itself writes there; else the driver does."""
+    """Return whether this is a URI, to which rank 0 writes; to a folder, the driver writes."""
     return "://" in folder
 
 
 def _choose_folder() -> str:
-    """A new one, named by the time: two trainings of one second have two."""
+    """Return a new folder named by the time; a number follows if it exists already."""
     first = os.path.abspath(os.path.join(FOLDER, time.strftime("%Y%m%d-%H%M%S")))
     folder, number = first, 1
     while os.path.exists(folder):

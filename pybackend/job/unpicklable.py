@@ -1,4 +1,4 @@
-"""Finds the part of an object because of which it cannot be pickled, and names it."""
+"""Find the part of an object that cannot be pickled, and name it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-# For so long parts are pickled to see whether they fail.
+# Time limit for pickling parts to find those that fail.
 _SECONDS = 10
-# What the bases of a user's class are called here.
+# Names of Keras's base classes in messages.
 _KINDS = {
     "Callback": "callback",
     "Model": "model",
@@ -31,18 +31,18 @@ def explain_failure(
     error: Exception,
     is_user_code: Callable[[Any], bool],
 ) -> str:
-    """Say which attribute cannot be sent to the workers, of which object, and what to do.
+    """Describe which attribute of which object cannot be sent to the workers, and what to do.
 
     Parameters
     ----------
     what
-        Names the value, if the attribute belongs to no object of Keras.
+        Name of the value, if the attribute does not belong to a Keras object.
     dump
-        Pickles a value, and raises if that fails.
+        Pickles a value, and raises an error if that fails.
     error
-        What it has raised for the value.
+        The error that it raised for the value.
     is_user_code
-        Whether a class or a function is the user's, so that its parts are examined.
+        Whether a class or a function is user-defined, so that its parts are examined.
     """
     part, path, owner = _find_failing_part(value, dump, is_user_code)
     kind = _KINDS[_find_base(owner)] if owner is not None else ""
@@ -60,10 +60,10 @@ def explain_failure(
 def _find_failing_part(
     value: Any, dump: Callable[[Any], object], is_user_code: Callable[[Any], bool]
 ) -> tuple[Any, str, Any]:
-    """A part that fails, though none of its own parts does.
+    """Find a part that fails, though none of its own parts does.
 
-    Of several, a public attribute of an object of a user's class, or else the nearest one. Returns
-    the part, its path, and the object of Keras with which the path begins, if there is one.
+    A public attribute of an instance of a user-defined class is preferred, then the nearest part.
+    Returns the part, its path, and the Keras object with which the path begins, if there is one.
     """
     found: list[tuple[Any, str, Any]] = []
     tried: dict[int, tuple[Any, bool]] = {}
@@ -89,7 +89,7 @@ def _find_failing_part(
             for step, child in _list_parts(part, is_user_code)
             if time.monotonic() < end and fails(child)
         ]
-        # What Keras keeps its parts in fails because of them.
+        # Containers and internal objects of Keras fail because of their parts.
         is_inner = isinstance(part, (Mapping, list, tuple, set)) or _find_base(part) == _OTHER
         if not failing and not is_inner:
             found.append((part, path.lstrip(".").removeprefix("`, which uses `"), owner))
@@ -105,7 +105,7 @@ def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[b
 
 
 def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """The parts of a container, or of a user-defined or Keras object or function."""
+    """Yield the parts of a container, or of a user-defined or Keras object or function."""
     if isinstance(part, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
@@ -125,7 +125,7 @@ def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tupl
 
 
 def _list_attributes(part: Any) -> Iterator[tuple[str, Any]]:
-    """Those of an object itself, public ones first, but for methods that Keras has wrapped."""
+    """Yield an object's own attributes, public ones first, without methods that Keras wrapped."""
     own = sorted(getattr(part, "__dict__", {}).items(), key=lambda item: item[0].startswith("_"))
     for name, value in own:
         if not name.startswith("__") and not _is_of_keras(getattr(value, "__globals__", {})):
@@ -133,7 +133,7 @@ def _list_attributes(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _list_used(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Values that travel with a function: of defaults, of functions around it, of its module."""
+    """Yield the values sent with a function: defaults, closure, and globals that it uses."""
     parameters = inspect.signature(function).parameters.values()
     yield from ((p.name, p.default) for p in parameters if p.default is not p.empty)
     used = inspect.getclosurevars(function)
@@ -142,7 +142,7 @@ def _list_used(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _find_base(part: Any) -> str:
-    """Which of Keras's classes an object, or a class, is derived from; empty if from none."""
+    """Return the Keras class from which an object or a class is derived; empty if there is none."""
     kind = part if isinstance(part, type) else type(part)
     names = [base.__name__ for base in kind.__mro__ if _is_of_keras(vars(base))]
     return next((name for name in names if name in _KINDS), _OTHER if names else "")

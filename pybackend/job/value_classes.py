@@ -1,6 +1,6 @@
-"""Values of a program's own classes: enums, named tuples and dataclasses.
+"""Values of user-defined classes: enums, named tuples and dataclasses.
 
-No class is imported, and none of its code runs, because a worker has named it.
+A value from a worker never causes a class to be imported, or code of it to run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _is_named_tuple(value: Any) -> bool:
 
 def _pack_named_tuple(value: Any, pack: Pack) -> Fields:
     if getattr(value, "__dict__", None):
-        raise UnfitError(f"it has an attribute {next(iter(vars(value)))!r} beside its fields")
+        raise UnfitError(f"it has an attribute {next(iter(vars(value)))!r} besides its fields")
     names: tuple[str, ...] = getattr(type(value), "_fields", ())
     items = [pack(item, f".{name}") for name, item in zip(names, value, strict=True)]
     return {"class": _name_of(value), "names": list(names), "items": items}
@@ -63,9 +63,9 @@ def _pack_dataclass(value: Any, pack: Pack) -> Fields:
     kind = type(value)
     names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
     values = {name: getattr(value, name) for name in names}
-    _rebuild(kind, values)  # refuses what the driver could not
+    _rebuild(kind, values)  # raises an error if the driver could not do so
     for name in sorted(_find_attributes(value) - set(names)):
-        raise UnfitError(f"it has an attribute {name!r} beside its fields")
+        raise UnfitError(f"it has an attribute {name!r} besides its fields")
     return {"class": _name_of(value), "pairs": [[n, pack(v, f".{n}")] for n, v in values.items()]}
 
 
@@ -83,7 +83,7 @@ def _unpack_dataclass(fields: Fields, unpack: Unpack) -> Any:
 
 
 def _find_attributes(value: Any) -> set[str]:
-    """What an object holds, apart from properties that it has computed and can compute again."""
+    """Return the names of an object's attributes, without cached properties."""
     kind = type(value)
     held = {
         name
@@ -97,7 +97,7 @@ def _find_attributes(value: Any) -> set[str]:
 
 
 def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
-    """An object of a class with these attributes, without a call of the class's own code.
+    """Create an object of a class with these attributes, without running the class's own code.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
         That is not possible.
     """
     if hasattr(kind, "__del__"):
-        raise UnfitError(f"its class {kind.__qualname__} runs code at its end (__del__)")
+        raise UnfitError(f"its class {kind.__qualname__} has a finalizer (__del__)")
     try:
         made: Any = object.__new__(kind)  # its own __init__ might do anything
     except TypeError as error:
@@ -122,7 +122,7 @@ def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
 
 
 def _look_up(kind: type, name: str) -> Any:
-    """What a class or its bases define by a name, as it stands there."""
+    """Return the raw attribute of a class or its bases, without calling descriptors."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
@@ -131,7 +131,7 @@ def _name_of(value: Any) -> list[str]:
 
 
 def _find_class(name: Sequence[str]) -> type | None:
-    """The class of a module that is loaded here."""
+    """Return a class of a loaded module, or None."""
     found: Any = sys.modules.get(str(name[0]))
     for part in str(name[1]).split("."):
         found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None

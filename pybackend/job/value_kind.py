@@ -1,4 +1,4 @@
-"""One kind of value that workers send: how it is recognized, and its way to JSON and back."""
+"""Kind of value that workers send: how to recognize it, and to convert it to and from JSON."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Packs a part of a value, whose place is the value's and what is added, e.g. ``.name``.
+# Packs a part of a value. The text is added to the value's place, e.g. ``.name``.
 Pack = Callable[[Any, str], Any]
 Unpack = Callable[[Any], Any]
 Fields = dict[str, Any]
 
 
 class UnfitError(Exception):
-    """A value is of a kind that travels, but would not come back as it is; says why."""
+    """A value is of a known kind, but would be changed; the message gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueKind:
-    """One kind of value: its tag, how it is recognized, and its way to JSON and back.
+    """Kind of value: its tag, how to recognize it, and to convert it to and from JSON.
 
-    ``refusals`` are the errors by which ``pack`` says that a value of this kind cannot travel.
+    ``refusals`` are the errors that ``pack`` raises if a value of this kind cannot be sent.
     """
 
     tag: str
@@ -33,12 +33,12 @@ class ValueKind:
 
 
 def is_exactly(*kinds: type) -> Callable[[Any], bool]:
-    """Whether a value is of one of these classes: what a derived one adds would be lost."""
+    """Return a function that matches instances of these classes, but not of derived ones."""
     return lambda value: type(value) in kinds
 
 
 def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any], bool]:
-    """Whether a value is of a class of a module; False while that is not loaded."""
+    """Return a function that matches instances of a module's classes, if it is loaded."""
 
     def matches(value: Any) -> bool:
         loaded = sys.modules.get(module)
@@ -50,5 +50,5 @@ def is_of(module: str, *names: str, or_derived: bool = False) -> Callable[[Any],
 
 
 def to_text(content: bytes | bytearray) -> str:
-    """Bytes as base64 text."""
+    """Encode bytes as base64 text."""
     return base64.b64encode(content).decode()

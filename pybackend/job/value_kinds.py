@@ -1,7 +1,7 @@
 """Kinds of values beyond JSON's own that a worker's function may return.
 
-What comes back is equal to what was sent and of the same class, or it is refused: so a class is
-matched exactly, and one derived from it is another one.
+A received value equals the sent one and has the same class; otherwise it is rejected. So classes
+are matched exactly, and a derived class does not match.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _of_pairs(tag: str, kind: type) -> ValueKind:
     return ValueKind(tag, is_exactly(kind), _pack_dict, lambda *given: kind(_unpack_dict(*given)))
 
 
-# What a defaultdict may make of a missing key: no code of a user's.
+# Allowed default factories of a defaultdict: no user code.
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, list, dict, set)}
 
 
@@ -162,7 +162,7 @@ def _unpack_history(fields: Fields, unpack: Unpack) -> Any:
 
 
 KINDS: tuple[ValueKind, ...] = (
-    # Only what JSON cannot write arrives at these two.
+    # These two get only values that JSON cannot write.
     _by_text("integer", int, hex, lambda text: int(text, 16)),
     _by_text(
         "text",

@@ -10,8 +10,8 @@ from typing import Any
 
 from pybackend.job.value_kind import Fields, Pack, UnfitError, Unpack, ValueKind, is_of, to_text
 
-# Of Arrow's format: a message's header and its type; in a dictionary's header its rows; in the
-# header of rows their compression.
+# Fields of Arrow's format: a message's header type and header; the rows in a dictionary's header;
+# the compression in the header of rows.
 _HEADER_TYPE, _HEADER, _ROWS_OF_DICTIONARY, _COMPRESSION = 1, 2, 1, 3
 _DICTIONARY, _ROWS = 2, 3
 
@@ -44,7 +44,7 @@ def _read_table(fields: Fields) -> Any:
         table = reader.read_all()
     table.validate(full=True)
     if list(map(str, _types(table))) != fields["types"]:
-        raise ValueError("a table has types that are not known here")
+        raise ValueError("a table has types that are unknown here")
     return table
 
 
@@ -53,7 +53,7 @@ def _types(table: Any) -> list[Any]:
 
 
 def _is_compressed(message: bytes) -> bool:
-    """Whether the rows of a message are; `pyarrow` does not say before it has expanded them."""
+    """Return whether a message's rows are compressed; `pyarrow` cannot tell without expanding."""
     (root,) = struct.unpack_from("<I", message, 0)
     at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -66,7 +66,7 @@ def _is_compressed(message: bytes) -> bool:
 
 
 def _find_field(message: bytes, table: int, number: int) -> int:
-    """Where the field of a table of Flatbuffers lies, 0 if it is absent."""
+    """Return the offset of a field of a Flatbuffers table, 0 if it is absent."""
     (distance,) = struct.unpack_from("<i", message, table)
     (size,) = struct.unpack_from("<H", message, table - distance)
     place = 4 + 2 * number
@@ -116,7 +116,7 @@ def _unpack_frame(fields: Fields, unpack: Unpack) -> Any:
     index, labels = (_unpack_index(fields[name], unpack) for name in ("index", "labels"))
     columns = [_unpack_column(column, unpack) for column in fields["columns"]]
     if any(len(column) != len(index) for column in columns):
-        raise ValueError("a data frame's columns are not of its length")
+        raise ValueError("a data frame's columns differ from its length")
     frame = pd.DataFrame(dict(enumerate(columns))) if columns else pd.DataFrame(index=index)
     frame.index, frame.columns = index, labels
     frame.attrs.update(unpack(fields["attrs"]))
@@ -146,7 +146,7 @@ def _check_flags(value: Any) -> None:
 
 
 def _pack_column(column: Any, pack: Pack, where: str) -> Fields:
-    """Python's objects one by one, all else as an Arrow column."""
+    """Pack Python objects one by one, and other values as an Arrow column."""
     import pyarrow as pa
 
     column = column.reset_index(drop=True)
@@ -156,7 +156,7 @@ def _pack_column(column: Any, pack: Pack, where: str) -> Fields:
     fields = {**_write_table(table), "dtype": str(column.dtype)}
     again = _unpack_column(fields, lambda part: part)
     if not _is_same(column, again):
-        raise UnfitError(f"its values{where} of type {column.dtype} do not survive Arrow's format")
+        raise UnfitError(f"Arrow's format would change its values{where} of type {column.dtype}")
     return fields
 
 
@@ -175,7 +175,7 @@ def _unpack_column(fields: Fields, unpack: Unpack) -> Any:
 
 
 def _takes_no_space(kind: Any) -> bool:
-    """Whether a column of any length may come in a few bytes."""
+    """Return whether a few bytes can encode a column of any length."""
     import pyarrow as pa
 
     if pa.types.is_null(kind) or pa.types.is_run_end_encoded(kind):
@@ -196,7 +196,7 @@ def _children(kind: Any) -> Iterator[Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two columns, or two indexes, have the same type and values."""
+    """Return whether two columns, or two indexes, have the same type and values."""
     if type(one) is not type(other) or one.dtype != other.dtype or not one.equals(other):
         return False
     if one.dtype == object:
@@ -221,7 +221,7 @@ def _pack_index(index: Any, pack: Pack, where: str) -> Fields:
         if not _is_same(index, again) or getattr(index, "freq", None) != getattr(
             again, "freq", None
         ):
-            raise UnfitError(f"its {where} of type {type(index).__name__} would become another one")
+            raise UnfitError(f"its {where} of type {type(index).__name__} would be changed")
     return {"column": column, "freq": freq, "name": name}
 
 

@@ -42,11 +42,11 @@ def _pack_zone(value: zoneinfo.ZoneInfo, _: Pack) -> Fields:
 
 
 def _unpack_zone(fields: Fields, _: Unpack) -> zoneinfo.ZoneInfo:
-    return zoneinfo.ZoneInfo(fields["key"])  # refuses names that lead elsewhere
+    return zoneinfo.ZoneInfo(fields["key"])  # raises an error for paths outside its folder
 
 
 def _pack_stamp(value: Any, pack: Pack) -> Fields:
-    # pandas gives zones that it is told by name a class of its own choice.
+    # pandas chooses the class of time zones that are given as names.
     zone, is_named = value.tzinfo, type(value.tzinfo).__module__.startswith("pytz")
     fields = {"instant": pack(value.to_datetime64(), ""), "by_name": is_named}
     fields["zone"] = str(zone) if is_named else pack(zone, ".tzinfo")
@@ -54,7 +54,7 @@ def _pack_stamp(value: Any, pack: Pack) -> Fields:
     if any(
         getattr(again, name) != getattr(value, name) for name in ("value", "unit", "fold", "tzinfo")
     ):
-        raise UnfitError("pandas does not make the same of its instant and its time zone")
+        raise UnfitError("pandas makes a different timestamp of its instant and time zone")
     return fields
 
 

@@ -1,9 +1,9 @@
-"""Values that a worker's function returns, as JSON text: data alone, never code.
+"""Values that a worker's function returns, as JSON text: only data, never code.
 
-Results of workers arrive over the network, and unpickling executes what it is sent. So only data
-of known kinds travel: None, booleans, numbers, text, bytes, dates, lists, tuples, sets, dicts,
-enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. They come back equal and of
-the same class, or are refused.
+Results of workers arrive over the network, and unpickling executes code that it receives. So only
+data of known kinds are sent: None, booleans, numbers, text, bytes, dates, lists, tuples, sets,
+dicts, enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. The received values
+are equal and of the same class; other values are rejected.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pybackend.job.value_kinds import KINDS
 
 _TAG = "__tfdist__"
 _MOST_BITS = 2000
-# Whose derived classes are refused by this name.
+# The error for an instance of a derived class names these.
 _BASES = (bool, int, float, str, bytes, bytearray, list, tuple, dict, set, frozenset, complex)
 
 
 def encode_value(
     value: Any, kinds: Sequence[ValueKind] = KINDS, name: str = "the returned value"
 ) -> str:
-    """JSON text of a value, which messages call by a name.
+    """Return the JSON text of a value. Messages refer to it by ``name``.
 
     Raises
     ------
     SerializationError
-        Names the place and type of what is not of one of the kinds.
+        Names the place and type of a part that is not of one of the kinds.
     """
     try:
         return json.dumps(_pack(value, name, kinds))
@@ -43,7 +43,7 @@ def encode_value(
 
 
 def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
-    """The value that `encode_value` wrote.
+    """Decode the value that `encode_value` wrote.
 
     Dataclasses whose class this process has not loaded become a ``types.SimpleNamespace``, as the
     history of Keras's ``fit`` does; tensors become numpy arrays.
@@ -81,7 +81,7 @@ def _pack(value: Any, where: str, kinds: Sequence[ValueKind]) -> Any:
         is_key = place == " (a key)"
         return _pack(part, f"a key of {where}" if is_key else f"{where}{place}", kinds)
 
-    np = sys.modules.get("numpy")  # without it no value can be its array
+    np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
     if np is not None and isinstance(value, (np.ndarray, np.generic)):
         return _pack_array(value, where, pack_part)
 
@@ -99,16 +99,16 @@ def _pack(value: Any, where: str, kinds: Sequence[ValueKind]) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON itself brings it back as it is."""
+    """Return whether JSON preserves the value."""
     kind = type(value)
     if kind is str:
         return value.isascii() or _is_unicode(value)
-    # Python refuses to read or write integers of many digits; a user may set how many.
+    # Python raises an error for integers of too many digits; the limit can be set.
     return kind in (bool, float) or (kind is int and value.bit_length() <= _MOST_BITS)
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text has no surrogates, two of which JSON would make one character."""
+    """Return whether a text has no surrogates; JSON would join two of them to one character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,14 +124,14 @@ def _refuse(value: Any, where: str) -> str:
     base = next((kind for kind in _BASES if isinstance(value, kind)), None)
     if base is not None:
         return (
-            f"{where} is a {_name(value)}, which would come back as a plain {base.__name__}: "
+            f"{where} is a {_name(value)}, which would become a plain {base.__name__}: "
             f"return it as {base.__name__}(...)"
         )
     return (
-        f"{where} is a {_name(value)}: what travels is plain "
+        f"{where} is a {_name(value)}: return plain "
         "data (None, numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy "
-        "arrays, pandas and Arrow tables) and Keras models. A model whose classes need "
-        "`custom_objects` travels as `model_to_base64(model)`"
+        "arrays, pandas and Arrow tables) or a Keras model. Return a model whose classes need "
+        "`custom_objects` as `model_to_base64(model)`"
     )
 
 
@@ -153,8 +153,8 @@ def _pack_array(value: Any, where: str, pack: Pack) -> dict[str, Any]:
         is_exact = type(value) is kind.type and (kind.kind not in "SU" or len(again) == len(value))
     if not is_exact:
         raise SerializationError(
-            f"{where} is a {_name(value)}, which would come back changed: return it as an array, "
-            "by numpy.asarray(...), or as numbers and text of Python"
+            f"{where} is a {_name(value)}, which would be changed: return it as an array, "
+            "by numpy.asarray(...), or as Python numbers and text"
         )
     return {
         _TAG: "scalar" if is_scalar else "array",
@@ -185,7 +185,7 @@ def _unpack(value: Any, kinds: dict[str, ValueKind]) -> Any:
 
 
 def _unpack_objects(fields: dict[str, Any], kinds: dict[str, ValueKind]) -> Any:
-    """An array of Python's objects, texts mostly."""
+    """Unpack an array of Python objects, mostly texts."""
     import numpy as np
 
     array = np.empty(len(fields["items"]), object)

@@ -1,1 +1,1 @@
-"""Looking at a model, never training it."""
+"""Serialization, comparison and checks of models, without training them."""

@@ -1,4 +1,4 @@
-"""``.keras`` archives that must not be read: damaged, incomplete, or larger than they look."""
+"""Checks of ``.keras`` archives that are damaged, incomplete, or larger than they look."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BLOCK = 1 << 20
 
 
 def check_archive(path: Path, *, is_intact: bool) -> str:
-    """Reject a hostile or damaged archive; the version of Keras that wrote it.
+    """Reject a hostile or damaged archive; return the version of Keras that wrote it.
 
-    Sizes are compared before anything is unpacked, and `zipfile` never unpacks more of a member
-    than its directory promises.
+    Sizes are compared before anything is unpacked. `zipfile` never unpacks more of a member than
+    the archive's directory states.
 
     Parameters
     ----------
@@ -47,11 +47,11 @@ def check_archive(path: Path, *, is_intact: bool) -> str:
 def _check_directory(archive: zipfile.ZipFile, size: int) -> None:
     members, names = archive.infolist(), archive.namelist()
     for name in (_CONFIG, _METADATA, _WEIGHTS):
-        # One that is there a thousand times would be read a thousand times.
+        # A member with a thousand entries would be read a thousand times.
         if name not in names or len(set(names)) < len(names):
             raise _damaged(name)
     for member in members:
-        # The others unpack thousands of bytes from one, whatever was asked for.
+        # Other methods unpack thousands of bytes from one, regardless of the requested size.
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise SerializationError(
                 f"the .keras file has {member.filename!r} compressed by method "

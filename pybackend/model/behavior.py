@@ -1,4 +1,4 @@
-"""What a model computes, compared with what a copy of it does."""
+"""Comparison of a model's loss and gradients with those of its copy."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from pybackend.model.layers import find_custom_parts, find_variables
 
 
 def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
-    """What a copy of a model computes otherwise, in words that continue "it forgets".
+    """Describe how a copy of a model computes differently, in words that continue "it loses".
 
-    Compared are the loss in training and its gradients, if the model is built and has parts of the
-    user's: those of Keras are known by their configuration. A random result says nothing.
+    The training loss and its gradients are compared if the model is built and has user-defined
+    parts; parts of Keras are determined by their configuration. Random results are not compared.
 
     Parameters
     ----------
     rows
-        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of some rows.
+        Some rows as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
     if not (model.built and copy.built and find_custom_parts(model)):
         return []
@@ -34,7 +34,7 @@ def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
         state.assign(own)
     try:
         own, again = _compute_gradients(model, rows), _compute_gradients(model, rows)
-    except Exception:  # rows that do not fit are reported by what comes next
+    except Exception:  # rows that do not fit are reported later
         return []
     if not _is_close(own, again):
         return []
@@ -47,7 +47,7 @@ def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
 
 @contextmanager
 def keep_state(model: Any) -> Iterator[None]:
-    """Undo what forward passes change: a model's variables, and Python's random numbers."""
+    """Restore a model's variables and the random states of Python and numpy at the end."""
     values = [(variable, variable.numpy()) for variable in find_variables(model)]
     states = random.getstate(), np.random.get_state()
     try:
@@ -60,7 +60,7 @@ def keep_state(model: Any) -> Iterator[None]:
 
 
 def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
-    """A model's loss of predictions, as a tensor."""
+    """Return a model's loss for predictions, as a tensor."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     arguments = {"x": x, "y": y, "y_pred": y_pred, "sample_weight": sample_weight}
     if "training" in inspect.signature(model.compute_loss).parameters:
@@ -69,7 +69,7 @@ def compute_loss(model: Any, rows: Any, y_pred: Any, training: bool) -> Any:
 
 
 def _compute_gradients(model: Any, rows: Any) -> list[Any]:
-    """The loss, and the gradients of what is trained."""
+    """Return the loss, and the gradients of the trainable variables."""
     variables = [v.value for v in model.trainable_variables]
     with keep_state(model):
         with tf.GradientTape() as tape:

@@ -1,9 +1,9 @@
-"""Keras objects pickled by value: as they are, with all that was set on them.
+"""Pickling of Keras objects with all of their attributes.
 
 Keras's files, and its own pickling, which writes such a file, hold a configuration and weights. All
 else is lost there: attributes, arguments of classes without `get_config`, flags of single
-variables, and that a callback holds a layer of the very model. Here objects of Keras are written as
-their attributes, and TensorFlow's variables and tables as their values.
+variables, and references of a callback to a layer of the same model. Here objects of Keras are
+written as their attributes, and TensorFlow's variables and tables as their values.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pybackend.errors import InputError
 from pybackend.job.pickling import Pickler, is_sent, sending_code
 from pybackend.job.unpicklable import explain_failure
 
-# Traced by Keras when they are first needed, and not to be sent.
+# Keras traces these when they are first needed; they are not sent.
 _TRACED = ("train_function", "test_function", "predict_function")
-# How a functional model names its nodes: by the address of a layer, which is another one elsewhere.
+# Name of a node in a functional model: it begins with the address of a layer in this process.
 _NODE = re.compile(r"(\d+)(\D.*)")
-# Memory that a thread reserves and does not use but for what is deep.
+# Stack that a thread reserves; only deeply nested objects use it.
 _STACK_BYTES = 512 << 20
 _DEEPEST = 200_000
 
@@ -59,14 +59,14 @@ def pickle_objects(value: Any) -> bytes:
 
 
 def unpickle_objects(content: bytes) -> Any:
-    """What `pickle_objects` wrote. Only for what this job's own driver has sent."""
+    """Unpickle the bytes of `pickle_objects`. Only for data from this job's own driver."""
     return cloudpickle.loads(content)
 
 
 def take_snapshot(value: Any) -> Callable[[], Any]:
-    """A function that returns a new copy of a value, as it is now, whenever it is called.
+    """Return a function that returns a new copy of the value's present state at each call.
 
-    For this process: copies share classes and functions with the original, which stay as they are.
+    For this process: copies share classes and functions with the original.
     """
     file = io.BytesIO()
     pickler = _LocalPickler(file, value, lambda _: None)
@@ -75,7 +75,7 @@ def take_snapshot(value: Any) -> Callable[[], Any]:
 
 
 class _Snapshot:
-    """What `take_snapshot` returns; pickled, it is a `_Copies`, for any process."""
+    """Result of `take_snapshot`; pickled, it becomes a `_Copies`, for any process."""
 
     def __init__(self, content: bytes, shared: list[Any]) -> None:
         self._content = content
@@ -89,7 +89,7 @@ class _Snapshot:
 
 
 class _Copies:
-    """Returns a new copy of a value whenever it is called."""
+    """Callable that returns a new copy of a value."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -99,7 +99,7 @@ class _Copies:
 
 
 def _dump(pickler: _Pickler, value: Any) -> None:
-    """Pickle in a thread with a large stack: a layer is pickled inside of the one before it."""
+    """Pickle in a thread with a large stack: each layer is pickled inside the one before it."""
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(max(limit, _DEEPEST))
@@ -111,7 +111,7 @@ def _dump(pickler: _Pickler, value: Any) -> None:
 
 
 class _Pickler(Pickler):
-    """Writes what Keras would write as a file, and TensorFlow not at all."""
+    """Pickler of objects that Keras would write as a file, and TensorFlow could not pickle."""
 
     def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:
         super().__init__(file, protocol=4)
@@ -125,7 +125,7 @@ class _Pickler(Pickler):
         }
 
     def reducer_override(self, value: Any) -> Any:
-        """How cloudpickle is to write a value; NotImplemented: as it does."""
+        """Return how cloudpickle writes a value; NotImplemented: in its own way."""
         self._send_code(value)
         if isinstance(value, (type, FunctionType)):
             return super().reducer_override(value)
@@ -151,7 +151,7 @@ class _Pickler(Pickler):
         return {name: self._free(item) for name, item in attributes.items()}
 
     def _free(self, item: Any) -> Any:
-        """An attribute whose keys are addresses or names that will be others there."""
+        """Replace keys that are addresses or names, which differ in other processes."""
         if isinstance(item, dict) and item and all(key in self._keys for key in item):
             return _Renamed([(*self._keys[key], each) for key, each in item.items()])
         if isinstance(item, set) and item and all(key in self._keys for key in item):
@@ -169,14 +169,14 @@ class _Pickler(Pickler):
 
 
 class _LocalPickler(_Pickler):
-    """Writes the number of a class or function, and keeps it."""
+    """Pickler that writes numbers for classes and functions, and holds these."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.shared: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """The number, if there is one. A function with a closure may hold what is copied."""
+        """Return a number, or None. A function with a closure may hold copied objects."""
         is_plain = isinstance(value, FunctionType) and value.__closure__ is None
         if not is_plain and not isinstance(value, type):
             return None
@@ -185,19 +185,19 @@ class _LocalPickler(_Pickler):
 
 
 class _LocalUnpickler(pickle.Unpickler):
-    """Reads what `_LocalPickler` has written in this process."""
+    """Unpickler of what `_LocalPickler` has written in this process."""
 
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)
         self._shared = shared
 
     def persistent_load(self, number: Any) -> Any:
-        """The class or function of a number."""
+        """Return the class or function with a number."""
         return self._shared[number]
 
 
 class _Renamed:
-    """A dict or set by the names that variables have in their own process."""
+    """Dict or set whose keys are names that variables have in their own process."""
 
     def __init__(self, items: list[tuple[Any, str, Any]], is_set: bool = False) -> None:
         self._items = items
@@ -209,7 +209,7 @@ class _Renamed:
 
 
 class _Nodes:
-    """A set of the names of nodes, which begin with the address of a layer."""
+    """Set of the names of nodes, which begin with the address of a layer."""
 
     def __init__(self, nodes: list[tuple[Any, str]]) -> None:
         self._nodes = nodes
@@ -219,7 +219,7 @@ class _Nodes:
 
 
 class _Addresses:
-    """A set of the addresses of parts, by which Keras knows what it has seen."""
+    """Set of the addresses of parts, by which Keras marks objects as visited."""
 
     def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
@@ -229,7 +229,7 @@ class _Addresses:
 
 
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
-    """Give an object its attributes and items, without a method of its own being called."""
+    """Set the attributes and items of an object, without calling methods of its own."""
     attributes, items = state
     vars(value).update(
         {
@@ -246,14 +246,14 @@ def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
 
 
 def _is_of_keras(kind: Any) -> bool:
-    """Whether objects of a class are Keras's, or would be written as Keras writes its own."""
+    """Return whether objects of a class are Keras's, or are pickled by Keras's `__reduce__`."""
     by_keras = (getattr(kind.__reduce__, "__module__", None) or "").startswith("keras.")
     is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__getnewargs__")
     return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
 
 
 def _reject_own_state(kind: type) -> None:
-    """A class that says itself what its objects' state is means more than its attributes."""
+    """Reject a class that defines its objects' state itself: attributes may not be all of it."""
     for base in kind.__mro__:
         is_library = base.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
         for name in () if is_library else ("__slots__", "__getstate__", "__setstate__"):
@@ -262,7 +262,7 @@ def _reject_own_state(kind: type) -> None:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether a class leaves pickling to Python: an Enum, for one, does not."""
+    """Return whether a class uses Python's default pickling: an Enum, for example, does not."""
     return kind.__reduce__ is object.__reduce__
 
 
@@ -293,7 +293,7 @@ def _reduce_tensorflow(value: Any) -> Any:
 
 
 def _make_empty(kind: Any) -> Any:
-    """An object without attributes: its class's `__init__` is not called."""
+    """Return an object without attributes: the `__init__` of its class is not called."""
     return kind.__new__(kind)
 
 
@@ -314,7 +314,7 @@ def _texts(variable: Any) -> Iterator[tuple[str, str]]:
 
 
 def _find_parts(value: Any) -> Iterator[Any]:
-    """Layers, operations and variables that a value consists of."""
+    """Yield the layers, operations and variables of a value."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:

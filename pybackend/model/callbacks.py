@@ -1,4 +1,4 @@
-"""Callbacks of a training on several workers: what is one, and on which rank it runs."""
+"""Checks of callbacks, and the ranks on which they run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.arguments import describe_stranger
 
-# These write files: once is enough, and right only on one rank.
+# These write files, which only one rank may do.
 _RANK_0_ONLY = (
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,
     keras.callbacks.RemoteMonitor,
 )
-# Keras says on the worker's standard error that they do nothing.
+# If their metric is missing, Keras only warns on the worker's standard error.
 _MONITORING = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.ModelCheckpoint,
@@ -26,12 +26,12 @@ _MONITORING = (
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Reject whatever is not a callback of Keras.
+    """Reject objects that are not Keras callbacks.
 
     Raises
     ------
     InputError
-        Names its class.
+        Names the object's class.
     """
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
@@ -42,16 +42,15 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
-    """Callbacks that run on one rank.
+    """Return the callbacks that run on one rank.
 
-    Those that write files run on rank 0 alone, and so do others that have an attribute
-    ``rank_0_only`` that is true.
+    Callbacks that write files, and those with a true attribute ``rank_0_only``, run on rank 0 only.
     """
     return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
-    """Callbacks that act on a figure which epochs do not have, by class, and the figure's name."""
+    """Return the class names and metrics of callbacks that monitor a metric that epochs lack."""
     return [
         (type(callback).__name__, callback.monitor)
         for callback in callbacks

@@ -1,6 +1,7 @@
-"""Models whose distributed training would not equal that of a single process.
+"""Checks for models whose distributed training would not equal that of a single process.
 
-Each is rejected by name before training starts: a wrong result would look like a right one.
+They raise an error before the training starts, because a wrong result would look like a correct
+one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MEANS = ("sum_over_batch_size", "mean")
 
 
 def check_model(model: Any, job: ModelJob) -> None:
-    """Reject what cannot be trained exactly by the workers of a job.
+    """Reject models that the workers of a job cannot train exactly.
 
     Raises
     ------
@@ -57,19 +58,19 @@ def _check_compiled(model: Any) -> None:
 
 
 def _check_rate(model: Any) -> None:
-    """Reject optimizers whose learning rate is no number that a step can find changed."""
+    """Reject optimizers whose learning rate is not a variable, which callbacks can change."""
     rate = model.optimizer.learning_rate
     if not isinstance(rate, keras.Variable):
         raise InputError(
-            f"`scale_lr` needs an optimizer with a number as its learning rate, and that of "
-            f"{type(model.optimizer).__name__} is a schedule or a function: give a number, and "
-            "warm-up and decay by ScaleLearningRate, or leave `scale_lr` out and scale the schedule"
+            f"`scale_lr` needs an optimizer with a number as its learning rate, but that of "
+            f"{type(model.optimizer).__name__} is a schedule or a function: use a number, with "
+            "warm-up and decay in ScaleLearningRate, or omit `scale_lr` and scale the schedule"
         )
     others = find_other_optimizers(model)
     if others:
         raise InputError(
-            f"`scale_lr` reaches the optimizer given to compile() alone, and the model has others "
-            f"({', '.join(sorted(others))}): leave it out, and scale their learning rates yourself"
+            f"`scale_lr` scales only the optimizer given to compile(), but the model has others "
+            f"({', '.join(sorted(others))}): omit it, and scale their learning rates yourself"
         )
 
 
@@ -86,13 +87,14 @@ def _check_optimizers(model: Any, job: TrainingJob) -> None:
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if inner.use_ema:
         raise InputError(
-            "`LocalSteps` and an optimizer with use_ema=True exclude each other: the moving "
-            "averages would be each worker's own"
+            "`LocalSteps` cannot be combined with an optimizer with use_ema=True: each worker "
+            "would have its own moving averages"
         )
     if others:
         raise InputError(
-            f"`LocalSteps` and further optimizers ({', '.join(sorted(others))}) exclude each "
-            "other: workers would agree on the state of the one given to compile() alone"
+            f"`LocalSteps` cannot be combined with further optimizers "
+            f"({', '.join(sorted(others))}): the workers would only average the state of the one "
+            "given to compile()"
         )
 
 
@@ -108,7 +110,7 @@ def _check_layers(model: Any, job: TrainingJob) -> None:
         if isinstance(job.exchange, LocalSteps):
             reason = "`LocalSteps`, where each worker steps on its own"
         elif type(layer).call is not kind.call or layer.renorm:
-            reason = "renorm=True or a call of its own, whose statistics are of a worker's own rows"
+            reason = "renorm=True or its own call(), whose statistics cover one worker's rows only"
         else:
             continue
         raise InputError(
@@ -119,7 +121,7 @@ def _check_layers(model: Any, job: TrainingJob) -> None:
 
 
 def check_losses(model: Any) -> None:
-    """Reject losses that are known not to be means over rows.
+    """Reject losses that are not means over rows.
 
     Raises
     ------
@@ -129,8 +131,8 @@ def check_losses(model: Any) -> None:
     for loss in flatten(model.loss):
         if isinstance(loss, keras.losses.Circle):
             raise InputError(
-                "the loss Circle compares the rows of a batch with each other, of which a worker "
-                "sees only its own: give `exchange` the option loss_over='global batch'"
+                "the loss Circle compares the rows of a batch with each other, but a worker has "
+                "only a part of them: give `exchange` the option loss_over='global batch'"
             )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in _MEANS:

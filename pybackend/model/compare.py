@@ -1,4 +1,4 @@
-"""Whether a copy of a model is the model: what a file or a pickle has forgotten of it."""
+"""Comparison of a model with its copy, to find what a file or a pickle did not store."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from pybackend.model.layers import (
 )
 
 Kind = Literal["train", "evaluate", "predict", "run"]
-# Numbers of these kinds are compared; what else an attribute may be says nothing by its value.
+# Only values of these types are compared directly.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 _MOST = 5
-# How far values are followed that are no plain ones.
+# Maximum depth to which other values are compared.
 _DEEPEST = 8
 _NUMBER = re.compile(r"_\d+$")
 # What Keras sets on objects by itself: names, and the state of their use.
@@ -38,16 +38,16 @@ _STORING = {"__init__", "load_own_variables", "save_own_variables"}
 
 
 def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
-    """What a copy of a model has otherwise, in words that continue "it forgets"; none: nothing.
+    """List the differences of a copy of a model, in words that continue "it loses".
 
-    Compared are classes, the plain attributes of layers and of whatever is of a class of the
-    user's, and compile settings; for training also the optimizer, and variables (shape, type,
-    whether they are trained, value).
+    Classes, plain attributes of layers and of instances of user-defined classes, and compile
+    settings are compared; for training also the optimizer, and variables (shape, type, trainable,
+    value).
 
     Parameters
     ----------
     kind
-        What the copy is for: predictions need no loss, and weights that Keras merges give the same.
+        Purpose of the copy: predictions need no loss, and merged weights give the same predictions.
     """
     if type(model) is not type(copy):
         return [f"the class {type(model).__name__}"]
@@ -63,7 +63,7 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
 
 
 def hash_weights(model: Any) -> str:
-    """SHA-256 over all weights: equal for two models only if the weights are bitwise equal."""
+    """Return the SHA-256 of all weights: equal for two models only if they are bitwise equal."""
     digest = hashlib.sha256()
     for variable in model.weights:
         digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
@@ -71,12 +71,12 @@ def hash_weights(model: Any) -> str:
 
 
 def is_random_state(variable: Any) -> bool:
-    """Whether a variable is the state of a generator, which workers draw from a training's seed."""
+    """Return whether a variable is the state of a generator; workers seed it for the training."""
     return str(variable.path).endswith("seed_generator_state")
 
 
 def find_other_weights(model: Any, copy: Any) -> list[str]:
-    """The weights of a copy that are not those of the model."""
+    """List the weights of a copy that differ from those of the model."""
     return _compare_variables("weights", model.weights, copy.weights)
 
 
@@ -84,9 +84,9 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
     own, others = _named_layers(model), _named_layers(copy)
     if sorted(map(_name_of, own)) == sorted(map(_name_of, others)):
         own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
-    # Else a class has made its layers anew, in the same order, and Keras has named them anew.
+    # Else a class has created its layers again, in the same order, and Keras has renamed them.
     if list(map(type, own)) != list(map(type, others)):
-        return [f"layers: {len(own) - 1} became {len(others) - 1}, or others"]
+        return [f"layers: {len(own) - 1} became {len(others) - 1}, or have other classes"]
     found = []
     for one, other in zip(own, others, strict=True):
         what = f"{type(one).__name__} {one.name!r}"
@@ -97,7 +97,7 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
 
 
 def _named_layers(model: Any) -> list[Any]:
-    """A model and its layers, but for those that a Sequential makes inside and names anew."""
+    """Return a model and its layers, except for those that a Sequential creates and renames."""
     return [model, *(one for one in find_layers(model) if type(one).__name__ != "Functional")]
 
 
@@ -131,13 +131,13 @@ def _compare_optimizers(model: Any, copy: Any) -> list[str]:
 
 
 def _starts_from_weights(optimizer: Any) -> bool:
-    """Whether the state of an optimizer depends on the weights that it is built with."""
+    """Return whether the state of an optimizer depends on the weights that it is built with."""
     value = 0.3714
     try:
         fresh = type(optimizer).from_config(optimizer.get_config())
         fresh.build([keras.Variable(np.full((2, 2), value, "float32"), name="kernel")])
         return any(np.any(np.isclose(v.numpy(), value, atol=0)) for v in fresh.variables if v.shape)
-    except Exception:  # one that needs certain variables: what it computes is compared elsewhere
+    except Exception:  # it needs certain variables; its results are compared elsewhere
         return False
 
 
@@ -146,7 +146,7 @@ def _compare_compile_settings(model: Any, copy: Any) -> list[str]:
         return ["how it was compiled"]
     own, others = _compile_config(model), _compile_config(copy)
     found = [] if own == others else ["how it was compiled"]
-    # A configuration of Keras's own may lack something: that of Huber lacks its delta.
+    # A configuration of Keras may lack something: that of Huber lacks its delta.
     losses = zip(flatten(model.loss), flatten(copy.loss), strict=False)
     for one, other in losses:
         if isinstance(one, keras.losses.Loss) and not _is_alike(vars(one), vars(other)):
@@ -155,19 +155,19 @@ def _compare_compile_settings(model: Any, copy: Any) -> list[str]:
 
 
 def _compile_config(model: Any) -> Any:
-    """Keras's record of a `compile()` that is its own; the objects in it have been compared."""
+    """Return Keras's configuration of its own `compile()`; the objects in it were compared."""
     if not model.compiled or is_custom(type(model).compile):
         return None
     try:
-        # Keras forgets the optimizer in it when it writes HDF5; that is compared by itself.
+        # Keras drops the optimizer when it writes HDF5; the optimizer is compared separately.
         config = {**(model.get_compile_config() or {}), "optimizer": None}
         return json.dumps(config, sort_keys=True, default=str)
-    except Exception:  # Keras cannot write it, and so has sent no file of it either
+    except Exception:  # Keras cannot write it, so no file of it was sent
         return None
 
 
 def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
-    """Settings of losses, metrics, constraints and the like that are of a class of the user's."""
+    """Compare the settings of user-defined losses, metrics, constraints and the like."""
     own, others = _custom_parts(model), _custom_parts(copy)
     if list(map(type, own)) != list(map(type, others)):
         return [f"its own {name}" for name in dict.fromkeys(type(part).__name__ for part in own)]
@@ -179,7 +179,7 @@ def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
 
 
 def _custom_parts(model: Any) -> list[Any]:
-    """In an order that is another one's only if their settings differ."""
+    """Return user-defined parts in an order that differs only if their settings differ."""
     parts = [
         part
         for part in find_custom_parts(model)
@@ -189,7 +189,7 @@ def _custom_parts(model: Any) -> list[Any]:
 
 
 def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> list[str]:
-    """Attributes that differ; private ones of layers are Keras's own bookkeeping."""
+    """List the attributes that differ; private ones of layers are internal to Keras."""
     if not hasattr(one, "__dict__") or not hasattr(other, "__dict__"):
         return []
     kind: Any = type(one)
@@ -202,7 +202,7 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
     ]
     if not is_custom(one):
         return found
-    # What is no plain value, if the user's class names it.
+    # Other values, if the user-defined class names them.
     shown = sorted(name for name in _names_in(kind) if name in vars(one) and name not in own)
     return found + [
         f"{what}: {name}"
@@ -213,14 +213,14 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
 
 
 def _has_state(value: Any) -> bool:
-    """Whether an attribute that a copy lacks is more than a cache, which its first use fills."""
+    """Return whether an attribute that a copy lacks is more than a cache filled at first use."""
     return isinstance(value, tf.Variable | tf.random.Generator | tf.Module) or (
         hasattr(value, "__dict__") and not callable(value) and is_custom(value)
     )
 
 
 def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
-    """Whether two values that are not plain are the same, as far as can be seen."""
+    """Return whether two values that are not plain are equal, as far as this can be found out."""
     if one is other or depth > _DEEPEST:
         return True
     if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
@@ -245,10 +245,10 @@ def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
 
 
 def _plain(part: Any, with_private: bool) -> dict[str, Any]:
-    """Attributes that are numbers, text, and lists, sets or dicts of them.
+    """Return the attributes that are numbers, text, or lists, sets or dicts of them.
 
-    Left out is what Keras sets for itself: private dicts, and all that is private of a layer unless
-    the user's class names it.
+    Attributes that Keras sets are left out: private dicts, and all private attributes of a layer
+    unless the user-defined class names them.
     """
     kind: Any = type(part)
     named = _names_in(kind)
@@ -270,14 +270,14 @@ def _plain(part: Any, with_private: bool) -> dict[str, Any]:
 
 @lru_cache
 def _names_in(kind: Any) -> frozenset[str]:
-    """The names of attributes in the methods that a user's class defines."""
+    """Return the names of attributes in the methods of a user-defined class."""
     bases = [base for base in kind.__mro__ if is_defined_by_user(base)]
     return frozenset(_read_names((base, name) for base in bases for name in vars(base)) - _OF_USE)
 
 
 @lru_cache
 def _is_used(kind: Any, name: str) -> bool:
-    """Whether a layer computes with an attribute; what only Keras's `adapt` needs is not used."""
+    """Return whether a layer computes with an attribute, and not only in Keras's `adapt`."""
     bases = [base for base in kind.__mro__ if base not in keras.layers.Layer.__mro__]
     by_keras = [base for base in bases if hasattr(base, "adapt") and not is_defined_by_user(base)]
     adapting = [(base, method) for base in by_keras for method in _ADAPTING & vars(base).keys()]
@@ -286,7 +286,7 @@ def _is_used(kind: Any, name: str) -> bool:
 
 
 def _read_names(methods: Iterable[tuple[type, str]]) -> set[str]:
-    """The names of attributes in the methods of these classes."""
+    """Return the names of attributes in the methods of these classes."""
     members = [
         getattr(member, "fget", None) or getattr(member, "__func__", member)
         for member in (vars(kind)[name] for kind, name in methods)
@@ -301,7 +301,7 @@ def _read_names(methods: Iterable[tuple[type, str]]) -> set[str]:
 
 
 def _list_set(value: Any) -> list[Any]:
-    """A set as a list; TensorFlow numbers the names of variables, and anew in each copy."""
+    """Return a set as a list, without the numbers that TensorFlow appends to variable names."""
     return sorted((_NUMBER.sub("", v) if isinstance(v, str) else v for v in value), key=repr)
 
 

@@ -1,7 +1,7 @@
-"""How a model was compiled, in its file, so that it comes back just so.
+"""Complete compile settings of a model, stored in its file.
 
-From HDF5 Keras reads neither short names of losses nor those of metrics ("mae" would be called
-"mean_absolute_error"), and nothing of `jit_compile` and the like; writing it, it removes the
+From HDF5, Keras reads neither short names of losses nor those of metrics ("mae" would be called
+"mean_absolute_error"), nor `jit_compile` and similar settings. When it writes HDF5, it removes the
 optimizer from the model's own settings. Neither format has `auto_scale_loss`.
 """
 
@@ -20,7 +20,7 @@ _CONFIG = "config.json"
 
 
 def write_compile_settings(path: Path, model: Any) -> None:
-    """Add the settings of a compiled model to its HDF5 file: for Keras, and all of them."""
+    """Add the settings of a compiled model to its HDF5 file, in Keras's form and completely."""
     import h5py
 
     settings = _describe(model)
@@ -35,7 +35,7 @@ def write_compile_settings(path: Path, model: Any) -> None:
 
 
 def read_compile_settings(path: Path) -> dict[str, Any] | None:
-    """What `write_compile_settings` has written to an HDF5 file; None if it has not."""
+    """Read what `write_compile_settings` wrote to an HDF5 file; None if there is nothing."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -49,7 +49,7 @@ def compile_as_written(
     custom_objects: Mapping[str, Any] | None,
     safe_mode: bool,
 ) -> None:
-    """Compile a model by what `read_compile_settings` returned."""
+    """Compile a model with the result of `read_compile_settings`."""
     import keras
 
     settings = keras.saving.deserialize_keras_object(
@@ -59,7 +59,7 @@ def compile_as_written(
 
 
 def complete_archive(path: Path, model: Any) -> None:
-    """Add to a ``.keras`` file what Keras leaves out of the settings."""
+    """Add the settings that Keras leaves out to a ``.keras`` file."""
     if not _is_left_unscaled(model):
         return
     members = read_members(path)
@@ -80,7 +80,7 @@ def _describe(model: Any) -> dict[str, Any]:
 
 
 def _is_left_unscaled(model: Any) -> bool:
-    """Whether a model of half precision was compiled with `auto_scale_loss=False`."""
+    """Return whether a model of half precision was compiled with `auto_scale_loss=False`."""
     import keras
 
     if not model.compiled or model.optimizer is None or model.compute_dtype != "float16":
@@ -89,7 +89,7 @@ def _is_left_unscaled(model: Any) -> bool:
 
 
 def _expand_names(loss: Any) -> Any:
-    """A compile setting of losses without short names: Keras cannot read "mse" from HDF5."""
+    """Return losses without short names: Keras cannot read "mse" from HDF5."""
     import keras
 
     if isinstance(loss, str):

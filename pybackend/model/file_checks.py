@@ -1,4 +1,4 @@
-"""What a model file must pass before Keras reads it: format, digest, damage, version."""
+"""Checks of a model file before Keras reads it: format, digest, damage, version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def recognize_format(data: bytes) -> Format:
-    """The format of a model file, by its first bytes."""
+    """Return the format of a model file, by its first bytes."""
     if data.startswith(_HDF5_MAGIC):
         return "h5"
     if data.startswith(_ZIP_MAGIC):
@@ -36,12 +36,12 @@ def check_digest(data: bytes, expected: str) -> None:
 
 
 def check_file(path: Path, *, is_intact: bool) -> None:
-    """Reject damaged and hostile files and those of Keras 2, whatever their loader would do.
+    """Reject damaged files, hostile files and files of Keras 2.
 
     Parameters
     ----------
     is_intact
-        Whether a digest has shown the file to be what its author wrote.
+        Whether a digest has shown that the file is unchanged.
     """
     if path.suffix == ".h5" and not is_intact:
         reject_endless_file(path)
@@ -68,8 +68,8 @@ def _read_hdf5_version(path: Path) -> str:
     with h5py.File(path, "r") as file:
         if "model_config" not in file.attrs:
             raise SerializationError(
-                "the HDF5 file holds no model: expected one written by `model_to_base64` "
-                "or `model.save`, with its architecture, not weights alone"
+                "the HDF5 file does not hold a model: expected one written by `model_to_base64` "
+                "or `model.save`, with its architecture, not only weights"
             )
         version = file.attrs.get("keras_version", "")
         return version.decode() if isinstance(version, bytes) else str(version)

@@ -1,4 +1,4 @@
-"""HDF5 files that must not be read: they never end, reach outside, or claim more than they hold."""
+"""Checks of HDF5 files that loop forever, link to other files, or claim more than they hold."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 from pybackend.errors import SerializationError
 from pybackend.model import hdf5_walk
 
-# Reads what Keras will read, all names and attributes. Many texts of an attribute may lie in one
-# place, so that only reading them shows what they take.
+# Reads all names and attributes, as Keras will. Many texts of an attribute may lie in one place, so
+# that only reading them shows their size.
 _TRIAL = """
 import sys
-sys.path[:] = [folder for folder in sys.path if folder]  # not what lies in the current one
+sys.path[:] = [folder for folder in sys.path if folder]  # without the current folder
 import os, resource
 import h5py
 path, too_much, source = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -40,15 +40,15 @@ _TOO_MUCH = 3
 # Weights hardly shrink when they are compressed; HDF5's filters could inflate a thousandfold.
 _MOST_INFLATION = 100
 _SMALL_BYTES = 1 << 20
-# Of a name, in errors.
+# Characters of a name, in errors.
 _SHOWN = 200
 
 
 def reject_endless_file(path: Path) -> None:
     """Reject an HDF5 file in which the HDF5 library would loop forever, or fill the memory.
 
-    Another process tries it, as nothing else can end such a loop. Not needed if a digest has
-    shown the file to be intact; other damage is found by the reading itself.
+    Another process reads it, because only then can such a loop be ended. Not needed if a digest
+    has shown the file to be intact; reading itself finds other damage.
     """
     try:
         tried = subprocess.run(
@@ -74,14 +74,14 @@ def reject_endless_file(path: Path) -> None:
 
 
 def check_hdf5(file: Path | BinaryIO, size: int) -> None:
-    """Reject an HDF5 file that reaches outside itself, or would fill the memory when it is read.
+    """Reject an HDF5 file that refers to other files, or would fill the memory when it is read.
 
-    No value is read: links, storage and claimed sizes are in the headers alone.
+    No values are read: links, storage and claimed sizes are in the headers.
 
     Parameters
     ----------
     file, size
-        The file, or its content, and how many bytes it has.
+        The file, or its content, and its number of bytes.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def check_hdf5(file: Path | BinaryIO, size: int) -> None:
 
 
 def check_total(claimed: int, size: int) -> None:
-    """Reject a file of ``size`` bytes that claims to hold far more of them."""
+    """Reject a file of ``size`` bytes that claims to hold far more bytes."""
     if claimed > _SMALL_BYTES + _MOST_INFLATION * size:
         raise SerializationError(
             f"the model file claims to hold {claimed:,} bytes of values, but has {size:,} bytes "
@@ -109,7 +109,7 @@ def check_total(claimed: int, size: int) -> None:
 
 
 def _check_object(path: list[bytes], item: Any) -> int:
-    """Bytes that an object claims to hold."""
+    """Return the number of bytes that an object claims to hold."""
     import h5py
 
     if item is None:
@@ -117,10 +117,10 @@ def _check_object(path: list[bytes], item: Any) -> int:
     if not isinstance(item, h5py.Dataset):
         return 0
     if item.external:
-        raise _hostile(path, "keeps its values in another file")
+        raise _hostile(path, "stores its values in another file")
     if item.is_virtual:
         raise _hostile(path, "takes its values from other data sets")
-    if item.dtype.hasobject:  # many values may lie in one place: their size is not known
+    if item.dtype.hasobject:  # many values may lie in one place: their size is unknown
         raise _hostile(path, "has values of variable length")
     return int(math.prod(item.shape or ()) * item.dtype.itemsize)
 

@@ -1,20 +1,20 @@
-"""All objects of an HDF5 file: each once, without following links, and at bounded cost."""
+"""Walk over all objects of an HDF5 file: each once, without following links, at bounded cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-# A nested model of Keras's takes two groups per level.
+# A nested Keras model takes two groups per level.
 MOST_DEPTH = 100
 
 
 def walk(file: Any) -> Iterator[tuple[list[bytes], Any]]:
-    """Yield the names that lead to each object, and the object; in place of a link, None.
+    """Yield the path of each object, as names, and the object; None in place of a link.
 
-    HDF5 itself visits objects by a function that calls itself and builds each one's whole path: it
-    crashes, or takes minutes, over groups nested by the thousand. A program of its own may run
-    this file's text, so it needs nothing of this package.
+    HDF5 itself visits objects recursively and builds each one's whole path: it crashes, or takes
+    minutes, over thousands of nested groups. A separate program may run this file's text, so it
+    imports nothing of this package.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a model takes: the shapes of its inputs, and rows and columns that fit them."""
+"""Checks of a model's inputs, and rows and columns that fit them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     Parameters
     ----------
     features
-        As users give them: a mapping if there are several inputs.
+        The user's argument: a mapping if there are several inputs.
     names
-        Of the numbers of a row, by input (empty for an only one); None if they are not known.
+        Names of the numbers of a row, by input (empty for an only one); None if not known.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
 
 
 def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
-    """Reject more or fewer numbers per row than an input takes; ``names`` as `check_features`."""
+    """Reject more or fewer numbers per row than an input takes; names as in `check_features`."""
     tensors: Sequence[Any] = getattr(model, "inputs", None) or []
     shapes = {tensor.name: tuple(tensor.shape[1:]) for tensor in tensors}
     structure = getattr(model, "input", None) if len(tensors) > 1 else None
@@ -91,7 +91,7 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     is_one = given == [""]
     may_be_inputs = is_one and len(columns) == len(inputs) > 1
     if may_be_inputs and not is_of_keras(type(model).train_step):
-        return  # it gets them as they are, such as (anchor, positive, negative)
+        return  # it gets them unchanged, such as (anchor, positive, negative)
     is_list = given[:1] == ["#0"]
     if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
         found = "one array" if is_one else f"{len(given)} arrays"
@@ -108,20 +108,20 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
         raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
     example = f"{{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
     raise InputError(
-        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or of a "
-        f"table features={example}{hint}"
+        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or for "
+        f"a table features={example}{hint}"
     )
 
 
 def check_output_names(model: Any, columns: Collection[str]) -> None:
-    """Reject labels of other outputs than those of a model; as `check_input_names`."""
+    """Reject labels of outputs that a model does not have; parameters as in `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
     _check_output_count(model, len(given) + ("y" in columns))
     weighted = {c.partition("/")[2] for c in columns if c.startswith("sample_weight/")}
     if weighted and given and len(weighted) != len(given):
         raise InputError(
-            f"there are labels of {counted(len(given), 'output')}, and sample weights of "
+            f"there are labels for {counted(len(given), 'output')}, but sample weights for "
             f"{len(weighted)}: pass weights for each of them, or one array for all"
         )
     if not isinstance(outputs, Mapping):
@@ -159,7 +159,7 @@ def _check_output_count(model: Any, count: int) -> None:
         names = list(outputs if isinstance(outputs, Mapping) else model.output_names)
         example = ", ".join(f"{name!r}: ..." for name in names)
         raise InputError(
-            f"the model has the outputs {', '.join(names)}, but there are labels of {count}: pass "
+            f"the model has the outputs {', '.join(names)}, but there are labels for {count}: pass "
             f"{{{example}}} as y, or as `label` of a table; or compile the model with a list of "
             "losses, None for an output without labels"
         )
@@ -190,7 +190,7 @@ def check_text(model: Any, texts: Collection[str]) -> None:
 
 
 def find_text_inputs(model: Any) -> list[str] | None:
-    """Names of the inputs that take text; None if the inputs are not known."""
+    """Return the names of the inputs that take text; None if the inputs are not known."""
     tensors: Sequence[Any] = getattr(model, "inputs", None) or []
     if not tensors:
         return None
@@ -202,11 +202,11 @@ def find_text_inputs(model: Any) -> list[str] | None:
 
 
 def reshape_rows(rows: Rows, model: Any) -> Rows:
-    """Give flat rows (of a DataFrame, say) the shapes of the model's inputs.
+    """Reshape flat rows (e.g. of a DataFrame) to the shapes of the model's inputs.
 
-    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input; what fits already,
-    or has a shape that the model does not fix, is left to Keras. Several inputs go by their names,
-    or by their order.
+    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input. Rows that fit
+    already, and inputs without a fixed shape, are left to Keras. Several inputs are matched by
+    their names, or by their order.
 
     Raises
     ------
@@ -233,9 +233,9 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
 
 
 def build_by_batch(model: Any, batch: Any) -> Any:
-    """Have a model create the weights that it lacks; returns the inputs that it takes of a batch.
+    """Create a model's missing weights; return the inputs that it takes from a batch.
 
-    Those are x; or, if it has its own ``train_step``, all of (anchor, positive, negative).
+    These are x; or, with its own ``train_step``, the whole batch: (anchor, positive, negative).
 
     Raises
     ------
@@ -251,7 +251,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
             raise
         try:
             model(batch)
-        except Exception:  # whatever the model's own `call` raises
+        except Exception:  # the model's own `call` may raise any error
             raise InputError(
                 f"a batch of `data` is a tuple of {len(batch)}, and the model takes neither its "
                 f"first part, the x of (x, y), nor all of it as {len(batch)} inputs: {error}"
@@ -260,7 +260,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
 
 
 def make_symbolic_input(model: Any) -> Any:
-    """The model's inputs as symbolic tensors, in the model's structure.
+    """Return the model's inputs as symbolic tensors, in the model's structure.
 
     Raises
     ------
@@ -287,7 +287,7 @@ def _make_tensor(shape: Sequence[int | None]) -> Any:
 
 
 def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of a row of the model's inputs, by the column that each is fed with."""
+    """Return the shapes of a row of the model's inputs, by the column that feeds each input."""
     keys = [key for key in rows.spec if key.partition("/")[0] == "x"]
     if keys == ["x"] and isinstance(expected, tuple):
         return {"x": expected[1:]}

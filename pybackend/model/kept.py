@@ -1,4 +1,4 @@
-"""The model in a checkpoint: a file of it as it was before, and what training has made of it."""
+"""Restore the model of a checkpoint from its original file and the trained state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybackend.model.serialization import model_from_bytes
 def restore_kept(
     kept: Kept, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
 ) -> Any:
-    """The model of a checkpoint; parameters and errors as in `load_checkpoint`."""
+    """Return the model of a checkpoint; parameters and errors as in `load_checkpoint`."""
     import_tensorflow()
     from pybackend.model.compare import hash_weights
     from pybackend.model.transfer import read_weights
@@ -25,7 +25,7 @@ def restore_kept(
     if kept.model is None:
         raise SerializationError(
             f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
-            "or damaged. The training can go on without it: the call that wrote it, with "
+            "or damaged. The training can resume without it: the call that wrote it, with "
             "resume=True, writes it again"
         )
     if model is not None:
@@ -33,14 +33,15 @@ def restore_kept(
         read_weights(model, kept.model, manifest.model_format, manifest.inputs)
     elif manifest.model_format == WEIGHTS:
         raise InputError(
-            "Keras writes no whole file of this model: give `model`, a function that builds it"
+            "Keras cannot write a complete file of this model: pass `model`, a function that "
+            "builds it"
         )
     else:
         model = model_from_bytes(kept.model, custom_objects=custom_objects, safe_mode=safe_mode)
-    # Equal at first, so in the same order.
+    # If the initial weights are equal, their order is the same.
     if hash_weights(model) != manifest.model_weights:
         raise SerializationError(
-            "this is not the model that was trained: its weights are others, or in another order"
+            "this is not the model that was trained: its weights differ, or have another order"
         )
     state = decode_state(kept.state)
     _assign(model.weights, state.get("final") or state["variables"])

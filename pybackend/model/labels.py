@@ -1,4 +1,4 @@
-"""Labels that a model's loss cannot take, or lacks, as far as it is known before the training."""
+"""Checks of labels before the training: missing ones, and values that the loss cannot take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
     columns
         Names of arrays, as `pybackend.data.arrays` flattens them.
     name
-        The argument that they are of.
+        The argument that holds them.
     trains
         Whether the model is trained on them, not only evaluated.
 
@@ -48,7 +48,7 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
     needing = " and ".join(f"`{part}`" for part, needs in found.items() if needs)
     if needing:
         raise InputError(
-            f"`{name}` has no labels, and the model is compiled with {needing}, for which Keras "
+            f"`{name}` has no labels, but the model is compiled with {needing}, for which Keras "
             "needs them: pass (x, y), or name the column of a table as `label`. To train without "
             "labels, compute the loss in add_loss, compute_loss or train_step of the model, and "
             f"compile it without {needing}"
@@ -56,24 +56,24 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
 
 
 def check_some_labels(model: Any, rows: Any) -> None:
-    """As `check_labels`, for some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
+    """Check the labels of some of a worker's rows: ``(x, y)`` or ``(x, y, sample_weight)``."""
     check_labels(model, arrays.flatten(rows), "data", names_rows=False)
 
 
 def check_labels(
     model: Any, columns: Mapping[str, Any], name: str, *, names_rows: bool = True
 ) -> None:
-    """Reject labels that a loss of Keras's takes for something else, or that are no class.
+    """Reject labels that a Keras loss misinterprets, or that are not a class.
 
-    TensorFlow fails on the latter at some step of the training, or, on a GPU, gives NaN; the former
-    train as if they were meant: 1 and 2 as probabilities, say.
+    Misinterpreted labels train without an error: 1 and 2 as probabilities, for example. On labels
+    that are not a class, TensorFlow fails at some step of the training, or, on a GPU, gives NaN.
 
     Parameters
     ----------
     columns
         Arrays by name, as `pybackend.data.arrays` flattens them.
     name
-        The argument that they are of.
+        The argument that holds them.
     names_rows
         Whether the arrays are all rows, in their order.
 
@@ -102,7 +102,7 @@ def check_labels(
 
 @dataclass(frozen=True)
 class _LabelPlace:
-    """Where labels are: the argument, the output in words, and whether rows have numbers."""
+    """Place of labels: the argument, the output in words, and whether rows have numbers."""
 
     argument: str
     output: str
@@ -133,12 +133,12 @@ def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> 
         raise InputError(
             f"{place.describe(flat[row], row)}, but the {outputs} {classes} "
             f"{'outputs' if not place.output else 'numbers'} are for the classes 0 to "
-            f"{classes - 1}: encode the labels so, or give the model an output for every class"
+            f"{classes - 1}: encode the labels so, or give the model an output for each class"
         )
 
 
 def _check_weights(weights: Any, shape: tuple[int | None, ...], name: str) -> None:
-    """Reject several weights per row for an output of which Keras's losses make one number."""
+    """Reject several weights per row for an output that Keras's losses reduce to one number."""
     if len(shape) != 1 or not isinstance(weights, np.ndarray) or weights.size == len(weights):
         return
     raise InputError(
@@ -150,16 +150,16 @@ def _check_weights(weights: Any, shape: tuple[int | None, ...], name: str) -> No
 def check_class_weight(
     model: Any, class_weight: Collection[int], columns: Mapping[str, Any], name: str
 ) -> None:
-    """Reject weights of classes for labels that are no classes, or of classes that cannot be.
+    """Reject class weights for labels that are not classes, or for classes that cannot occur.
 
     Parameters
     ----------
     class_weight
         The classes, by number.
     columns
-        Arrays by name; only ``y`` is looked at, of shape (rows,), (rows, 1) or one-hot.
+        Arrays by name; only ``y`` is checked, of shape (rows,), (rows, 1) or one-hot.
     name
-        The argument that they are of.
+        The argument that holds them.
 
     Raises
     ------
@@ -179,15 +179,15 @@ def check_class_weight(
     beyond = [code for code in class_weight if classes is not None and code >= classes]
     if beyond:
         raise InputError(
-            f"`class_weight` has the class {beyond[0]}, but the model tells the classes 0 to "
-            f"{classes - 1} apart"  # type: ignore[operator]
+            f"`class_weight` has the class {beyond[0]}, but the model has the classes 0 to "
+            f"{classes - 1}"  # type: ignore[operator]
         )
 
 
 def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> None:
-    """Reject labels that are no numbers of classes, as `check_class_weight` does.
+    """Reject labels that are not class numbers, as `check_class_weight` does.
 
-    Keras rounds them to find the weight: 0.9 is a soft label of the class 1.
+    Keras rounds labels to find the weight: 0.9 is a soft label of class 1.
     """
     flat = labels.reshape(-1)
     is_class = np.rint(flat) >= 0
@@ -201,9 +201,9 @@ def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> Non
 
 
 def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
-    """Reject other numbers of labels per row than outputs for a loss that compares each with one.
+    """Reject a number of labels per row that differs from the outputs, if the loss pairs them.
 
-    Keras spreads a single one over all outputs, or fails in the first step.
+    Keras broadcasts a single label to all outputs, or fails in the first step.
     """
     if _find_range(loss) not in (_BINARY, _CATEGORICAL) or not len(labels):
         return
@@ -213,15 +213,15 @@ def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
     raise InputError(
         f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the loss "
         f"{_name_loss(loss)} compares each of the model's {counted(units, 'output')} with a label "
-        "of its own: for the numbers of classes compile with SparseCategoricalCrossentropy, or "
+        "of its own: for class numbers compile with SparseCategoricalCrossentropy, or "
         "give a model of two classes one output"
     )
 
 
 def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
-    """Reject text labels of more values than the only output of a model has classes.
+    """Reject text labels with more values than the only output of a model has classes.
 
-    A loss of numbers would take the places of the values in their order for numbers.
+    A regression loss would interpret the codes of the values as numbers.
 
     Raises
     ------
@@ -235,19 +235,19 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
     if classes is not None and len(levels) > classes:
         raise InputError(
             f"`{name}` has labels of {len(levels)} values ({_show_values(levels)}), but the model "
-            f"tells {classes} classes apart: give it an output for every class, and a loss such as "
+            f"has {classes} classes: give it an output for each class, and a loss such as "
             "SparseCategoricalCrossentropy"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
             f"`{name}` has labels of text ({_show_values(levels)}), but the loss "
-            f"{_name_loss(loss)} takes numbers: make numbers of the column if it holds some; for "
+            f"{_name_loss(loss)} takes numbers: convert the column if it holds numbers; for "
             "classes give the model an output for each, and SparseCategoricalCrossentropy"
         )
 
 
 def _show_values(levels: Sequence[Any]) -> str:
-    """The first of some values, for messages."""
+    """Return the first of some values, for messages."""
     return ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
 
 
@@ -255,8 +255,8 @@ Range = tuple[float, float, str]
 _BINARY: Range = (
     0,
     1,
-    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more an output "
-    "for each, and SparseCategoricalCrossentropy",
+    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more classes an "
+    "output for each, and SparseCategoricalCrossentropy",
 )
 _CATEGORICAL: Range = (
     0,
@@ -265,7 +265,7 @@ _CATEGORICAL: Range = (
     "SparseCategoricalCrossentropy",
 )
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
-_POSITIVE: Range = (0, np.inf, "numbers from 0 on")
+_POSITIVE: Range = (0, np.inf, "numbers of at least 0")
 _RANGES: Mapping[str, Range] = {
     "binary_crossentropy": _BINARY,
     "binary_focal_crossentropy": _BINARY,
@@ -294,12 +294,12 @@ _OF_NUMBERS = {
 
 
 def _find_range(loss: Any) -> Range | None:
-    """What Keras's own losses take."""
+    """Return the labels that one of Keras's own losses takes; None for other losses."""
     return _RANGES.get(_name_function(loss))
 
 
 def _name_function(loss: Any) -> str:
-    """Name of the function of Keras's own loss; a derived one may read labels otherwise."""
+    """Name of the function of Keras's own loss; a derived one may interpret labels differently."""
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -316,12 +316,12 @@ def _name_loss(loss: Any) -> str:
 
 
 def _is_usual(model: Any) -> bool:
-    """Whether Keras computes the loss of a training from what `compile` was given."""
+    """Return whether Keras computes the loss of a training from what `compile` was given."""
     return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 
 def _match_losses(model: Any) -> dict[str, Any]:
-    """The losses of `compile` by the keys of the labels that they take, as far as it is plain."""
+    """Return the losses of `compile` by the keys of their labels, as far as they are known."""
     loss = getattr(model, "loss", None)
     if loss is None or not _is_usual(model):
         return {}
@@ -337,7 +337,7 @@ def _match_losses(model: Any) -> dict[str, Any]:
 
 
 def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of a row of the outputs, by the keys of their labels; none if they are not known."""
+    """Shapes of a row of the outputs, by the keys of their labels; empty if not known."""
     try:
         outputs = list_outputs(model)
     except InputError:  # not known before it runs
@@ -349,7 +349,7 @@ def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def _name_output(model: Any, key: str) -> str:
-    """In words, of which of several outputs the labels of a key are."""
+    """Return in words to which of several outputs the labels of a key belong."""
     name = key.partition("/")[2]
     if name.startswith("#"):
         name = model.output_names[int(name[1:])]
@@ -381,7 +381,7 @@ def _count_sparse_classes(model: Any) -> int | None:
 
 
 def _is_sparse(loss: Any) -> bool:
-    """Whether this is Keras's own loss; one that is derived from it may read labels otherwise."""
+    """Return whether this is Keras's own loss; a derived one may interpret labels differently."""
     if isinstance(loss, str):
         return loss == _SPARSE
     known = keras.losses.sparse_categorical_crossentropy

@@ -1,4 +1,4 @@
-"""What a model is made of."""
+"""Parts of a model: layers, optimizers, metrics, variables, custom objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARIES = {"keras", "numpy", "tensorflow"}
 
 
 def find_layers(model: Any) -> list[Any]:
-    """A model's layers, and those that they keep inside in any attribute."""
+    """Return a model's layers, and those that they hold in any attribute."""
     found: dict[int, Any] = {id(model): model}
     waiting = [model]
     while waiting:
@@ -28,15 +28,15 @@ def find_layers(model: Any) -> list[Any]:
 
 
 def find_other_optimizers(model: Any) -> dict[str, Any]:
-    """Optimizers that a train_step may use besides the one given to `compile`, by attribute.
+    """Return the optimizers that a train_step may use besides the one of `compile`, by attribute.
 
-    Keras's own train_step uses none. The one that a loss-scaling optimizer wraps is no other.
+    Keras's own train_step uses none. The inner one of a loss-scaling optimizer does not count.
     """
     if is_of_keras(type(model).train_step):
         return {}
     found: dict[int, tuple[str, Any]] = {}
     for part in [model, *find_layers(model)]:
-        # TensorFlow keeps all of them once more, in an attribute of its own.
+        # TensorFlow holds all of them a second time, in an attribute of its own.
         for name, value in sorted(vars(part).items(), key=lambda item: item[0].startswith("_")):
             for number, leaf in enumerate(flatten(value)):
                 if isinstance(leaf, keras.optimizers.Optimizer) and leaf is not model.optimizer:
@@ -47,52 +47,53 @@ def find_other_optimizers(model: Any) -> dict[str, Any]:
 
 
 def find_optimizers(model: Any) -> list[Any]:
-    """All optimizers of a model, the one given to `compile` first."""
+    """Return all optimizers of a model, the one given to `compile` first."""
     return [model.optimizer, *find_other_optimizers(model).values()]
 
 
 def is_of_keras(function: Any) -> bool:
-    """Whether a method is Keras's own, not one that a class of the user's has in its place."""
+    """Return whether a method is Keras's own, not overridden by a user-defined class."""
     return str(function.__module__).startswith("keras.")
 
 
 def find_metrics(model: Any) -> list[Any]:
-    """Metrics that a model and its layers keep in any attribute, whatever `metrics` lists."""
+    """Return the metrics in all attributes of a model and its layers, not only in `metrics`."""
     leaves = [leaf for part in [model, *find_layers(model)] for leaf in flatten(vars(part))]
     return [leaf for leaf in leaves if isinstance(leaf, keras.metrics.Metric)]
 
 
 def find_half_variables(model: Any) -> set[int]:
-    """Identities of variables whose layer computes in float16."""
+    """Return the identities of variables whose layer computes in float16."""
     types: dict[int, str] = {}
-    # A layer inside another one has fewer variables, and knows better.
+    # An inner layer has fewer variables, and its compute type decides.
     for layer in sorted(find_layers(model), key=lambda one: -len(one.variables)):
         types |= {id(v): str(layer.compute_dtype) for v in layer.variables}
     return {key for key, name in types.items() if name == "float16"}
 
 
 def find_synchronized(model: Any) -> list[Any]:
-    """Layers that are to normalize by the statistics of all workers' rows."""
+    """Return the layers that normalize by the statistics of all workers' rows."""
     return [layer for layer in find_layers(model) if getattr(layer, "synchronized", False)]
 
 
 def build_model(model: Any, inputs: Any) -> None:
-    """Have a model create the weights that it lacks, by calling it.
+    """Call a model, so that it creates its missing weights.
 
-    A model without a `call` of its own, such as a GAN of two networks, has those of its layers.
+    A model without a `call` of its own, such as a GAN of two networks, has the weights of its
+    layers.
     """
     if model.built and all(layer.built for layer in find_layers(model)):
         return
     if type(model).call is not keras.Model.call:
         model(inputs)
     else:
-        model.built = True  # else Keras writes no weights
+        model.built = True  # otherwise Keras writes no weights
 
 
 def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
-    """All variables of a model, its losses and metrics; of TensorFlow and of closures, too.
+    """Return all variables of a model, its losses and metrics, also TensorFlow's and of closures.
 
-    Of the optimizer only single numbers, such as how many steps it has made.
+    Only scalars of the optimizer are included, such as its number of steps.
 
     Parameters
     ----------
@@ -119,21 +120,21 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
         elif _derives_from_keras(type(part)) or isinstance(part, tf.Module) or _is_of_user(part):
             waiting += flatten(list(vars(part).values()))
         elif inspect.isfunction(part):
-            kept = _read_closure(part)
-            waiting += [v for v in kept if isinstance(v, keras.Variable | tf.Variable)]
+            enclosed = _read_closure(part)
+            waiting += [v for v in enclosed if isinstance(v, keras.Variable | tf.Variable)]
     numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
     return [*found.values(), *(v for v in numbers if id(v) not in found)]
 
 
 def _is_of_user(part: Any) -> bool:
-    """Whether this is an instance of a user-defined class, with attributes."""
+    """Return whether this is an instance of a user-defined class, with attributes."""
     if inspect.isclass(part) or inspect.isroutine(part) or not hasattr(part, "__dict__"):
         return False
     return is_custom(part) and not type(part).__module__.startswith("pybackend.")
 
 
 def _read_closure(function: Any) -> list[Any]:
-    """What a function takes from those around it."""
+    """Return the values in a function's closure."""
     found = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it has no value yet
@@ -142,16 +143,16 @@ def _read_closure(function: Any) -> list[Any]:
 
 
 def find_custom_objects(model: Any) -> dict[str, Any]:
-    """Classes and functions that a model consists of and that are not Keras's, by name.
+    """Return a model's classes and functions that are not Keras's, by name.
 
-    Those of layers, losses, metrics, optimizers, schedules, regularizers, constraints,
+    These are layers, losses, metrics, optimizers, schedules, regularizers, constraints,
     initializers and activations.
     """
     return {kind.__name__: kind for kind in _custom_kinds(model) if kind.__name__.isidentifier()}
 
 
 def find_equal_names(model: Any) -> list[str]:
-    """Names that several classes or functions of the user's have, of which a file knows one."""
+    """Return names shared by user-defined classes or functions: a file stores only one of each."""
     kinds = {id(kind): kind for kind in _custom_kinds(model)}.values()
     names = [kind.__name__ for kind in kinds]
     return sorted({name for name in names if names.count(name) > 1})
@@ -162,7 +163,7 @@ def _custom_kinds(model: Any) -> list[Any]:
 
 
 def find_custom_parts(model: Any) -> list[Any]:
-    """Functions, and objects of classes, that are not Keras's, in a model and its settings."""
+    """Return the user-defined functions, and instances of classes, in a model and its settings."""
     found: dict[int, Any] = {}
     waiting = [model]
     while waiting:
@@ -178,7 +179,7 @@ def find_custom_parts(model: Any) -> list[Any]:
 
 
 def find_replaced_methods(part: Any) -> list[str]:
-    """Names of methods that an object has in place of its class's."""
+    """Return the names of methods that an object overrides by attributes."""
     return [
         name
         for name, value in vars(part).items()
@@ -187,22 +188,22 @@ def find_replaced_methods(part: Any) -> list[str]:
 
 
 def _own_attributes(part: Any) -> list[Any]:
-    """Values of attributes, but for the methods of its class that Keras has wrapped."""
+    """Return the values of attributes, except for methods of its class that Keras has wrapped."""
     return [value for value in vars(part).values() if not _is_wrapper(value)]
 
 
 def _is_wrapper(value: Any) -> bool:
-    """Whether this is what Keras puts in place of a layer's method, such as `build`."""
+    """Return whether this is Keras's wrapper of a layer's method, such as `build`."""
     return inspect.isfunction(value) and str(value.__globals__["__name__"]).startswith("keras.")
 
 
 def is_custom(part: Any) -> bool:
-    """Whether a function, or the class of an object, is the user's."""
+    """Return whether a function, or the class of an object, is user-defined."""
     return is_defined_by_user(part if inspect.isfunction(part) else type(part))
 
 
 def is_defined_by_user(kind: Any) -> bool:
-    """Whether a class or a function is of none of the libraries below, nor a wrapper of ours."""
+    """Return whether a class or function is not from a library, nor a wrapper of this package."""
     package = str(kind.__module__).partition(".")[0]
     if str(kind.__module__).startswith("pybackend.engine."):
         return False
@@ -210,14 +211,14 @@ def is_defined_by_user(kind: Any) -> bool:
 
 
 def _derives_from_keras(kind: type) -> bool:
-    """Whether a class is one of Keras, or is derived from one."""
+    """Return whether a class is Keras's, or is derived from one of Keras."""
     return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
         kind, "__dict__"
     )
 
 
 def flatten(value: Any) -> list[Any]:
-    """The leaves of nested lists, tuples and dicts; None is not a leaf."""
+    """Return the leaves of nested lists, tuples and dicts; None is not a leaf."""
     if isinstance(value, Mapping):
         return [leaf for item in value.values() for leaf in flatten(item)]
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The model of a job, in a worker: from the file or the function that the driver sent."""
+"""Load the model of a job in a worker, from the file or the function that the driver sent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pybackend.r.function import RFunction
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and what else came from the driver: ``callbacks`` and ``custom_objects``."""
+    """Model, and the driver's extras: ``callbacks`` and ``custom_objects``."""
 
     model: Any
     extras: dict[str, Any]
     is_from_r: bool
-    """Whether an R function has built it: parts of it may be R functions and classes, too."""
+    """True if an R function built it: its parts may be R functions and classes, too."""
     is_by_value: bool = False
     make_copy: Callable[[], Any] | None = None
-    """Makes the model that came once more, if the driver, too, can do so without a file."""
+    """Creates the model from the driver once more, if the driver, too, can do so without a file."""
 
 
 def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
@@ -41,7 +41,7 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
         The file cannot be loaded.
     """
     configure_keras(job)
-    # A user's function builds the same weights on all ranks.
+    # So a user's function builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
     if (folder / MODEL_OBJECTS).exists():
         content = (folder / MODEL_OBJECTS).read_bytes()
@@ -66,7 +66,7 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
 
 
 def _register(custom_objects: Mapping[str, Any]) -> None:
-    """Register what the driver has registered, so that files of the model have the same names."""
+    """Register the driver's custom objects, so that files of the model have the same names."""
     for key, value in custom_objects.items():
         package, is_registered, name = key.partition(">")
         if is_registered:
@@ -74,7 +74,7 @@ def _register(custom_objects: Mapping[str, Any]) -> None:
 
 
 def configure_keras(job: ModelJob) -> None:
-    """Give Keras the driver's global settings."""
+    """Set Keras's global settings to the driver's."""
     keras.config.set_epsilon(job.epsilon)
     keras.config.set_floatx(job.floatx)
     keras.config.set_dtype_policy(job.dtype_policy)

@@ -1,6 +1,6 @@
-"""Models whose loss leaves out rows or time steps, by a mask or by a class that it ignores.
+"""Models whose loss leaves out rows or time steps, because of a mask or an ignored class.
 
-Such a loss is a mean over the steps that are valid, not over rows.
+Such a loss is a mean over valid steps, not over rows.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pybackend.model.layers import find_layers, flatten
 
 
 def has_masked_loss(model: Any) -> bool:
-    """Whether a mask, or a class that the loss ignores, may leave rows or time steps out of it."""
+    """Return whether a mask or an ignored class may exclude rows or time steps from the loss."""
     if find_ignored_class(model) is not None:
         return True
     return any(map(_makes_mask, find_layers(model))) and _keeps_time_axis(model)
 
 
 def find_ignored_class(model: Any) -> Any:
-    """The class that a loss of the model ignores, or None."""
+    """Return the class that a loss of the model ignores, or None."""
     ignored = [getattr(loss, "ignore_class", None) for loss in flatten(model.loss)]
     return next((number for number in ignored if number is not None), None)
 
 
 def check_masks(model: Any) -> None:
-    """Reject masks together with other losses or means: each would need weights of its own.
+    """Reject masks combined with several losses or other means: each would need its own weights.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def check_masks(model: Any) -> None:
     if outputs is not None and len(outputs) > 1:
         raise InputError(
             f"the model {model.name!r} leaves time steps or a class out of the loss and has "
-            f"{len(outputs)} outputs: each loss would be a mean over another number of "
+            f"{len(outputs)} outputs: each loss would be a mean over a different number of "
             "steps. Give `exchange` the option loss_over='global batch', or use one output, or "
             "sample weights in place of the mask"
         )

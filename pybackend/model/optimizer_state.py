@@ -1,8 +1,8 @@
-"""The optimizer's state (momenta, step count) in model files: written, read back, or left out.
+"""Write, read or remove the optimizer's state (momenta, step count) in model files.
 
 Keras 3 restores an optimizer from its own group of an HDF5 file with no variables to update: the
-next `fit` fails with "Unknown variable". So the state is kept in a group of ours, and Keras's is
-removed before Keras sees it (a loaded model then starts with a fresh optimizer).
+next `fit` fails with "Unknown variable". So the state is stored in a separate group, and Keras's
+group is removed before Keras reads it (a loaded model then starts with a fresh optimizer).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KERAS_GROUP = "optimizer_weights"
 
 
 def write_optimizer_state(path: Path, optimizer: Any) -> None:
-    """Add the variables of an optimizer that is built to an HDF5 file."""
+    """Add the variables of a built optimizer to an HDF5 file."""
     import h5py
 
     with h5py.File(path, "r+") as file:
@@ -41,12 +41,12 @@ def remove_keras_optimizer_state(path: Path) -> None:
 
 
 def restore_optimizer_state(path: Path, model: Any) -> None:
-    """Give a loaded model's optimizer the state in its HDF5 file, if there is one.
+    """Restore the optimizer's state of a loaded model from its HDF5 file, if there is one.
 
     Raises
     ------
     SerializationError
-        The state is not that of this optimizer; nothing of it was read.
+        The state does not belong to this optimizer; the model is unchanged.
     """
     import h5py
 
@@ -70,7 +70,7 @@ def _find_datasets(group: Any, count: int, model: Any) -> list[Any]:
     is_ours = isinstance(group, h5py.Group) and sorted(group) == sorted(names)
     if not is_ours or not all(isinstance(group[name], h5py.Dataset) for name in names):
         raise SerializationError(
-            f"the model file has an optimizer's state that is not that of its optimizer, "
+            "the optimizer's state in the model file does not belong to its optimizer, "
             f"{type(model.optimizer).__name__} with {count} variables: it was altered. Save the "
             "model again"
         )
@@ -89,7 +89,7 @@ def _check_dataset(dataset: Any, variable: Any) -> None:
 
 
 def _stored_type(variable: Any) -> np.dtype[Any]:
-    """HDF5 has no bfloat16."""
+    """Return the type in which a variable is stored: HDF5 has no bfloat16."""
     return np.dtype("float32" if variable.dtype == "bfloat16" else variable.dtype)
 
 
@@ -113,7 +113,7 @@ def drop_optimizer_state(path: Path) -> None:
 
 
 def read_members(path: Path) -> dict[str, bytes]:
-    """Contents of the members of a ``.keras`` file, by name."""
+    """Return the contents of the members of a ``.keras`` file, by name."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 

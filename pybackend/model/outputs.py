@@ -1,4 +1,4 @@
-"""What a model returns: its outputs and its classes, as far as its layers say without a row."""
+"""A model's outputs and classes, as far as its layers determine them without a row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pybackend.model.layers import flatten
 
 
 def list_outputs(model: Any) -> tuple[Output, ...]:
-    """The model's outputs, in the order in which Keras flattens them.
+    """List the model's outputs, in the order in which Keras flattens them.
 
     Raises
     ------
     InputError
-        The layers do not say, or an output is text.
+        The layers do not determine them, or an output is text.
     """
     tensors = keras.tree.flatten_with_path(_compute_output_spec(model))
     listed = getattr(model, "output_names", None) or []
@@ -39,19 +39,19 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
 
 
 def empty_outputs(model: Any) -> Any:
-    """What the model would give for no rows, in the structure of its outputs.
+    """Return the model's predictions for zero rows, in the structure of its outputs.
 
     Raises
     ------
     InputError
-        The layers do not say.
+        The layers do not determine them.
     """
     spec = _compute_output_spec(model)
     return keras.tree.pack_sequence_as(spec, [o.make_empty() for o in list_outputs(model)])
 
 
 def _tell_apart(names: list[str]) -> list[str]:
-    """Names that differ: outputs of one model within another all have its name, so are counted."""
+    """Make names unique by numbers: all outputs of a nested model have the model's name."""
     counts = Counter(names)
     for name in [name for name, count in counts.items() if count > 1]:
         numbers = count_up(1)
@@ -63,10 +63,10 @@ def _tell_apart(names: list[str]) -> list[str]:
 
 
 def count_classes(model: Any, outputs: Sequence[Output]) -> int:
-    """How many classes the model's only output distinguishes, if it distinguishes classes.
+    """Return the number of classes that the model's only output distinguishes.
 
-    As many as it has numbers; two if that is one number, which Keras's binary losses take for
-    the probability of the second class. 0 if there can be no classes.
+    This is its number of values; two if that is a single value, which Keras's binary losses
+    interpret as the probability of the second class. 0 if there can be no classes.
     """
     if len(outputs) != 1 or len(outputs[0].shape) != 1:
         return 0
@@ -77,9 +77,9 @@ def count_classes(model: Any, outputs: Sequence[Output]) -> int:
 
 
 def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
-    """Whether the outputs are classes: they could be, and the loss does not say otherwise.
+    """Return whether the outputs are classes, by their shape and the loss.
 
-    Several numbers under a binary loss are answers to several questions, not classes.
+    Several numbers under a binary loss are several labels, not classes.
     """
     classes = count_classes(model, outputs)
     loss = _first_loss(model)
@@ -89,7 +89,7 @@ def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
 
 
 def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
-    """Whether the model's only output tells classes by numbers that its loss makes probabilities.
+    """Return whether the model's only output is logits of classes.
 
     The loss is one of Keras's categorical ones, or, for one number, a binary one.
     """
@@ -101,16 +101,16 @@ def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
 
 
 def has_class_loss(model: Any) -> bool:
-    """Whether the loss is one of Keras's categorical ones."""
+    """Return whether the loss is one of Keras's categorical ones."""
     loss = _first_loss(model)
     return _is_keras_loss(loss) and "categorical" in _name_of(loss)
 
 
 def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
-    """Whether the model's numbers for its classes are probabilities as they are.
+    """Return whether the model's outputs for its classes are probabilities.
 
-    Its last layer says so, or, if that is of an unknown kind, one of Keras's losses that takes
-    them for probabilities.
+    They are if the activation of its last layer gives probabilities, or, if that is of an unknown
+    kind, if one of Keras's losses interprets them as probabilities.
     """
     ends_in = _find_activation(model)
     if ends_in is not None:
@@ -122,7 +122,7 @@ def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
 
 
 def _find_activation(model: Any) -> str | None:
-    """The name of the activation of the layer that gives the model's only output, if it has one."""
+    """Return the name of the activation of the model's last layer, if it has one."""
     layer = model
     while isinstance(layer, keras.Model):
         names = getattr(layer, "output_names", None) or []
@@ -136,13 +136,13 @@ def _find_activation(model: Any) -> str | None:
     if isinstance(layer, keras.layers.Softmax):
         return "softmax"
     activation = getattr(layer, "activation", None)
-    # Of other functions, such as TensorFlow's own softmax, nobody knows what a name means.
+    # The name of another function, such as TensorFlow's own softmax, has no certain meaning.
     is_keras = str(getattr(activation, "__module__", "")).startswith("keras.")
     return getattr(activation, "__name__", None) if is_keras else None
 
 
 def _is_probability(model: Any) -> bool:
-    """Whether the loss takes a single number for a probability."""
+    """Return whether the loss interprets a single number as a probability."""
     loss = _first_loss(model)
     is_binary = _is_keras_loss(loss) and _name_of(loss).startswith("binary")
     return is_binary and not _takes_logits(loss)
@@ -167,7 +167,7 @@ def _name_of(loss: Any) -> str:
 
 
 def _compute_output_spec(model: Any) -> Any:
-    """The outputs as symbolic tensors, in the model's structure."""
+    """Return the outputs as symbolic tensors, in the model's structure."""
     try:
         return model.compute_output_spec(make_symbolic_input(model))
     except Exception as error:

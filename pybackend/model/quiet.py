@@ -1,4 +1,4 @@
-"""Keras, and TensorFlow below it, imported without what TensorFlow prints at every start."""
+"""Import of Keras and TensorFlow without the lines that TensorFlow prints at every start."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _is_importing = False
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is one of those that TensorFlow prints at every start."""
+    """Return whether a line is one of those that TensorFlow prints at every start."""
     return _noise.match(line) is not None
 
 
 def import_tensorflow(verbose: int = 1) -> None:
-    """Import Keras and its backend, as everything that needs them in the driver does first.
+    """Import Keras and its backend; code in the driver that needs them calls this first.
 
     TensorFlow's start-up lines do not appear, unless ``verbose`` is 2 or the environment variable
-    TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow prints what its own level lets through. Whatever
-    else is written to file descriptor 2 meanwhile, by any thread, does appear: when the import is
-    done, when it raises, and when it ends the process.
+    TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow's own level applies. All other output of any thread
+    to file descriptor 2 appears: when the import is done, when it raises, and when it ends the
+    process.
     """
     with _lock:
         _import(verbose)
 
 
 def import_unless_importing() -> None:
-    """`import_tensorflow`, but not in the middle of one, of this thread or another.
+    """Call `import_tensorflow`, unless this or another thread is importing it already.
 
-    For hooks of the import system: waiting there for a thread that waits for a module would be
-    forever.
+    For hooks of the import system: waiting there for a thread that waits for a module would never
+    end.
     """
     if not _lock.acquire(blocking=False):
         return
@@ -62,8 +62,8 @@ def import_unless_importing() -> None:
 
 def _import(verbose: int = 1) -> None:
     global _is_importing
-    # Else the first model that this process builds takes all memory of the GPUs, and leaves its
-    # workers none. TensorFlow asks when it first uses a GPU.
+    # Otherwise the first model that this process builds takes all memory of the GPUs, and its
+    # workers get none. TensorFlow reads the variable when it first uses a GPU.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     is_loaded = "tensorflow" in sys.modules and "keras" in sys.modules
     _is_importing = True
@@ -81,7 +81,7 @@ def _import(verbose: int = 1) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no garbage meanwhile: what an import makes is none, and looking takes a second."""
+    """Disable garbage collection: an import creates no garbage, and collecting takes a second."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _errors_only() -> Iterator[None]:
-    """Set the level of TensorFlow's log, which keeps the one it is loaded at."""
+    """Set the level of TensorFlow's log, which TensorFlow reads when it is loaded."""
     os.environ[_LEVEL] = "2"
     try:
         yield
@@ -103,10 +103,10 @@ def _errors_only() -> Iterator[None]:
 
 @contextmanager
 def _filtered_stderr() -> Iterator[None]:
-    """Lead file descriptor 2 through a filter.
+    """Redirect file descriptor 2 through a filter.
 
-    The filter is another process: TensorFlow may abort this one (on a processor that is too old,
-    say), and its last words must not be lost.
+    The filter is another process: TensorFlow may abort this one (e.g. on a processor that is too
+    old), and its last lines must not be lost.
     """
     try:
         terminal = os.dup(_STDERR)
@@ -144,7 +144,7 @@ def _point_stderr_at(descriptor: int) -> None:
 
 
 def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
-    """Let the filter end; not where a process that was started meanwhile holds its input open."""
+    """Wait until the filter ends, but not if a child process holds its input open."""
     try:
         sieve.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def quiet_about_traces() -> Iterator[None]:
-    """TensorFlow warns of functions that are traced again and again; here models differ."""
+    """Suppress TensorFlow's warning of repeated tracing: here the models differ."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "triggered tf.function retracing" not in record.getMessage()

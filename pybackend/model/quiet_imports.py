@@ -1,6 +1,6 @@
-"""Keras and TensorFlow without start-up lines, whoever imports them first.
+"""Import hook that suppresses the start-up lines of Keras and TensorFlow.
 
-For a session of R: users import Keras there by themselves, often before they call tfdist.
+For R sessions: users import Keras there themselves, often before they call tfdist.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _QuietFinder(MetaPathFinder):
             sys.meta_path.remove(self)
         try:
             import_unless_importing()
-        except ImportError:  # Python's own search then names what is missing
+        except ImportError:  # Python's own search then reports what is missing
             return None
         loaded = sys.modules.get(name)
         return None if loaded is None else ModuleSpec(name, _LoadedModule(loaded))
 
 
 class _LoadedModule(Loader):
-    """Hands over a module that is loaded already, and leaves it as it is."""
+    """Loader that returns a module that is already loaded, unchanged."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__

@@ -1,8 +1,8 @@
-"""Keras models to and from bytes, base64 text and files.
+"""Conversion of Keras models to and from bytes, base64 text and files.
 
-Loading is safe by default: a file that carries Python code (a ``Lambda`` layer, say) is rejected
-unless ``safe_mode=False``, and files written by Keras 2 are rejected always, because only the
-legacy package could read them and it executes such code.
+Loading is safe by default: a file that carries Python code (e.g. a ``Lambda`` layer) is rejected
+unless ``safe_mode=False``. Files written by Keras 2 are always rejected, because only the legacy
+package could read them, and it executes such code.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
         raise InputError(f"`format` must be 'h5' or 'keras', not {format!r}")
     _check_keras_model(model)
     if format == "h5" and not type(model).__module__.startswith("keras."):
-        # Keras writes it without a word, and then cannot read it.
+        # Keras writes it without an error, and then cannot read it.
         raise SerializationError(
             f"HDF5 holds functional and Sequential models, but {model.name!r} is of the custom "
             f"class {type(model).__qualname__}: use format='keras'"
@@ -149,7 +149,7 @@ def read_own_model(
     safe_mode: bool = True,
     compile: bool = True,
 ) -> Any:
-    """As `model_from_bytes`, for bytes that the job itself has written: not hostile."""
+    """Decode bytes that the job itself has written, and which are not hostile."""
     check_carried_digest(data)
     return _decode(data, custom_objects, safe_mode, compile, is_intact=True)
 
@@ -174,7 +174,7 @@ def _decode(
         except Exception as error:
             if _is_of_device(error):
                 raise
-            # Keras shows the whole configuration around its reason: the cause has it all.
+            # Keras shows the whole configuration around its reason; the cause still has it.
             reason = str(error).rpartition("Exception encountered: ")[2]
             reason = reason.partition("Full object config")[0].strip(" .\n")
             raise SerializationError(
@@ -185,7 +185,7 @@ def _decode(
 
 
 def _is_of_device(error: Exception) -> bool:
-    """Tell errors of a GPU that failed, or ran out of memory, from errors of the file."""
+    """Return whether a GPU failed or ran out of memory, and the file is not the cause."""
     from tensorflow import errors
 
     return isinstance(error, errors.InternalError | errors.ResourceExhaustedError)
@@ -286,8 +286,8 @@ def _warn_of_unverified(name: str) -> None:
     if not _has_warned.is_set():
         _has_warned.set()
         warnings.warn(
-            f"{name} carries no digest, so damage to its weights cannot be noticed: files of "
-            "save_model() carry one, or pass `sha256`",
+            f"{name} carries no digest, so damage to its weights cannot be detected: write it with "
+            "save_model(), which adds one, or pass `sha256`",
             UnverifiedFileWarning,
             stacklevel=3,
         )
@@ -313,9 +313,9 @@ def _check_keras_model(model: Any) -> None:
 
 @contextmanager
 def silence_keras() -> Iterator[None]:
-    """Keep Keras's advice about HDF5 and fresh optimizers out of the console.
+    """Suppress Keras's advice about HDF5 and fresh optimizers.
 
-    One thread at a time: these settings are the process's.
+    One thread at a time: these settings are global.
     """
     logger = logging.getLogger("absl")
     with _silence:
@@ -330,7 +330,7 @@ def silence_keras() -> Iterator[None]:
 
 
 def append_digest(data: bytes) -> bytes:
-    """A model file with its digest; an archive must have no comment yet."""
+    """Return a model file with its digest; an archive must not have a comment yet."""
     if data.startswith(_ZIP_MAGIC):
         # The last field of an archive is the length of its comment.
         data = data[:-2] + _LENGTH.to_bytes(2, "little")
@@ -338,12 +338,12 @@ def append_digest(data: bytes) -> bytes:
 
 
 def carries_digest(data: bytes) -> bool:
-    """Whether a model file carries a digest, or what is left of one."""
+    """Return whether a model file carries a digest, or the rest of one."""
     return _find_mark(data) >= 0
 
 
 def check_carried_digest(data: bytes) -> None:
-    """Reject a model file that carries a digest of another content.
+    """Reject a model file whose digest does not match its content.
 
     Raises
     ------

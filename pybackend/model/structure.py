@@ -1,4 +1,4 @@
-"""A model's structure and settings as a digest: two processes see by it that theirs are alike."""
+"""Digest of a model's structure and settings, by which two processes compare their models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SHARED = "shared_object_id"
 
 
 def digest_model(model: Any) -> str:
-    """A digest of a model's layers and compile settings, but not of its weights.
+    """Return a digest of a model's layers and compile settings, but not of its weights.
 
-    Empty for a model that cannot tell them: of a class without ``get_config``, say.
+    Empty for a model that cannot be described, e.g. of a class without ``get_config``.
     """
     import keras
 
@@ -22,23 +22,23 @@ def digest_model(model: Any) -> str:
         described = keras.saving.serialize_keras_object(model)
         settings = model.get_compile_config() if model.compiled else None
         return digest_config([described, settings])
-    except Exception:  # whatever a custom class makes of it
+    except Exception:  # a custom class may raise any error
         return ""
 
 
 def digest_config(config: Any) -> str:
-    """A digest of what Keras writes about a model.
+    """Return a digest of Keras's configuration of a model.
 
-    Without what differs between models that are alike: numbers in names, which Keras counts up in
-    every process; addresses in memory; seeds that layers have drawn; the code of lambdas, which
-    names its file.
+    It ignores differences between equal models: numbers in names, which Keras counts up in every
+    process; addresses in memory; seeds that layers have drawn; the code of lambdas, which contains
+    the name of its file.
     """
     marks = {mark: _number(mark, n) for n, mark in enumerate(dict.fromkeys(_find_marks(config)))}
     return hashlib.sha256(json.dumps(_renumber(config, marks)).encode()).hexdigest()
 
 
 def _find_marks(value: Any) -> Iterator[str | int]:
-    """Names of layers, in order, and numbers of shared objects."""
+    """Yield the names of layers, in order, and the numbers of shared objects."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from _find_marks(item)
@@ -58,10 +58,10 @@ def _renumber(value: Any, marks: Mapping[str | int, str]) -> Any:
     if isinstance(value, dict):
         if value.get("class_name") == "__lambda__":
             return "a lambda"
-        kept = {key: item for key, item in value.items() if key not in ("seed", "seed_generator")}
+        items = {key: item for key, item in value.items() if key not in ("seed", "seed_generator")}
         return {
             marks.get(key, key): marks[item] if key == _SHARED else _renumber(item, marks)
-            for key, item in kept.items()
+            for key, item in items.items()
         }
     if isinstance(value, list | tuple):
         return [_renumber(item, marks) for item in value]

@@ -1,7 +1,7 @@
-"""How a model gets to the workers, and back: what trains is what was passed.
+"""Sending a model to the workers and back, without changes to it.
 
-It travels as Keras's own file. The driver loads that before it is sent, and compares: if something
-would be forgotten, the model travels by value.
+The model is sent as Keras's own file. The driver first loads that file and compares: if the file
+does not store something, the model is pickled.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from pybackend.model.layers import (
 from pybackend.model.optimizer_state import restore_optimizer_state
 from pybackend.model.serialization import model_to_bytes, read_own_model, silence_keras
 
-# Keys that no input of a model has as a name.
+# Keys that cannot be the name of an input.
 _SHAPE, _TYPE = "/shape", "/type"
 _WAYS_OUT = (
-    "Pass a function that builds and compiles the model, or give the classes that it names a "
-    "`get_config` with all that they were made with"
+    "Pass a function that builds and compiles the model, or give the named classes a "
+    "`get_config` that returns all arguments of their constructors"
 )
 
 
@@ -48,46 +48,46 @@ def encode_objects(
     custom_objects: Mapping[str, Any],
     rows: Any = None,
 ) -> dict[str, bytes]:
-    """A model and the callbacks that may hold parts of it, by value, as a file for the workers.
+    """Pickle a model and the callbacks that may hold parts of it, as a file for the workers.
 
     Parameters
     ----------
     rows
-        Some rows to train on, by which a copy is tried.
+        Some rows of the training data, with which a copy is checked.
 
     Raises
     ------
     Exception
-        Something in them cannot be pickled, or would arrive as something else.
+        Something in them cannot be pickled, or would be changed.
     """
     content = pickle_objects((model, list(callbacks), dict(custom_objects)))
     if differences := _try_copy(model, take_snapshot(model)(), "train", rows):
-        raise InputError(f"pickling it forgets {'; '.join(differences)}. {_WAYS_OUT}")
+        raise InputError(f"pickling it loses {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
 
 def holds_parts(callbacks: Sequence[Any]) -> bool:
-    """Whether callbacks hold layers, variables or models, which are to be those that train.
+    """Return whether callbacks hold layers, variables or models, which must be the trained ones.
 
-    Be it in attributes, or in what their functions refer to.
+    They may hold them in attributes, or in objects to which their functions refer.
     """
     finder = _PartFinder(callbacks)
-    with contextlib.suppress(Exception):  # what cannot be pickled is named by what comes next
+    with contextlib.suppress(Exception):  # objects that cannot be pickled are reported later
         finder.dump(list(callbacks))
     return finder.found
 
 
 class _PartFinder(Pickler):
-    """Pickles, and stops at the first part of a model."""
+    """Pickler that stops at the first part of a model."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         super().__init__(io.BytesIO())
         self.found = False
-        # Of an earlier training.
+        # Models of an earlier training.
         self._models = {id(getattr(callback, "model", None)) for callback in callbacks}
 
     def reducer_override(self, value: Any) -> Any:
-        """As cloudpickle; raises `LookupError` at a part of a model."""
+        """Reduce a value as cloudpickle does; raise `LookupError` at a part of a model."""
         if isinstance(value, (keras.Variable, keras.layers.Layer)):
             if id(value) in self._models:
                 return str, ()
@@ -103,7 +103,7 @@ def encode_file(
     kind: Kind,
     rows: Any = None,
 ) -> dict[str, bytes]:
-    """A model as Keras's own file, if that has all of it.
+    """Encode a model as Keras's own file, if that stores everything.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def encode_file(
     Raises
     ------
     InputError
-        Names what the file would forget.
+        Names what the file does not store.
     SerializationError
         Keras cannot write the file, or cannot read it.
     """
@@ -123,7 +123,7 @@ def encode_file(
     if names := find_equal_names(model):
         raise InputError(
             f"several classes or functions of this model are named {names[0]}, of which Keras's "
-            f"file of it knows one. {_WAYS_OUT}."
+            f"file stores only one. {_WAYS_OUT}."
         )
     state = random.getstate()  # a copy is initialized at random first
     try:
@@ -132,8 +132,8 @@ def encode_file(
         random.setstate(state)
     if differences := _try_copy(model, copy, kind, rows):
         raise InputError(
-            "this model would not arrive at the workers as it is: Keras's file of it "
-            f"forgets {'; '.join(differences)}. {_WAYS_OUT}."
+            "this model would not arrive at the workers unchanged: Keras's file of it "
+            f"loses {'; '.join(differences)}. {_WAYS_OUT}."
         )
     return {MODEL_FILE: content}
 
@@ -144,12 +144,12 @@ def _try_copy(model: Any, copy: Any, kind: Kind, rows: Any) -> list[str]:
 
 
 def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The model, callbacks and custom objects of `encode_objects`, in a worker.
+    """Decode the model, callbacks and custom objects of `encode_objects`, in a worker.
 
     Raises
     ------
     ClusterError
-        This Python has another version of Keras or TensorFlow, whose objects are others.
+        This Python has another version of Keras or TensorFlow, whose objects differ.
     """
     versions, _, pickled = content.partition(b"\n")
     theirs, own = json.loads(versions), read_versions()
@@ -157,15 +157,15 @@ def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
         if theirs[package] != own[package]:
             raise ClusterError(
                 f"the driver has {title} {theirs[package]}, and {own['python']} has "
-                f"{own[package]}: models travel between equal versions only. Install the same one, "
-                "or pass a function that builds the model"
+                f"{own[package]}: models can only be sent between equal versions. Install the same "
+                "one, or pass a function that builds the model"
             )
     model, callbacks, custom_objects = unpickle_objects(pickled)
     return model, callbacks, custom_objects
 
 
 def reseed(model: Any, seed: int) -> None:
-    """Have random layers whose seed nobody has chosen draw from the seed of the training."""
+    """Seed random layers without a chosen seed from the seed of the training."""
     numbers = np.random.default_rng(seed)
     for layer in find_layers(model):
         if getattr(layer, "seed", 0) is not None:
@@ -177,34 +177,34 @@ def reseed(model: Any, seed: int) -> None:
 
 
 def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any:
-    """A copy of the model that was sent to the workers, given what came back.
+    """Read the trained weights into a copy of the model that was sent to the workers.
 
     Parameters
     ----------
     kind
-        What the file's name ends in: h5, keras, or weights.h5 if it has weights alone.
+        Ending of the file's name: h5, keras, or weights.h5 if it has only weights.
     inputs
-        `describe_inputs` of the rows that it was trained on.
+        `describe_inputs` of the training rows.
     digest
         `hash_weights` of the trained model.
 
     Raises
     ------
     SerializationError
-        The file does not hold the weights, or not in the order of this model's.
+        The file does not hold the weights, or holds them in another order.
     """
     read_weights(model, file, kind, inputs)
     if hash_weights(model) != digest:
         raise SerializationError(
-            f"the weights of the trained model {model.name!r} cannot be put into a copy of the one "
-            "that was passed: a callback has changed which of them are trained, or a layer does "
+            f"the weights of the trained model {model.name!r} cannot be loaded into a copy of the "
+            "one that was passed: a callback changed which of them are trained, or a layer does "
             "not save all of its variables"
         )
     return model
 
 
 def write_weights(model: Any) -> bytes:
-    """A model's weights and its optimizer's state, for models that Keras cannot write as a whole.
+    """Encode a model's weights and optimizer state, for models that Keras cannot write completely.
 
     Raises
     ------
@@ -223,12 +223,12 @@ def write_weights(model: Any) -> bytes:
 
 
 def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
-    """Give a model the weights of its file, and its optimizer the state.
+    """Load a model's weights and its optimizer's state from a file.
 
     Raises
     ------
     SerializationError
-        They are not those of this model.
+        They do not fit this model.
     """
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{kind}"
@@ -249,7 +249,7 @@ def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Shape and type of each array of nested inputs, as JSON can hold them."""
+    """Return the shape and type of each array of nested inputs, in a form for JSON."""
     if isinstance(inputs, Mapping):
         return {name: describe_inputs(item) for name, item in inputs.items()}
     if isinstance(inputs, (list, tuple)):
@@ -258,7 +258,7 @@ def describe_inputs(inputs: Any) -> Any:
 
 
 def _make_zeros(inputs: Any) -> Any:
-    """Inputs of a description; text is empty."""
+    """Return zeros of the shapes and types of a description; text is empty."""
     if isinstance(inputs, list):
         return [_make_zeros(item) for item in inputs]
     if _SHAPE not in inputs:

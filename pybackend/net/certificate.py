@@ -1,9 +1,9 @@
-"""The key and the certificate by which the processes of one job recognize each other in TLS.
+"""Key and certificate by which the processes of one job authenticate each other in TLS.
 
-TLS wants a certificate, and a job has a token. So both ends derive the same key from the token: a
-private key on the curve P-256, and a certificate for it, signed by itself. Nothing is sent, stored
-or installed for it, and whoever does not know the token has neither. Only this derivation is done
-here; keys of connections, encryption and checks are OpenSSL's.
+TLS needs a certificate, and a job has a token. So both ends derive the same key from the token: a
+private key on the curve P-256, and a self-signed certificate for it. Nothing is sent, stored or
+installed for it, and processes without the token have neither. Only this derivation is done here;
+OpenSSL handles connection keys, encryption and verification.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _INTEGER, _BITS, _OCTETS, _UTF8, _TIME, _SEQUENCE, _SET = 0x02, 0x03, 0x04, 0x0C
 
 
 def make_certificate(token: str) -> tuple[str, str]:
-    """The certificate and the private key of a job, in PEM, the same on every host.
+    """Return the certificate and the private key of a job, in PEM, the same on every host.
 
-    It is valid at all times: the token ends with its job, and clocks of hosts may be wrong.
+    It is always valid: the token ends with its job, and clocks of hosts may be wrong.
     """
     private = _derive(token, "key")
     public = b"\x00\x04" + b"".join(map(_to_bytes, multiply(private, _GENERATOR)))
@@ -62,7 +62,7 @@ def make_certificate(token: str) -> tuple[str, str]:
 
 
 def multiply(factor: int, point: _Point) -> _Point:
-    """A point of the curve, so many times; ``factor`` is at least 1 and below the order."""
+    """Multiply a point of the curve; ``factor`` is at least 1 and below the order."""
     found: _Point | None = None
     while factor:
         if factor & 1:
@@ -74,7 +74,7 @@ def multiply(factor: int, point: _Point) -> _Point:
 
 
 def _add(one: _Point, other: _Point) -> _Point:
-    """The sum of two points that are not each other's opposites."""
+    """Return the sum of two points that are not each other's negatives."""
     if one == other:
         slope = (3 * one[0] * one[0] - 3) * pow(2 * one[1], -1, _PRIME)
     else:
@@ -84,7 +84,7 @@ def _add(one: _Point, other: _Point) -> _Point:
 
 
 def _sign(private: int, token: str, content: bytes) -> bytes:
-    """ECDSA; the one message of a key needs no random number, but a secret one."""
+    """Sign by ECDSA; for the only message of a key, the nonce must be secret, not random."""
     once = _derive(token, "signature")
     digest = int.from_bytes(hashlib.sha256(content).digest(), "big")
     first = multiply(once, _GENERATOR)[0] % _ORDER
@@ -93,7 +93,7 @@ def _sign(private: int, token: str, content: bytes) -> bytes:
 
 
 def _derive(token: str, purpose: str) -> int:
-    """A secret number from 1 to the order less 1; of 512 bits, so that all are equally likely."""
+    """Derive a secret number from 1 to the order less 1; from 512 bits, so it is uniform."""
     message = f"tfdist|tls|{purpose}".encode()
     drawn = hmac.new(token.encode(), message, hashlib.sha512).digest()
     return int.from_bytes(drawn, "big") % (_ORDER - 1) + 1

@@ -1,8 +1,8 @@
-"""How a connection ends, apart from what the system itself reports."""
+"""Errors of connections, besides those of the system."""
 
 
 class StreamEndError(ConnectionError):
-    """The other end has closed the connection, and all that it sent has been read."""
+    """The other end has closed the connection, and all of its data was read."""
 
 
 class SilentError(ConnectionError):
@@ -10,4 +10,4 @@ class SilentError(ConnectionError):
 
 
 class AlteredError(ConnectionError):
-    """What has arrived on a connection is not what the other end has sent."""
+    """The received data is not what the other end sent."""

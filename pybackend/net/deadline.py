@@ -1,4 +1,4 @@
-"""A limit in time for calls that have none of their own."""
+"""Time limit for calls that do not have one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Value = TypeVar("_Value")
 
 
 def within(seconds: float, call: Callable[[], _Value], late: Exception) -> _Value:
-    """The value of a call, or the exception that it raises; ``late`` if it lasts longer.
+    """Return the value of a call, or raise its exception; raise ``late`` if it takes longer.
 
-    A call that is late goes on in a daemon thread, which does not keep the process alive.
+    A late call continues in a daemon thread, which does not keep the process alive.
     """
     outcome: Future[_Value] = Future()
     threading.Thread(target=settle, args=(outcome, call), daemon=True).start()
@@ -24,7 +24,7 @@ def within(seconds: float, call: Callable[[], _Value], late: Exception) -> _Valu
 
 
 def settle(outcome: Future[_Value], call: Callable[[], _Value]) -> None:
-    """Call a function on this thread, for whoever waits for its outcome on another."""
+    """Call a function, and set its value or exception as the outcome for another thread."""
     try:
         outcome.set_result(call())
     except BaseException as error:

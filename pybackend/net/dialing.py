@@ -1,4 +1,4 @@
-"""TCP connections between the workers' hosts: made within seconds, or an error says why not."""
+"""TCP connections between the workers' hosts, with a short time limit and clear errors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.rendezvous import split_address
 from pybackend.net.stream import Stream
 
-# The system answers even for a process that is busy: without an answer by then, the network is at
-# fault. Up to three packets may be lost.
+# The system answers even for a busy process: without an answer in this time, the network is the
+# cause. Up to three packets may be lost.
 REACH_SECONDS = 10.0
-# What a firewall that answers, a missing route or a missing host gives, apart from silence.
+# Errors of a rejecting firewall, a missing route or a missing host.
 _NETWORK_ERRORS = {
     errno.EHOSTUNREACH,
     errno.ENETUNREACH,
@@ -38,9 +38,9 @@ def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SE
     Raises
     ------
     ClusterError
-        If the network does not let the connection through.
+        The network blocks the connection.
     PeerLostError
-        If the connection is refused.
+        The connection is refused.
     """
     host, port = split_address(peers[other])
     try:
@@ -56,12 +56,12 @@ def dial(peers: Sequence[str], rank: int, other: int, patience: float = REACH_SE
 
 
 def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> str | None:
-    """Try to connect to other hosts, at ports where nothing needs to listen.
+    """Try to connect to other hosts, at ports where no process needs to listen.
 
     Returns
     -------
     str or None
-        The message for the first host that cannot be reached; a refused connection is an answer.
+        Message for the first unreachable host; a refused connection counts as reached.
     """
 
     def attempt(other: int) -> str | None:
@@ -78,7 +78,7 @@ def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> 
 
 
 def advise_on_network() -> str:
-    """Say what to do if one host cannot reach another."""
+    """Return the advice for a host that cannot reach another."""
     return (
         "A firewall or a missing route is between these two hosts, or the second one is down. "
         "Let all hosts that run workers connect to each other over TCP, at the ports that their "
@@ -88,7 +88,7 @@ def advise_on_network() -> str:
 
 
 def _describe_ports() -> str:
-    """Name this host's range of ports for listening sockets without a port of their own."""
+    """Describe this host's range of ports for sockets without a chosen port."""
     with contextlib.suppress(OSError, ValueError):
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return f" (net.ipv4.ip_local_port_range, here {low} to {high})"

@@ -1,13 +1,12 @@
-"""The greeting on a new connection: both ends prove that they know the job's token.
+"""Greeting on a new connection: both ends prove that they know the job's token.
 
 Each answers a fresh challenge (HMAC-SHA256 over both nonces, as in RFC 2104's keyed hash), so a
-token never crosses the network and a recorded exchange is of no use. All messages of the greeting
+token never crosses the network, and a recorded exchange is useless. All messages of the greeting
 have a fixed length: nothing is parsed, and nothing else is read, before the proof.
 
-With its nonce each end says whether it wants the connection to be encrypted; the proofs cover that,
-so nobody on the way can talk them out of it. If one of them wants it, TLS begins behind the
-client's proof, and the server's proof is the first thing inside: it ties what follows to this very
-greeting.
+With its nonce each end sends a flag that requests encryption. The proofs authenticate the flags, so
+encryption cannot be downgraded. If one end requests it, TLS begins after the client's proof, and
+the server's proof is the first encrypted message: it binds the connection to this greeting.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GREETING_SECONDS = 10.0
 
 
 class RejectedError(ConnectionError):
-    """The listening end has not accepted the proof: it has another token."""
+    """The listening end did not accept the proof: it has another token."""
 
 
 def greet_as_client(
@@ -38,22 +37,22 @@ def greet_as_client(
     patience: float = GREETING_SECONDS,
     encrypt: bool | None = None,
 ) -> None:
-    """Prove the token to the listening end, and have it prove it too.
+    """Prove the token to the listening end, and check its proof.
 
     Parameters
     ----------
     patience
-        Seconds that the listening end may take to begin: its socket accepts connections while its
+        Seconds in which the listening end must begin: its socket accepts connections while its
         process is still importing TensorFlow.
     encrypt
-        Whether this end wants all that follows encrypted; None: unless it stays on this machine.
+        Whether this end requests encryption. None: only between machines.
 
     Raises
     ------
     RejectedError
-        If the other end does not know the token.
+        The other end does not know the token.
     OSError
-        If it closes before, or is silent.
+        The other end closes before, or is silent.
     """
     theirs = stream.read_exactly(_NONCE + _WISH, patience)
     ours = secrets.token_bytes(_NONCE) + _RANK.pack(rank) + _wish(stream, encrypt)
@@ -63,20 +62,20 @@ def greet_as_client(
         _protect_if_wanted(stream, token, theirs, ours, is_server=False)
         answer = stream.read_exactly(_DIGEST, GREETING_SECONDS)
     except ConnectionError as error:
-        raise RejectedError("the listening end has closed the connection at the proof") from error
+        raise RejectedError("the listening end closed the connection after the proof") from error
     if not hmac.compare_digest(answer, _prove(token, b"server", purpose, theirs, ours)):
         raise RejectedError("the listening end does not know this job's token")
 
 
 def greet_as_server(stream: Stream, token: str, purpose: str, encrypt: bool | None = None) -> int:
-    """Have a connected client prove the token, and prove it to the client; returns its rank.
+    """Check the proof of a connected client, prove the token to it, and return its rank.
 
-    ``encrypt`` is as in `greet_as_client`: one end that wants it is enough.
+    ``encrypt`` is as in `greet_as_client`: it is enough if one end requests it.
 
     Raises
     ------
     OSError
-        If the client closes, is silent, or does not know the token.
+        The client closes, is silent, or does not know the token.
     """
     ours = secrets.token_bytes(_NONCE) + _wish(stream, encrypt)
     stream.send_all(ours, GREETING_SECONDS)
@@ -94,9 +93,9 @@ def _wish(stream: Stream, encrypt: bool | None) -> bytes:
     return bytes([not stream.is_within_one_machine if encrypt is None else encrypt])
 
 
-def _protect_if_wanted(stream: Stream, token: str, *wishes: bytes, is_server: bool) -> None:
-    if any(said[-1] for said in wishes):
-        from pybackend.net.tls import Tls  # only the loopback does without
+def _protect_if_wanted(stream: Stream, token: str, *flags: bytes, is_server: bool) -> None:
+    if any(flag[-1] for flag in flags):
+        from pybackend.net.tls import Tls  # connections on the loopback need no TLS
 
         stream.protect(Tls(token, is_server), GREETING_SECONDS)
 

@@ -1,7 +1,7 @@
-"""Signs of life between a member and the driver: they tell a stopped process from a quiet one.
+"""Signs of life between a worker's launcher and the driver, to detect stopped processes.
 
-The system answers for a process that is stopped, so a connection alone does not tell. The process
-that sends them does nothing but look after a worker: what the worker computes delays none.
+The system answers packets for a stopped process, so the connection alone does not show it. The
+process that sends them only supervises a worker: the worker's computation does not delay them.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from pybackend.net.connection_errors import SilentError
 from pybackend.net.stream import LineStream
 
-# On a machine with much else to do, a process may not be given any time for a while.
+# On a loaded machine, a process may not run for a while.
 SHORTEST_SILENCE = 5.0
 _LONGEST_PAUSE = 5.0
 _PAUSES = 8
-# Looks that find nothing, one after the other, until the other end counts as silent. They are
-# counted rather than timed: a process that was stopped itself has not looked.
+# Number of successive checks without a sign of life until the other end counts as silent. They are
+# counted, not timed, because a process that was stopped itself has not checked.
 _LOOKS = 4
-# What the system's clock for waiting can hold is less than a month.
+# The system's timeout for waiting is limited to less than a month.
 _LONGEST_LOOK = 86_400.0
 
 
 @dataclass(frozen=True)
 class Beat:
-    """A sign of life."""
+    """Sign of life."""
 
 
 def find_silence(timeout: float) -> float:
-    """Seconds without a sign of life after which a process counts as lost, for a job's timeout."""
+    """Return the seconds of silence after which a process counts as lost, for a job's timeout."""
     return max(SHORTEST_SILENCE, timeout)
 
 
@@ -47,21 +47,21 @@ def start_beating(send: Callable[[], object], silence: float, ended: threading.E
 
 
 def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes]:
-    """The lines that come, up to the end of the connection.
+    """Yield the received lines, up to the end of the connection.
 
     Parameters
     ----------
     limit
         Largest line in bytes, as in `Stream.read_line`.
     silence
-        Seconds in which something must come; infinite for no limit.
+        Maximum number of seconds between received bytes; infinite for no limit.
 
     Raises
     ------
     SilentError
-        If nothing has come for so long.
+        Nothing was received in this time.
     OSError, ValueError
-        As `Stream.read_line`.
+        As in `Stream.read_line`.
     """
     seconds = None if math.isinf(silence) else min(_LONGEST_LOOK, silence / (_LOOKS + 1))
     looks = 0
@@ -70,7 +70,7 @@ def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes
         try:
             line = stream.read_line(limit, seconds)
         except TimeoutError as error:
-            if error.errno is not None:  # the system has given the connection up
+            if error.errno is not None:  # the system has closed the connection
                 raise
             looks = looks + 1 if stream.heard == heard else 0
             continue

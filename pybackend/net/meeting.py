@@ -1,14 +1,14 @@
-"""The members of a gang meet at the driver, over authenticated connections: the driver's side.
+"""Meeting of the workers at the driver, over authenticated connections: the driver's side.
 
-Each member holds one connection (`pybackend.net.meeting_client`). On it travel, as lines of JSON,
-its message to all others, its events, and its results in parts. Back come orders, and one answer:
-everyone's messages, or that all are to meet elsewhere, because one of them has not reached the
-driver. The answer is decided once, so that all members get the same one:
+Each worker holds one connection (`pybackend.net.meeting_client`). Over it, it sends its message to
+all others, its events, and its results in parts, as lines of JSON. It receives orders, and one
+answer: the messages of all workers, or that all must meet elsewhere, because one of them has not
+reached the driver. The answer is decided once, so that all workers get the same one:
 
-- everyone's messages, as soon as all have joined;
-- elsewhere, when a member is missing some seconds after the first one came, or has lost its
-  connection before it joined. A member that has joined goes elsewhere only on this answer, and by
-  the absence of one that cannot join the others get it.
+- the messages of all, as soon as all have joined;
+- elsewhere, if a worker is missing some seconds after the first one connected, or lost its
+  connection before it joined. A worker that has joined goes elsewhere only after this answer. The
+  others get it because the worker that cannot join is missing.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pybackend.net.stream import LineStream
 
 PURPOSE = "meeting"
 _LONGEST_LINE = 1 << 24
-# How long a member that has stopped reading may keep its answer waiting.
+# Time limit for sending to a worker that does not read.
 _SEND_SECONDS = 30.0
 _AT_ONCE = 32
-# base64 makes four bytes of three, and some are left for the rest of the line.
+# base64 makes four bytes of three; the rest is for the other fields of the line.
 _PART = 3 << 17
 
 
 @dataclass(frozen=True)
 class Join:
-    """A member's message to all others."""
+    """Message of a worker to all others."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class ResultPart:
-    """Some bytes of a result, in base64."""
+    """Part of a result, in base64."""
 
     name: str
     data: str
@@ -58,57 +58,57 @@ class ResultPart:
 
 @dataclass(frozen=True)
 class Everyone:
-    """All members' messages, by rank."""
+    """Messages of all workers, by rank."""
 
     messages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class MeetElsewhere:
-    """Some member has not come: the others are not to wait here."""
+    """Answer that a worker is missing: the others must not wait here."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The members will not work together, and why."""
+    """Reason why the workers cannot work together."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Finished:
-    """All parts of what the server has for its members were sent."""
+    """End of the parts that the server sends to its workers."""
 
 
 class MeetingServer:
-    """The driver's side; a context manager.
+    """Meeting of the workers at the driver; a context manager.
 
     Parameters
     ----------
     host
-        Address of the driver to listen on; None: members come by `adopt` only.
+        Address of the driver to listen on; None: workers are added only by `adopt`.
     token, workers
-        Of the job.
+        Secret of the job, and number of its workers.
     announced
-        Address by which members reach the driver, if that is another one.
+        Address by which workers reach the driver, if it differs.
     patience
-        Seconds after the first member's connection in which the last one must come, or all are
-        sent elsewhere; infinite if there is nowhere else to meet.
+        Seconds after the first worker's connection in which the last one must connect, or all are
+        sent elsewhere; infinite if there is no other place to meet.
     server
-        A listening socket to use in place of one on ``host``. It is left to others, and may be
-        another process's, as soon as all have joined.
+        A listening socket to use instead of one on ``host``. It is released, and another process
+        may use it, as soon as all have joined.
     silence
-        Seconds without a sign of life after which a member counts as lost; infinite where its
-        connection tells.
+        Seconds without a sign of life after which a worker counts as lost; infinite if its
+        connection reports the loss.
 
     Attributes
     ----------
     address
-        ``host:port`` for the members; empty without one.
+        ``host:port`` for the workers; empty without one.
     silence
         As above.
     queue
-        Events of the members, in the order of their arrival.
+        Events of the workers, in the order of their arrival.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class MeetingServer:
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome) if server else None
 
     def has_come(self, rank: int) -> bool:
-        """Whether a member has ever connected, even if it has not joined yet."""
+        """Return whether a worker has ever connected, even if it has not joined yet."""
         with self._lock:
             return rank in self._streams or rank in self._left
 
     @property
     def messages(self) -> Mapping[int, str]:
-        """By rank, the messages of those that have joined so far."""
+        """Messages of the workers that have joined so far, by rank."""
         with self._lock:
             return dict(self._joined)
 
@@ -167,39 +167,39 @@ class MeetingServer:
             stream.close()
 
     def drain(self, timeout: float) -> None:
-        """Wait until everything sent by members that have ended was read."""
+        """Wait until all data of workers that have ended was read."""
         deadline = time.monotonic() + timeout
         for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def result(self, rank: int, name: str) -> bytes | None:
-        """What a member has sent under a name; None if it has sent nothing."""
+        """Return the result that a worker sent under a name, or None."""
         with self._lock:
             parts = self._parts.get((rank, name))
             return None if parts is None else bytes(parts)
 
     def missing(self) -> tuple[list[int], float]:
-        """Ranks that have not joined yet, and seconds since the first has."""
+        """Return the ranks that have not joined yet, and the seconds since the first one joined."""
         with self._lock:
             absent = [rank for rank in range(self._workers) if rank not in self._joined]
             return absent, max(0.0, time.monotonic() - self._first)
 
     def rejected(self) -> int:
-        """Connections that did not prove the token."""
+        """Return the number of connections that did not prove the token."""
         return self._acceptor.rejected if self._acceptor else 0
 
     def has_left(self, rank: int) -> bool:
-        """Whether a member's connection has ended, and all that it sent was read."""
+        """Return whether a worker's connection has ended, and all of its data was read."""
         with self._lock:
             return rank in self._left
 
     def silent(self) -> list[int]:
-        """Ranks of those among them that were silent for too long: their processes were stopped."""
+        """Return the ranks that were silent for too long, because their processes were stopped."""
         with self._lock:
             return sorted(self._silent)
 
     def start_beating(self, silence: float) -> None:
-        """Show all members, several times in so many seconds, that this process runs."""
+        """Send signs of life to all workers, several times in ``silence`` seconds."""
         line = encode(Beat()).encode() + b"\n"
 
         def beat() -> None:
@@ -210,15 +210,15 @@ class MeetingServer:
         start_beating(beat, silence, self._closed)
 
     def adopt(self, stream: LineStream, rank: int) -> None:
-        """Take in a member whose connection is authenticated already, by ssh for example."""
+        """Add a worker whose connection is authenticated already, e.g. by ssh."""
         self._welcome(stream, rank)
 
     def join(self, rank: int, message: str) -> None:
-        """Join as a member that is in this very process."""
+        """Join as a worker in this process."""
         self._join(rank, message)
 
     def wait_for_all(self, seconds: float) -> tuple[str, ...] | None:
-        """All members' messages, by rank, once all have joined; None if the time is over first."""
+        """Return the messages of all workers, by rank, when all have joined; None if too late."""
         try:
             decided = self._decided.get(timeout=seconds)
         except queue.Empty:
@@ -226,11 +226,11 @@ class MeetingServer:
         return decided.messages if isinstance(decided, Everyone) else None
 
     def refuse(self, reason: str) -> None:
-        """Tell all members, those that come later too, that they will not work together."""
+        """Send all workers, also later ones, the reason why they cannot work together."""
         self._decide(Refused(reason))
 
     def send(self, contents: Mapping[str, bytes]) -> None:
-        """Send all members some contents by name, for `MeetingClient.receive`."""
+        """Send all workers some contents by name, for `MeetingClient.receive`."""
         lines = [
             encode(part).encode() + b"\n"
             for name, content in contents.items()
@@ -242,7 +242,7 @@ class MeetingServer:
             self._send_to_all(streams, line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
-        """Send one member or all an order, for `MeetingClient.take_order`."""
+        """Send an order to one worker or to all, for `MeetingClient.take_order`."""
         with self._lock:
             streams = [s for member, s in self._streams.items() if rank in (None, member)]
         self._send_to_all(streams, encode(order).encode() + b"\n")
@@ -287,7 +287,7 @@ class MeetingServer:
         except SilentError:
             with self._lock:
                 self._silent.add(rank)
-        except (OSError, ValueError):  # the member is gone, or what it sends makes no sense
+        except (OSError, ValueError):  # the worker was lost, or sent an invalid message
             pass
         finally:
             stream.close()
@@ -319,12 +319,12 @@ class MeetingServer:
             everyone = tuple(self._joined[peer] for peer in range(self._workers))
         if (
             self._is_shared and self._acceptor
-        ):  # before the members connect there to whoever goes on with it
+        ):  # before the workers connect to the process that uses it from now on
             self._acceptor.release()
         self._decide(Everyone(everyone))
 
     def _decide(self, answer: Everyone | MeetElsewhere | Refused) -> None:
-        """Send every member the same answer: the first one that was decided on."""
+        """Send every worker the same answer: the first one that was decided."""
         with self._lock:
             if self._answer is not None or self._closed.is_set():
                 return
@@ -335,7 +335,7 @@ class MeetingServer:
 
 
 def split(name: str, content: bytes) -> Iterator[ResultPart]:
-    """A content in parts, each small enough for one line."""
+    """Split a content into parts, each small enough for one line."""
     for start in range(0, max(1, len(content)), _PART):
         yield ResultPart(name, base64.b64encode(content[start : start + _PART]).decode())
 
@@ -343,6 +343,6 @@ def split(name: str, content: bytes) -> Iterator[ResultPart]:
 def _send(stream: LineStream, answer: bytes) -> None:
     try:
         stream.send_all(answer, _SEND_SECONDS)
-    except OSError:  # without its answer a member must not go on
+    except OSError:  # without its answer a worker must not continue
         with contextlib.suppress(OSError):
             stream.close()

@@ -1,4 +1,4 @@
-"""The members of a gang meet at the driver, over authenticated connections: a member's side."""
+"""Meeting of the workers at the driver, over authenticated connections: the worker's side."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from pybackend.net.meeting import (
 from pybackend.net.rendezvous import connect
 from pybackend.net.stream import LineStream, Stream
 
-# The messages of all members.
+# Size of the messages of all workers.
 _LONGEST_ANSWER = 1 << 30
-# How long the driver may take to read what it is sent.
+# Time limit for sending to a driver that does not read.
 _SEND_SECONDS = 120.0
-# Others may still read their rows.
+# Other workers may still be reading their rows.
 _ANSWER_SECONDS = 6 * 3600.0
 _RETRY_SECONDS = 0.5
 # A server that is about to close rejects once.
 _MOST_REJECTIONS = 3
-# Events that wait for the connection; the oldest give way.
+# Events that wait for the connection; the oldest are dropped.
 _MOST_WAITING = 10_000
 _FROM_SERVER = (
     Everyone,
@@ -55,7 +55,7 @@ _FROM_SERVER = (
 
 
 class MeetingClient:
-    """A member's connection to the driver's `MeetingServer`; a context manager.
+    """Connection of a worker to the driver's `MeetingServer`; a context manager.
 
     It connects in the background, so that a driver behind a firewall delays no worker. Events wait
     for the connection, and are dropped if there is none.
@@ -65,7 +65,7 @@ class MeetingClient:
     address
         ``host:port`` of the driver; None if it cannot be reached.
     token, rank
-        Of the job and of this member.
+        Secret of the job, and rank of this worker.
     patience
         Seconds in which the driver must be reached.
     on_lost
@@ -73,9 +73,9 @@ class MeetingClient:
     is_early
         Whether the driver may not listen yet: then a refused connection is tried again, too.
     stream
-        A connection to the driver that is authenticated already, in place of an address.
+        A connection to the driver that is authenticated already, instead of an address.
     silence
-        Seconds without a sign of life after which the driver counts as lost; infinite if it shows
+        Seconds without a sign of life after which the driver counts as lost; infinite if it sends
         none.
     """
 
@@ -92,7 +92,7 @@ class MeetingClient:
     ) -> None:
         self._silence = silence
         self.is_silent = False
-        """Whether the driver was lost so."""
+        """True if the driver was lost because of its silence."""
         self._is_early = is_early
         self._parts: dict[str, bytearray] = {}
         self._finished = threading.Event()
@@ -103,7 +103,7 @@ class MeetingClient:
         self._stream: LineStream | None = stream
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
         self._error: Exception | None = None
-        self._loss = "the driver has ended the job, or the network between them failed"
+        self._loss = "the driver ended the job, or the network between them failed"
         self._settled = threading.Event()
         self._has_ended = threading.Event()
         self._closed = False
@@ -127,7 +127,7 @@ class MeetingClient:
         self.close()
 
     def __call__(self, event: Event) -> bool:
-        """Send one event; returns whether it is known to have gone out."""
+        """Send one event; return whether it is known to be sent."""
         return self._send(_line(event), may_wait=True)
 
     def require(self) -> None:
@@ -136,7 +136,7 @@ class MeetingClient:
         Raises
         ------
         ClusterError
-            If it is not.
+            The driver was not reached.
         """
         self._settled.wait()
         if self._error is not None:
@@ -147,40 +147,41 @@ class MeetingClient:
             ) from self._error
 
     def wait_until_settled(self, seconds: float) -> bool:
-        """Whether the driver is reached, or known to be out of reach (`error`), by then."""
+        """Wait, and return whether the driver is reached or known to be unreachable (`error`)."""
         return self._settled.wait(seconds)
 
     @property
     def error(self) -> Exception | None:
-        """Why the driver was not reached."""
+        """Error because of which the driver was not reached, or None."""
         return self._error
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection has ended, or the driver has nothing more to send."""
+        """Return whether the connection has ended, or the driver has nothing more to send."""
         return self._has_ended.is_set() or self._finished.is_set()
 
     def start_beating(self, silence: float) -> None:
-        """Show the driver, several times in so many seconds, that this process runs."""
+        """Send signs of life to the driver, several times in ``silence`` seconds."""
         line = _line(Beat())
         start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
-        """Meet the others, once; ``on_wait`` is called again and again meanwhile.
+        """Meet the others, once; ``on_wait`` is called repeatedly meanwhile.
 
         Returns
         -------
         list of str or None
-            Everyone's messages by rank, when all have sent theirs; None if all members have to
-            meet elsewhere, and this one knows that the others will.
+            The messages of all workers by rank, when all have sent theirs; None if all workers
+            must meet elsewhere, and the others will, too.
 
         Raises
         ------
         ClusterError
-            When the driver has ended the job, has refused it, or is lost before it has answered.
+            The driver ended the job, rejected it, or was lost before it answered.
         """
         self._settled.wait()
-        # Not sent in full means not joined: the driver then sends the others elsewhere, too.
+        # A message that was not sent completely does not join: the driver then sends the others
+        # elsewhere, too.
         if not self._answers.empty() or not self._send(_line(Join(message)), may_wait=False):
             return None
         answer = self._wait_for_answer(on_wait)
@@ -190,7 +191,7 @@ class MeetingClient:
             at = f" at {self._address}" if self._address else ""
             raise ClusterError(
                 f"worker {self._rank} on {socket.gethostname()} lost the driver{at} before all "
-                f"workers had met: {self._loss}. If the driver still runs, start again"
+                f"workers had connected: {self._loss}. If the driver is still running, start again"
             )
         return list(answer.messages) if isinstance(answer, Everyone) else None
 
@@ -199,7 +200,7 @@ class MeetingClient:
     ) -> Everyone | MeetElsewhere | Refused | None:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
-            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+            # A short wait, so that Python's main thread and R notice Ctrl-C.
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=0.1)
             on_wait()
@@ -212,21 +213,21 @@ class MeetingClient:
     def receive(
         self, seconds: float, on_wait: Callable[[], None] = lambda: None
     ) -> Mapping[str, bytes] | None:
-        """What `MeetingServer.send` sends, by name; None if the driver is lost before.
+        """Receive the contents of `MeetingServer.send`, by name; None if the driver is lost before.
 
-        ``on_wait`` is called again and again meanwhile.
+        ``on_wait`` is called repeatedly meanwhile.
 
         Raises
         ------
         TimeoutError
-            If it has not come in so many seconds.
+            They did not arrive in ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while not self._finished.wait(0.1):  # short: see `_wait_for_answer`
             if self._has_ended.is_set() and not self._finished.is_set():
                 return None
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing has come for {seconds:g} s")
+                raise TimeoutError(f"nothing was received for {seconds:g} s")
             on_wait()
         return {name: bytes(content) for name, content in self._parts.items()}
 
@@ -235,25 +236,25 @@ class MeetingClient:
         return self._orders.get()
 
     def poll_order(self) -> FromLauncher | None:
-        """The next order, if one has come."""
+        """Return the next order, if one has arrived."""
         with contextlib.suppress(queue.Empty):
             return self._orders.get_nowait()
         return None
 
     def send(self, name: str, content: bytes) -> None:
-        """Send a result, whatever its size.
+        """Send a result of any size.
 
         Raises
         ------
         ClusterError
-            When the driver is lost.
+            The driver is lost.
         """
         for part in split(name, content):
             if not self._send(_line(part), may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
     def close(self) -> None:
-        """Close the connection, once what waits for it is sent."""
+        """Close the connection after all waiting messages were sent."""
         self._ends.set()
         if not self._is_early:
             self._settled.wait()
@@ -308,7 +309,7 @@ class MeetingClient:
             self.is_silent = True
             self._loss = str(error)
         except AlteredError as error:
-            self._loss = f"{error}: something between the two hosts changes what passes"
+            self._loss = f"{error}: something between the two hosts changes the data"
         except (OSError, ValueError):
             pass
         self._answers.put(None)
@@ -328,20 +329,20 @@ class MeetingClient:
             self._answers.put(message)
 
     def _connect(self, address: str, token: str, rank: int) -> Stream:
-        """Try again for a while: a server with too many greetings at once rejects some."""
+        """Connect, with retries: a server with too many greetings at once rejects some."""
         rejections = 0
         while True:
             remaining = max(0.1, self._deadline - time.monotonic())
             try:
                 return connect(address, token, rank, PURPOSE, remaining)
-            except socket.gaierror:  # a name that nobody knows
+            except socket.gaierror:  # an unknown host name
                 raise
             except OSError as error:
                 is_refused = isinstance(error, ConnectionRefusedError)
                 if is_refused and not self._is_early:
                     raise
-                # Somebody listens there, but not for this job. A server that has too many
-                # greetings under way closes earlier.
+                # A process listens there, but not for this job. A server with too many greetings
+                # closes earlier.
                 rejections += isinstance(error, RejectedError)
                 is_hopeless = self._is_early and rejections > _MOST_REJECTIONS
                 is_late = time.monotonic() + _RETRY_SECONDS > self._deadline

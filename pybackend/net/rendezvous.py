@@ -1,4 +1,4 @@
-"""Where processes of one job find each other: listening sockets, addresses, new connections."""
+"""Listening sockets, addresses and new connections between the processes of one job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RETRY_SECONDS = 0.05
 
 
 def new_token() -> str:
-    """Make a random secret for one job: 256 bits, hexadecimal."""
+    """Create a random secret for one job: 256 bits, hexadecimal."""
     return secrets.token_hex(32)
 
 
@@ -35,7 +35,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         server = socket.socket(info[0], socket.SOCK_STREAM)
         try:
-            if port:  # it may just have been used: connections of that time are no obstacle
+            if port:  # it may have been used just before: old connections must not block it
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(info[4])
             server.listen(64)
@@ -45,8 +45,8 @@ def listen(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
-                f"cannot listen on port {port} of {host!r}: another process does. Choose another "
-                "port, or end that process"
+                f"cannot listen on port {port} of {host!r}: another process uses it. Choose "
+                "another port, or end that process"
             ) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -57,10 +57,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def reserve(host: str) -> socket.socket:
-    """Hold a port for a server that another process starts itself.
+    """Reserve a port for a server that another process starts.
 
-    Bound with SO_REUSEADDR but not listening: the system gives the port to nobody else, and yet
-    TensorFlow's server, which sets that option (but switches SO_REUSEPORT off), can bind it.
+    The socket is bound with SO_REUSEADDR, but does not listen: the system does not assign the port
+    to other processes, but TensorFlow's server, which sets that option (and switches SO_REUSEPORT
+    off), can bind it.
 
     Raises
     ------
@@ -80,28 +81,31 @@ def reserve(host: str) -> socket.socket:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         raise ClusterError(
-            f"cannot hold a port on {host!r}: {error}. It must name an address of this machine"
+            f"cannot reserve a port on {host!r}: {error}. It must name an address of this machine"
         ) from error
     return held
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
-    """``host:port`` of a bound socket, brackets around IPv6; ``announced`` replaces the host."""
+    """Return ``host:port`` of a bound socket, with brackets around IPv6.
+
+    ``announced`` replaces the host.
+    """
     host, port = server.getsockname()[:2]
     host = announced or host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(peer: str) -> tuple[str, int]:
-    """Split ``host:port``, and drop brackets around IPv6."""
+    """Split ``host:port``, and remove brackets around IPv6."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def own_address(peer: str) -> str | None:
-    """This machine's address on the route to a host, None without a route; nothing is sent."""
+    """Return this machine's address on the route to a host, or None; nothing is sent."""
     try:
-        # Any port will do: connecting a datagram socket only looks up the route.
+        # Any port works: connecting a datagram socket only looks up the route.
         infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
         family, _, _, _, address = infos[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -117,7 +121,7 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
     Raises
     ------
     OSError
-        If nobody listens there, or not for this job.
+        No process listens there, or it belongs to another job.
     """
     stream = Stream.connect(split_address(address), seconds)
     try:
@@ -129,10 +133,10 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
 
 
 class Acceptor:
-    """Accepts connections in the background and passes on those that prove the token.
+    """Accept connections in the background, and pass on those that prove the token.
 
-    Each greeting has its own thread, so that a silent stranger delays nobody; while
-    ``most_greetings`` are under way, further connections are closed at once. ``encrypt`` is as in
+    Each greeting has its own thread, so that a silent client does not delay others. During
+    ``most_greetings`` greetings, further connections are closed at once. ``encrypt`` is as in
     `greet_as_client`.
     """
 
@@ -153,20 +157,20 @@ class Acceptor:
         self._slots = threading.BoundedSemaphore(most_greetings)
         self._closed = False
         self.rejected = 0
-        """Connections that did not prove the token."""
+        """Number of connections that did not prove the token."""
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="tfdist-accept", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; connections passed on stay open."""
+        """Stop listening; connections that were passed on stay open."""
         self.release()
         with contextlib.suppress(OSError):  # some systems shut connections down, not listeners
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def release(self) -> None:
-        """Accept no more here; whoever shares the socket, another process even, may go on."""
+        """Stop accepting here; other users of the socket, also in other processes, may continue."""
         self._closed = True
         # Closing alone does not wake a thread that is blocked in accept().
         self._wake.close()
@@ -186,7 +190,7 @@ class Acceptor:
     def _accept_next(self) -> None:
         try:
             stream = Stream.accept(self._server)
-        except OSError:  # closed, or a stranger that has left already
+        except OSError:  # closed, or the client has disconnected already
             time.sleep(_RETRY_SECONDS)
             return
         if self._slots.acquire(blocking=False):

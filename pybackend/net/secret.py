@@ -1,4 +1,4 @@
-"""The secret that processes on several machines share, by which they recognize each other."""
+"""Secret that processes on several machines share, to authenticate each other."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _ADVICE = (
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where a user's secret lies unless a variable names another file."""
+    """Return the path of a user's secret, if no variable names another file."""
     configured = environment.get("XDG_CONFIG_HOME")
     return Path(configured or Path.home() / ".config") / "tfdist" / "secret"
 
 
 def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.environ) -> str:
-    """The secret in TFDIST_SECRET, in the file that TFDIST_SECRET_FILE names, or in the user's own.
+    """Return the secret in TFDIST_SECRET, in the file TFDIST_SECRET_FILE, or in the default file.
 
     Parameters
     ----------
     is_one_machine
-        Whether all processes are on this machine: then the user's own file is made if it is absent.
+        Whether all processes are on this machine: then the default file is created if missing.
 
     Raises
     ------
     InputError
-        There is none, or others can read it.
+        There is no secret, or other users can read it.
     """
     given = environment.get(VARIABLE)
     if given:
@@ -51,7 +51,7 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
             raise InputError(f"{FILE_VARIABLE} names {named}, which does not exist. {_ADVICE}")
         if not is_one_machine:
             raise InputError(
-                "processes on several machines need a secret that they share, and there is none "
+                "processes on several machines need a secret that they share, but there is none "
                 f"(looked for {VARIABLE}, {FILE_VARIABLE} and {path}). {_ADVICE}"
             )
         make_secret(path)
@@ -67,7 +67,7 @@ def make_secret(path: Path) -> bool:
         try:
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32) + "\n")
-            # Of several processes that do this at once, one wins, and nobody reads half a file.
+            # If several processes do this at once, one wins, and none reads a partial file.
             with contextlib.suppress(FileExistsError):
                 os.link(written, path)
                 return True
@@ -79,7 +79,7 @@ def make_secret(path: Path) -> bool:
 
 
 def derive_token(secret: str, *parts: str) -> str:
-    """A token for one purpose, from which the secret cannot be computed (HMAC-SHA256)."""
+    """Derive a token for one purpose; the secret cannot be computed from it (HMAC-SHA256)."""
     message = "|".join(["tfdist", *parts]).encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
@@ -91,7 +91,7 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the secret in {path} cannot be read: {error}") from error
     if shared:
-        raise InputError(f"others than its owner can read the secret in {path}: chmod 600 {path}")
+        raise InputError(f"other users can read the secret in {path}: run chmod 600 {path}")
     return _check(text, str(path))
 
 
@@ -99,6 +99,6 @@ def _check(text: str, where: str) -> str:
     if len(text) < _LEAST_CHARACTERS:
         raise InputError(
             f"the secret in {where} has {len(text)} characters; expected at least "
-            f"{_LEAST_CHARACTERS}, as `tfdist secret` makes it"
+            f"{_LEAST_CHARACTERS}. `tfdist secret` creates one"
         )
     return text

@@ -1,4 +1,4 @@
-"""The connections of several members over one pair of pipes: lines, each behind a rank."""
+"""Connections of several workers over one pair of pipes: lines that begin with a rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 
 class SharedLines:
-    """One end of such a pair of pipes; both ends are alike.
+    """One end of a shared pair of pipes; both ends have the same class.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class SharedLines:
     Attributes
     ----------
     heard
-        When the other end was last heard of, by `time.monotonic`.
+        Time of the last line from the other end, by `time.monotonic`.
     """
 
     def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
@@ -31,33 +31,33 @@ class SharedLines:
         self._connections: dict[int, _Connection] = {}
 
     def connect(self, rank: int) -> _Connection:
-        """The connection of one member; to be called before `read`."""
+        """Return the connection of one worker. Must be called before `read`."""
         self._connections[rank] = connection = _Connection(self, rank)
         return connection
 
     def read(self) -> None:
-        """Pass on what comes, until the other end is gone."""
+        """Pass received lines on, until the other end closes."""
         with contextlib.suppress(OSError, ValueError, LookupError):
             while line := self._reading.readline():
                 self.heard = time.monotonic()
                 rank, _, content = line.partition(b" ")
-                if content:  # else it only shows that the other end is there
+                if content:  # otherwise it is only a sign of life
                     self._connections[int(rank)].put(content)
         for connection in self._connections.values():
             connection.put(b"")
 
     def beat(self) -> None:
-        """Show the other end that this one is there.
+        """Send a sign of life.
 
         Raises
         ------
         OSError
-            If the other end is gone.
+            The other end has closed.
         """
         self.write(b"\n")
 
     def write(self, line: bytes) -> None:
-        """Write a line in one piece."""
+        """Write a complete line."""
         rest = memoryview(line)
         with self._lock:
             while rest:
@@ -65,7 +65,7 @@ class SharedLines:
 
 
 class _Connection:
-    """What one member has of it, as `LineStream`; a write waits for the pipe, without a limit."""
+    """`LineStream` of one worker; a write waits for the pipe, without a time limit."""
 
     def __init__(self, shared: SharedLines, rank: int) -> None:
         self._shared = shared
@@ -75,15 +75,15 @@ class _Connection:
 
     @property
     def heard(self) -> float:
-        """As in `LineStream`, of any member: all of them are in one process."""
+        """Time of the last line for any worker, because all of them are in one process."""
         return self._shared.heard
 
     def put(self, line: bytes) -> None:
-        """Add a line that has come; an empty one is the end."""
+        """Add a received line; an empty one is the end."""
         self._waiting.put(line)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
-        """As in `LineStream`."""
+        """Read a line."""
         if self._has_ended:
             return b""
         try:
@@ -96,15 +96,15 @@ class _Connection:
         return line
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
-        """As in `LineStream`."""
+        """Send all bytes."""
         try:
             self._shared.write(f"{self._rank} ".encode() + content)
         except ValueError as error:  # the pipe was closed from here
             raise BrokenPipeError(str(error)) from error
 
     def keep_alive(self) -> None:
-        """As in `LineStream`: whoever has made the pipes sees to it."""
+        """Do nothing: the creator of the pipes notices if the other end is lost."""
 
     def close(self) -> None:
-        """As in `LineStream`; the pipes stay open for the other members."""
+        """End this connection; the pipes stay open for the other workers."""
         self.put(b"")

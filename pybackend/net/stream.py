@@ -1,8 +1,8 @@
-"""Connections between processes: all that the package asks of a connected socket.
+"""Connections between processes over TCP sockets.
 
 A connection may be protected by TLS from some moment on (`pybackend.net.tls`). TLS may hold bytes
-that the system no longer reports as readable, and takes a record of bytes as a whole. So a stream
-keeps what it has read ahead and what has not gone out yet, and waits outside of TLS.
+that the system no longer reports as readable, and handles whole records. So a stream stores the
+bytes that it has read ahead or not sent yet, and waits outside of TLS.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from pybackend.net.tls import Tls
 
 _BLOCK = 1 << 16
-# What is received at once of a protected connection: several records.
+# Bytes received at once from a protected connection: several records.
 _SEALED_BLOCK = 1 << 18
 
 
 class LineStream(Protocol):
-    """A connection as far as messages, one per line, need one; as in `Stream`."""
+    """Connection for messages, one per line; the methods are those of `Stream`."""
 
     @property
     def heard(self) -> float:
-        """When something has last come, by `time.monotonic`."""
+        """Time of the last received bytes, by `time.monotonic`."""
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
@@ -43,7 +43,7 @@ class LineStream(Protocol):
         """Send all bytes."""
 
     def keep_alive(self) -> None:
-        """Have it noticed that the other end is gone."""
+        """Have the loss of the other end noticed."""
 
     def close(self) -> None:
         """Close the connection, and wake a thread that waits for it."""
@@ -64,7 +64,7 @@ class Stream:
     Attributes
     ----------
     heard
-        When something has last come, by `time.monotonic`.
+        Time of the last received bytes, by `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -92,22 +92,22 @@ class Stream:
 
     @property
     def is_within_one_machine(self) -> bool:
-        """Whether both ends are on this machine, so that nothing passes a network."""
+        """Return whether both ends are on this machine, so that no data leaves it."""
         own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
         return bool(own == other or ipaddress.ip_address(other.partition("%")[0]).is_loopback)
 
     @property
     def is_protected(self) -> bool:
-        """Whether `protect` has been called."""
+        """Return whether `protect` has been called."""
         return self._tls is not None
 
     def protect(self, tls: Tls, seconds: float) -> None:
-        """Have all that follows encrypted, by both ends at the same moment.
+        """Encrypt all further data. Both ends must call it at the same point.
 
         Raises
         ------
         OSError
-            If the other end does not know the token of ``tls``, closes, or is silent.
+            The other end does not know the token of ``tls``, closes, or is silent.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(_SEALED_BLOCK))
@@ -115,16 +115,16 @@ class Stream:
         while not has_agreed:
             try:
                 has_agreed = tls.shake_hands()
-            finally:  # the other end learns from it what is wrong
+            finally:  # it tells the other end of an error, too
                 self.send_all(tls.take(), _remaining(deadline))
             if not has_agreed:
                 tls.put(block[: self._receive_in_time(block, deadline)])
         self._tls, self._block = tls, block
 
     def send_some(self, buffers: list[memoryview]) -> int:
-        """Send from the first of some buffers on; bytes sent, 0 if none can be at present.
+        """Send the beginning of some buffers; return the bytes sent, 0 if none can be sent now.
 
-        After 0, the next call must begin with the same bytes: they may be on their way.
+        After 0, the next call must begin with the same bytes: some may be sent already.
         """
         try:
             if self._tls:
@@ -136,12 +136,12 @@ class Stream:
             return 0
 
     def receive_some(self, buffers: list[memoryview]) -> int:
-        """Fill buffers, none of them empty, from the first on; bytes received, 0 if none are there.
+        """Fill buffers, none of them empty, in order; return the bytes received, maybe 0.
 
         Raises
         ------
         StreamEndError
-            When the other end has closed the connection.
+            The other end has closed the connection.
         """
         return self._take_ahead(buffers[0]) if self._ahead else self._receive(buffers)
 
@@ -156,7 +156,7 @@ class Stream:
                 raise TimeoutError(f"the other end has not read for {seconds:g} s")
 
     def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
-        """Read so many bytes, and not one more. An earlier end is a `StreamEndError`."""
+        """Read exactly ``size`` bytes. An earlier end raises `StreamEndError`."""
         deadline = _deadline(seconds)
         content = bytearray(size)
         rest = memoryview(content)
@@ -176,7 +176,7 @@ class Stream:
         Raises
         ------
         ValueError
-            For a line of more than ``limit`` bytes.
+            The line has more than ``limit`` bytes.
         """
         deadline = _deadline(seconds)
         searched = 0
@@ -196,17 +196,17 @@ class Stream:
         return line
 
     def peek(self, size: int, seconds: float = 0.0) -> bytes | None:
-        """Look at the next bytes without taking them, up to ``size``.
+        """Return the next bytes, up to ``size``, without consuming them.
 
         Returns
         -------
         bytes or None
-            None if nothing has come in time, ``b""`` at the end or if the connection was reset.
+            None if nothing was received in time, ``b""`` at the end or after a reset.
 
         Raises
         ------
         AlteredError
-            What has come is not what was sent.
+            The received data is not what the other end sent.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(size))
@@ -225,26 +225,26 @@ class Stream:
         return seen if seen or has_ended else None
 
     def has_pending(self) -> bool:
-        """Whether bytes were received that the system no longer reports as readable."""
+        """Return whether bytes were received that the system no longer reports as readable."""
         return bool(self._ahead) or (self._tls is not None and self._tls.has_pending())
 
     def wait_readable(self, seconds: float | None) -> bool:
-        """Whether there is anything to read, be it the end, within some seconds."""
+        """Wait, and return whether there is anything to read, or the end of the connection."""
         return self.has_pending() or self._wait(seconds)
 
     def set_buffers(self, sending: int, receiving: int) -> None:
-        """Set how many bytes the system keeps in either direction."""
+        """Set the sizes of the system's buffers, in bytes."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sending)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receiving)
 
     def keep_alive(self) -> None:
-        """Have the system notice within half a minute that the other machine is gone."""
+        """Have the system notice the loss of the other machine within half a minute."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = {
             "TCP_KEEPIDLE": 10,
             "TCP_KEEPINTVL": 5,
             "TCP_KEEPCNT": 3,
-            # Keepalive rests while sent bytes wait for an answer; this does not. In milliseconds.
+            # Keepalive pauses while sent bytes are unacknowledged; this does not. In milliseconds.
             "TCP_USER_TIMEOUT": 30_000,
         }
         for name, value in options.items():
@@ -252,10 +252,10 @@ class Stream:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def probe(self, seconds: float) -> None:
-        """Have the system ask the other one for a sign of life while nothing is sent.
+        """Have the system send keepalive probes while the connection is idle.
 
-        It closes a connection that has answered nothing for about ``seconds``. Unlike `keep_alive`
-        it has patience with a process that does not read.
+        It closes a connection without an answer for about ``seconds``. Unlike `keep_alive`, it
+        tolerates a process that does not read.
         """
         pause = max(1, min(10, int(seconds / 4)))
         options = {
@@ -269,16 +269,16 @@ class Stream:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def is_unanswered(self, seconds: float) -> bool:
-        """Whether the other machine has answered nothing for so long, though it was asked.
+        """Return whether the other machine has not answered packets for ``seconds``.
 
         The system answers, even for a process that computes or is stopped. Systems other than
-        Linux do not say: there it is always True.
+        Linux do not report this: there it is always True.
         """
         if sys.platform != "linux":
             return True
         try:
-            # As in <linux/tcp.h>, whose beginning never changes: tcpi_retransmits, tcpi_probes,
-            # and tcpi_last_ack_recv in milliseconds.
+            # Fields of <linux/tcp.h>, whose beginning never changes: tcpi_retransmits,
+            # tcpi_probes, and tcpi_last_ack_recv in milliseconds.
             info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
         except OSError:
             return True
@@ -292,7 +292,7 @@ class Stream:
         self.socket.close()
 
     def _send_sealed(self, tls: Tls, buffers: list[memoryview]) -> int:
-        """Send a few records; they count when all of them have gone out."""
+        """Send a few records; return their bytes when all of them were sent, else 0."""
         if not self._unsent:
             self._sealed = tls.seal(buffers)
             self._unsent = memoryview(tls.take())
@@ -303,7 +303,7 @@ class Stream:
         if self._tls is None:
             return self._receive_plain(buffers)
         try:
-            # Asking OpenSSL in vain costs more than asking the system.
+            # A useless call of OpenSSL costs more than one of the system.
             count = self._tls.open(buffers) if self._tls.has_pending() else 0
             if not count and (arrived := self._receive_plain([self._block])):
                 self._tls.put(self._block[:arrived])
@@ -328,7 +328,7 @@ class Stream:
         return count
 
     def _receive_in_time(self, buffer: memoryview, deadline: float | None) -> int:
-        """Receive a byte at least, behind what was read ahead."""
+        """Receive at least one byte after those that were read ahead."""
         while not (count := self._receive([buffer])):
             if not self._wait(_remaining(deadline)):
                 raise TimeoutError("the other end was silent for too long")
@@ -352,7 +352,7 @@ def wait_any(
     Returns
     -------
     list of Stream
-        Those that can, or have failed; empty if the time is over first.
+        The ready or failed ones; empty if the time is over first.
     """
     pending = [stream for stream in reading if stream.has_pending()]
     if pending:

@@ -1,8 +1,8 @@
 """TLS 1.3 for a connection between processes that know the same token: bytes in, bytes out.
 
-Each end shows the certificate of the job, and accepts no other; so neither a stranger nor somebody
-on the way can read, alter, repeat or leave out anything unnoticed. OpenSSL works in memory: waiting
-for the socket is the stream's business, and no thread holds the lock while it waits.
+Each end presents the certificate of the job, and accepts no other one. So other processes and
+network devices can neither read the data, nor alter, repeat or drop a part of it unnoticed. OpenSSL
+works in memory: the stream waits for the socket, and no thread holds the lock while it waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import cast
 from pybackend.net.certificate import make_certificate
 from pybackend.net.connection_errors import AlteredError, StreamEndError
 
-# OpenSSL writes one record at a time, of at most so many bytes.
+# Maximum number of bytes of a record, which OpenSSL writes one at a time.
 _RECORD = 1 << 14
 _AT_ONCE = 16 * _RECORD
 
@@ -44,23 +44,23 @@ class Tls:
         self._is_full = True  # what came with the handshake may hold more
 
     def shake_hands(self) -> bool:
-        """Go on with what has arrived; whether the other end has shown that it knows the token.
+        """Continue the handshake; return whether the other end has proved the token.
 
         Raises
         ------
         ConnectionError
-            If it does not know it.
+            The other end does not know the token.
         """
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLError as error:
-            raise ConnectionError(f"TLS was not agreed on ({_reason(error)})") from error
+            raise ConnectionError(f"the TLS handshake failed ({_reason(error)})") from error
         return True
 
     def seal(self, buffers: list[memoryview]) -> int:
-        """Encrypt some buffers, of which a connection takes so many bytes at once; bytes taken."""
+        """Encrypt as many bytes of some buffers as are sent at once; return their number."""
         taken = 0
         if len(buffers) > 1 and sum(map(len, buffers)) <= _RECORD:
             buffers = [memoryview(b"".join(buffers))]  # a header is not worth a record
@@ -73,7 +73,7 @@ class Tls:
         return taken
 
     def take(self) -> bytes:
-        """What is to be sent."""
+        """Return the bytes to send."""
         with self._lock:
             return self._leaving.read()
 
@@ -83,15 +83,15 @@ class Tls:
             self._arrived.write(content)
 
     def open(self, buffers: list[memoryview]) -> int:
-        """Decrypt into some buffers what has arrived; bytes, 0 if a part of a record is missing.
+        """Decrypt received bytes into some buffers; return their number, 0 if a record is partial.
 
         Raises
         ------
         AlteredError
-            At the first record that was changed, repeated, moved or left out on the way; nothing
-            of it is in the buffers.
+            A record was altered, repeated, moved or dropped in transit; nothing of it is in the
+            buffers.
         StreamEndError
-            At the end.
+            The connection has ended.
         """
         filled = 0
         with self._lock:
@@ -113,15 +113,15 @@ class Tls:
             return filled
 
     def has_pending(self) -> bool:
-        """Whether there may be more to decrypt without receiving more."""
+        """Return whether there may be more to decrypt without receiving more."""
         return self._is_full and bool(self._tls.pending() or self._arrived.pending)
 
 
 def _explain(error: ssl.SSLError) -> AlteredError:
     reason = _reason(error)
     if "alert" in reason:
-        return AlteredError(f"the other end has received what was not sent to it ({reason})")
-    return AlteredError(f"what has arrived is not what the other end has sent ({reason})")
+        return AlteredError(f"the other end received altered data ({reason})")
+    return AlteredError(f"the received data is not what the other end sent ({reason})")
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -130,7 +130,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 @lru_cache(maxsize=4)
 def _contexts(token: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For the connecting and for the listening end."""
+    """Return the contexts of the connecting and of the listening end."""
     certificate, key = make_certificate(token)
     contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _as_file(certificate + key) as path:
@@ -140,13 +140,13 @@ def _contexts(token: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=certificate)
             context.load_cert_chain(path)
-    contexts[1].num_tickets = 0  # no connection is taken up again
+    contexts[1].num_tickets = 0  # sessions are never resumed
     return contexts
 
 
 @contextmanager
 def _as_file(content: str) -> Iterator[str]:
-    """A file that nobody else can read: OpenSSL takes keys from files only."""
+    """Write a file that only this user can read: OpenSSL reads keys only from files."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tfdist"), "w") as memory:
             memory.write(content)

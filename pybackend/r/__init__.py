@@ -1,1 +1,1 @@
-"""Functions written in R: sent to the workers, and run there in the process of TensorFlow."""
+"""Functions written in R, which the workers run in the process of TensorFlow."""

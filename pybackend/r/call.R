@@ -1,16 +1,16 @@
-# One call of a function: what Python put into `exchange` goes in, value or error comes out.
+# Calls a function with Python's input in `exchange`, and puts its value or error there.
 function() {
   exchange <- reticulate::import("pybackend.r.function", convert = FALSE)$exchange
   item <- function(name) reticulate::py_to_r(reticulate::py_get_item(exchange, name))
   put <- function(name, value) reticulate::py_set_item(exchange, name, value)
 
-  # The calls between the user's function and the error, without those that brought us here.
+  # The calls between the user's function and the error, without those of this file.
   described <- function(calls, depth) {
     calls <- utils::head(calls, -2L)[-seq_len(depth)]
     lines <- vapply(calls, function(call) deparse(call, 500L, nlines = 1L)[[1L]], "")
     lines <- ifelse(nchar(lines) > 120L, paste0(substr(lines, 1L, 117L), "..."), lines)
-    # The function itself was called with the arguments written out; one sent by the R package has
-    # the user's inside.
+    # The call of the function itself has all arguments written out. A function sent by the R
+    # package contains the user's.
     lines <- replace(lines, seq_along(lines) == 1L, "f(...)")
     lines <- lines[!(lines == "f(...)" & c(lines[-1L], "") == "f(...)")]
     paste(sprintf("%3d: %s", seq_along(lines), lines), collapse = "\n")
@@ -37,7 +37,7 @@ function() {
     is.atomic(x) && !is.double(x) && !is.complex(x) && anyNA(x)
   }
 
-  # Rows as R's users take them: ctx$feed(32) gives a function, of which each call gives a batch.
+  # Rows in R's style: ctx$feed(32) returns a function, and each call of it returns a batch.
   with_feed <- function(argument) {
     if (!is.list(argument) || !is.function(argument[["feed"]])) {
       return(argument)
@@ -47,7 +47,7 @@ function() {
       batches <- open(batch_size)
       function() {
         batch <- reticulate::iter_next(batches)
-        # A vector of Python has a dimension.
+        # A one-dimensional array of Python has a dimension in R.
         if (!is.null(batch)) {
           lapply(batch, function(x) if (length(dim(x)) == 1L) as.vector(x) else x)
         }
@@ -58,7 +58,7 @@ function() {
 
   run <- function() {
     set.seed(item("seed"))
-    # At once: the top level, at which R shows warnings else, is never reached.
+    # Show warnings at once: otherwise R shows them at the top level, which is never reached.
     options(warn = 1L)
     attach_packages()
     code <- item("code")
@@ -68,7 +68,7 @@ function() {
     depth <<- sys.nframe() + 1L
     value <- do.call("f", arguments, quote = TRUE)
     if (has_missing(value)) {
-      stop("the result holds missing values (NA), which Python does not know", call. = FALSE)
+      stop("the result has missing values (NA), which do not exist in Python", call. = FALSE)
     }
     put("value", value)
   }

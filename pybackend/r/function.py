@@ -1,4 +1,4 @@
-"""A function written in R that runs in a Python process, or in an R process that embeds Python."""
+"""Function written in R that runs in a Python process, or in an R process that embeds Python."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from pybackend.errors import InputError, RError
 from pybackend.job.context import WorkerContext
 from pybackend.r.rpy2_versions import ADVICE
 
-# What one call hands to R, and what R hands back. R reaches it as `pybackend.r.function.exchange`,
-# so that reticulate converts the values, and a model stays the Python object that it is.
+# Input of a call, and its output from R. R accesses it as `pybackend.r.function.exchange`, so that
+# reticulate converts the values, and a model stays the same Python object.
 exchange: dict[str, Any] = {}
-# How R is called if R is the process and Python is embedded in it.
+# Calls R if the process is R with Python embedded.
 _call_r: Callable[[], object] | None = None
-# R has no integers of 64 bits: reticulate makes doubles of them.
+# R has no 64-bit integers: reticulate converts them to doubles.
 _LARGEST_EXACT = 1 << 53
 
 
 class RFunction:
-    """A function written in R, for `barrier_train` and `barrier_run`.
+    """Function written in R, for `barrier_train` and `barrier_run`.
 
     It is sent to the workers as text or bytes, and runs there in TensorFlow's process. So models
-    built in R are trained unchanged, including layers, losses and metrics written in R. The weights
-    of such a model come back, and the function is called again when the model is used. The workers'
-    machines need R with the package reticulate, and rpy2 in the Python environment of TensorFlow.
+    built in R are trained unchanged, including layers, losses and metrics written in R. Only the
+    weights of such a model are returned, and the function is called again when the model is used.
+    The workers' machines need R with the package reticulate, and rpy2 in the Python environment of
+    TensorFlow.
 
     Parameters
     ----------
@@ -80,13 +81,13 @@ class RFunction:
         Returns
         -------
         Any
-            What reticulate makes of the function's value; a Keras model is the same object. R's
-            missing values have no counterpart in Python and are rejected, except in numbers: NaN.
+            The function's value, as reticulate converts it; a Keras model is the same object. R's
+            missing values do not exist in Python and raise an error, except in doubles: NaN.
 
         Raises
         ------
         RError
-            R's own error with its call stack, or what is missing to run R here.
+            R's own error with its call stack, or a part that is missing to run R here.
         """
         global exchange
         # An R function may call Python, which may call R again.
@@ -112,25 +113,25 @@ class RFunction:
 
 
 def host(call: Callable[[], object]) -> None:
-    """Set how R is called in this process, which is R with Python embedded."""
+    """Set the function that calls R in this process, which is R with Python embedded."""
     global _call_r
     _call_r = call
 
 
 def read_glue() -> str:
-    """R's half of a call, as source text of an R function without arguments."""
+    """Return R's half of a call, as source text of an R function without arguments."""
     return files("pybackend.r").joinpath("call.R").read_text()
 
 
 def _context_for_r(context: WorkerContext) -> dict[str, Any]:
-    """What a context says, in types of which reticulate makes vectors: lists in place of tuples."""
+    """Return the fields of a context in types for R: lists, which become vectors, not tuples."""
     fields = context.to_dict()
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
     return {**plain, "feed": lambda batch_size: _feed_r(context, batch_size)}
 
 
 def _feed_r(context: WorkerContext, batch_size: Any) -> Iterator[dict[str, Any]]:
-    """`WorkerContext.feed`, in types that R has; R asks for one batch after the other."""
+    """Yield the batches of `WorkerContext.feed`, in types for R."""
     for batch in context.feed(batch_size):
         yield {name: _column_for_r(name, column) for name, column in batch.items()}
 
@@ -145,41 +146,41 @@ def _column_for_r(name: str, column: Any) -> Any:
         if largest > _LARGEST_EXACT:
             raise InputError(
                 f"column {name!r} has the number {largest}, which R's doubles cannot hold exactly: "
-                "make it text, or leave the column out"
+                "convert it to text, or leave the column out"
             )
     return column
 
 
 def _draw_seed() -> int:
-    """Derive a seed for R from Python's state, which is left as it is."""
-    copy = random.Random()  # noqa: S311 (a seed is no secret)
+    """Derive a seed for R from Python's state, without changing it."""
+    copy = random.Random()  # noqa: S311 (a seed is not a secret)
     copy.setstate(random.getstate())
     return copy.getrandbits(31)
 
 
 def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
-    """R in this Python process, by rpy2."""
-    # Its other mode wants what is compiled for the R at hand, and warns if that is absent.
+    """Embed R in this Python process by rpy2; return the function that calls R."""
+    # The API mode needs a build for the installed R, and warns if that is missing.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
-    # reticulate inside this R must use this very Python.
+    # reticulate inside this R must use this Python process.
     os.environ["RETICULATE_PYTHON"] = sys.executable
     here = f"on {socket.gethostname()}"
     if shutil.which("R") is None and "R_HOME" not in os.environ:
         raise RError(f"R is not installed {here}: a function written in R needs R on every host")
     try:
         r: Any = importlib.import_module("rpy2.rinterface")
-    except Exception as error:  # absent, or made for another version of R
+    except Exception as error:  # missing, or built for another version of R
         raise RError(
             f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it "
-            f"for {sys.executable} ({ADVICE}), or use a sparklyr connection, whose workers do "
-            "without it"
+            f"for {sys.executable} ({ADVICE}), or use a sparklyr connection, whose workers do not "
+            "need it"
         ) from error
     r.initr()
-    # At the interpreter's end rpy2 would shut R down, which crashes if reticulate ran in it.
+    # rpy2 shuts R down at the interpreter's end, which crashes if reticulate was used in it.
     atexit.unregister(r.endr)
     atexit.register(_keep_objects)
     callbacks: Any = importlib.import_module("rpy2.rinterface_lib.callbacks")
-    # Otherwise R's messages and warnings come as warnings of rpy2's logger.
+    # Otherwise rpy2's logger shows R's messages and warnings as its own warnings.
     callbacks.consolewrite_warnerror = sys.stderr.write
     known = [str(path) for path in r.baseenv[".libPaths"]()]
     r.baseenv[".libPaths"](r.StrSexpVector([*filter(os.path.isdir, library_paths), *known]))
@@ -192,17 +193,17 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
 
 
 def _keep_objects() -> None:
-    """Leave all objects to the end of the process.
+    """Keep all objects alive until the process ends.
 
-    Some hold functions of R. Python would take them apart when R cannot run any more, which ends
-    the process by a signal now and then. What files still hold is written, as it is without R.
+    Some hold R functions. Python would finalize them when R cannot run any more, which sometimes
+    crashes the process. Files are flushed, as they are without R.
     """
-    kept = gc.get_objects()
-    for item in kept:
+    objects = gc.get_objects()
+    for item in objects:
         if issubclass(type(item), io.IOBase):
             with contextlib.suppress(Exception):  # closed, or its disk is full
                 item.flush()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(objects))
 
 
 def _check_code(code: Any) -> str | bytes:
@@ -210,7 +211,7 @@ def _check_code(code: Any) -> str | bytes:
         lines = [line for line in code.splitlines() if not line.lstrip().startswith("#")]
         if not "".join(lines).lstrip().startswith(("function", "\\(")):
             raise InputError(
-                f"`code` must be the source text of an R function, e.g. 'function() ...', not "
+                "`code` must be the source text of an R function, e.g. 'function() ...', not "
                 f"{code[:60]!r}"
             )
         return code
@@ -221,7 +222,7 @@ def _check_code(code: Any) -> str | bytes:
         )
     # R's formats: binary big-endian, binary little-endian, ASCII.
     if bytes(code[:2]) not in (b"X\n", b"B\n", b"A\n"):
-        raise InputError("`code` has bytes that are not those of R's serialize(f, NULL)")
+        raise InputError("`code` has bytes that are not the output of R's serialize(f, NULL)")
     return bytes(code)
 
 

@@ -1,5 +1,5 @@
-# A worker process that is R, with Python and TensorFlow embedded by reticulate. Started with the
-# arguments of `python -m pybackend.worker`.
+# Worker process in R, with Python and TensorFlow embedded by reticulate. It takes the arguments of
+# `python -m pybackend.worker`.
 arguments <- commandArgs(trailingOnly = TRUE)
 if (!requireNamespace("reticulate", quietly = TRUE)) {
   stop("the R package reticulate is not installed in ", toString(.libPaths()), call. = FALSE)

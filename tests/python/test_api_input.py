@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "scale_lr": (train(scale_lr="cubic"), "`scale_lr` must be None, 'linear', 'sqrt' or a Scale"),
     "scale_lr and LocalSteps": (
         train(scale_lr="linear", exchange=LocalSteps(4)),
-        "`scale_lr` and `LocalSteps` exclude each other",
+        "`scale_lr` cannot be combined with `LocalSteps`",
     ),
     "strategy scale_lr": (
         train(strategy="parameter_server", scale_lr="linear"),
@@ -279,11 +279,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "min_workers": (train(min_workers=0), "`min_workers` must be at least 1"),
     "min_workers above workers": (
         train(min_workers=8),
-        "`workers` is 2, the number to begin with: it must be at least `min_workers` (8)",
+        "`workers` is 2, the number at the start: it must be at least `min_workers` (8)",
     ),
     "max_workers below workers": (
         train(min_workers=1, max_workers=1),
-        "`workers` is 2, the number to begin with: it must be at least `min_workers` (1), and",
+        "`workers` is 2, the number at the start: it must be at least `min_workers` (1), and",
     ),
     "max_workers above the rows": (
         train(data=(X[:3], Y[:3]), min_workers=1, max_workers=4),
@@ -292,23 +292,23 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "max_workers alone": (train(max_workers=4), "`max_workers` needs `min_workers`"),
     "min_workers and local steps": (
         train(min_workers=1, exchange=pybackend.LocalSteps(4)),
-        "exchange=LocalSteps(...) does not go with `min_workers`: a lost worker takes its own",
+        "exchange=LocalSteps(...) cannot be combined with `min_workers`: the weights of a lost",
     ),
     "min_workers and compression": (
         train(min_workers=1, exchange=pybackend.Exchange(compression="fp16")),
-        "compression='fp16' does not go with `min_workers`",
+        "compression='fp16' cannot be combined with `min_workers`",
     ),
     "min_workers and TensorFlow's collectives": (
         train(min_workers=1, exchange=pybackend.Exchange(transport="tf")),
-        "transport='tf' does not go with `min_workers`",
+        "transport='tf' cannot be combined with `min_workers`",
     ),
     "min_workers and steps": (
         train(min_workers=1, steps_per_epoch=1),
-        "`steps_per_epoch` does not go with `min_workers`",
+        "`steps_per_epoch` cannot be combined with `min_workers`",
     ),
     "min_workers and checkpoint": (
         train(min_workers=1, checkpoint="kept"),
-        "`checkpoint` does not go with `min_workers`",
+        "`checkpoint` cannot be combined with `min_workers`",
     ),
     "min_workers and strategy": (
         train(min_workers=1, strategy="parameter_server"),
@@ -372,9 +372,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn script's name": (run(__file__, rate=1), "a script has no named arguments, such as `ra"),
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
-    "run roles": (run(roles=["chief"]), "`roles` must map roles to how many workers have them"),
+    "run roles": (run(roles=["chief"]), "`roles` must map roles to their numbers of workers"),
     "run roles master": (run(roles={"master": 1}), "call it 'chief', as TensorFlow 2 does"),
-    "run roles unknown": (run(roles={"server": 1}), "`roles` has 'server', which is none of chief"),
+    "run roles unknown": (run(roles={"server": 1}), "`roles` has 'server'; expected chief"),
     "run roles chiefs": (run(roles={"chief": 2}), "`roles['chief']` must be 0 or 1"),
     "run roles half": (run(roles={"worker": 0.5}), "`roles['worker']` must be a whole number"),
     "run roles servers": (run(roles={"ps": 2}), "`roles` must have a chief or a worker"),

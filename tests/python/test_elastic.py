@@ -137,7 +137,8 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert [gang.joined for gang in first] == [[], [], [2], []]
     left = [gang.left for gang in first]
     assert left[1] == {"0": "the process was killed by SIGKILL"}
-    assert left[3]["1"].startswith("the process was told to end (SIGTERM); it has left after epoch")
+    reason = "the process received SIGTERM; it left the training after epoch"
+    assert left[3]["1"].startswith(reason)
     check_exact(result)
     # Each epoch has one row in the log and one line here; each worker is one process.
     epochs = len(result.history["loss"])

@@ -306,7 +306,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "moving averages and local steps": (
         lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
         {"exchange": LocalSteps(2)},
-        "use_ema=True exclude each other",
+        "`LocalSteps` cannot be combined with an optimizer with use_ema=True",
     ),
     "masks and an activity regularizer": (masks_and_activities, {}, "has an activity regularizer"),
     "masks that reach two losses": (two_masked_outputs, {}, "has 2 outputs"),

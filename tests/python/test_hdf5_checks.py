@@ -72,7 +72,7 @@ def test_values_in_another_file_are_not_read(
 
     hostile = alter(data, change, tmp_path)
     for digest in (None, sha256_of(hostile)):
-        with pytest.raises(SerializationError, match="keeps its values in another file"):
+        with pytest.raises(SerializationError, match="stores its values in another file"):
             model_from_bytes(hostile, sha256=digest)
 
 
@@ -204,7 +204,9 @@ def make_values(file: Any) -> None:
 
 @pytest.mark.parametrize("change", [drop_one, add_one, rename_one, make_group, make_values])
 def test_state_of_another_optimizer_is_rejected(data: bytes, tmp_path: Path, change: Any) -> None:
-    with pytest.raises(SerializationError, match="not that of its optimizer, SGD with 4 variables"):
+    with pytest.raises(
+        SerializationError, match="not belong to its optimizer, SGD with 4 variables"
+    ):
         model_from_bytes(alter(data, change, tmp_path))
 
 

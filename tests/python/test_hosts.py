@@ -121,7 +121,7 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     lost, told = (gangs[number].left.popitem() for number in (1, 3))
     assert lost == ("0", "the process that runs the workers of its host was killed")
     assert told[0] == "1"
-    assert "told to end (SIGTERM); it has left after epoch" in told[1]
+    assert "received SIGTERM; it left the training after epoch" in told[1]
     assert {worker.host for worker in result.workers} == {there.hosts[1].address}
     test_elastic.check_exact(result)
 

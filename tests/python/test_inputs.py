@@ -66,15 +66,15 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
     model.compile("sgd", "mse")
     check_output_names(model, ["x", "y/p", "y/q", "sample_weight"])
     check_output_names(model, ["x", "y/p", "y/q", "sample_weight/p", "sample_weight/q"])
-    with pytest.raises(InputError, match="labels of 2 outputs, and sample weights of 1"):
+    with pytest.raises(InputError, match="labels for 2 outputs, but sample weights for 1"):
         check_output_names(model, ["x", "y/p", "y/q", "sample_weight/p"])
-    with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):
+    with pytest.raises(InputError, match="outputs p, q, but there are labels for 1"):
         check_output_names(model, ["x", "y"])
     check_output_names(model, ["x"])
     model.compile("sgd", {"p": "mse"})  # only labels of p
     check_output_names(model, ["x", "y"])
     model.compile("sgd", {"p": "mse", "q": "mae"})
-    with pytest.raises(InputError, match="outputs p, q, but there are labels of 1"):
+    with pytest.raises(InputError, match="outputs p, q, but there are labels for 1"):
         check_output_names(model, ["x", "y"])
     with pytest.raises(InputError, match="x is text, but the model's input takes float32"):
         check_text(model, ["x"])

@@ -148,7 +148,7 @@ def test_a_rate_that_is_no_number_is_refused() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     for rate in (schedule, lambda: 0.1):
         message = refused(dense(optimizer=lambda rate=rate: keras.optimizers.SGD(rate)))
-        assert "that of SGD is a schedule or a function: give a number" in message
+        assert "that of SGD is a schedule or a function: use a number" in message
 
 
 def test_several_optimizers_are_refused() -> None:
@@ -157,4 +157,4 @@ def test_several_optimizers_are_refused() -> None:
         model.second = keras.optimizers.SGD(0.1)
         return model
 
-    assert "and the model has others (second)" in refused(build)
+    assert "but the model has others (second)" in refused(build)

@@ -81,11 +81,11 @@ def test_a_thread_leaves_signals_alone() -> None:
 
 def test_the_process_that_was_told_itself_does_not_start_again() -> None:
     notice = Notice()
-    failure = Failure(0, "h", "Preempted", f"{TOLD}; all workers have left")
+    failure = Failure(0, "h", "Preempted", f"{TOLD}; all workers left")
     assert at_own_end(failure, notice) is failure
     notice.take(signal.SIGTERM, None)
     found = at_own_end(failure, notice)
     assert found.exception_type == "Terminated"
-    assert found.message.startswith(f"this process ({os.getpid()}) was told to end (SIGTERM)")
+    assert found.message.startswith(f"this process ({os.getpid()}) received SIGTERM")
     other = Failure(0, "h", "ValueError", "")
     assert at_own_end(other, notice) is other

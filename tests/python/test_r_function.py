@@ -30,7 +30,7 @@ def r(code: str | bytes, **settings: object) -> RFunction:
     [
         ("1 + 1", "source text of an R function"),
         ("", "source text of an R function"),
-        (b"pickled", "not those of R's serialize"),
+        (b"pickled", "not the output of R's serialize"),
         (lambda: 1, "not function"),
         (None, "not NoneType"),
     ],
@@ -101,7 +101,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
         full(r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
         full(r("function() 1"), "unused argument"),
         full(r(b"X\n\0\0\0\3"), "read error"),
-        full(r("function(ctx) globalenv()"), "what travels is plain data"),
+        full(r("function(ctx) globalenv()"), "return plain data"),
     ],
 )
 def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:
@@ -209,7 +209,7 @@ except Exception as error:
     assert "[[2, 2]]" in shown
     assert "mind ä" in shown
     assert "told" in shown
-    assert "missing values (NA), which Python does not know" in shown
+    assert "missing values (NA), which do not exist in Python" in shown
 
 
 BUILD = """function() {

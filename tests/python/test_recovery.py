@@ -137,8 +137,11 @@ def test_told_to_end_all_keep_that_step_and_go_on_from_it(
     check_log(tmp_path, found)
     said = capsys.readouterr().out
     # The request to leave is sent with the next step.
-    assert "worker 1 on 127.0.0.1 failed: Preempted: the process was told to end (SIGTERM)" in said
-    assert "all workers have left after epoch 2, step 5; a checkpoint of it was written" in said
+    assert "worker 1 on 127.0.0.1 failed: Preempted: the process received SIGTERM" in said
+    assert (
+        "all workers left the training after epoch 2, step 5; a checkpoint of it was written"
+        in said
+    )
     assert "the training resumes from the checkpoint of epoch 2, step 5" in said
 
 

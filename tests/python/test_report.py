@@ -47,7 +47,7 @@ def test_spark_brings_all_reports_or_names_the_worker() -> None:
 @pytest.mark.parametrize("value", [None, 3, {"loss": 1.0}, ["loss"]])
 def test_figures_of_another_form_name_the_worker(value: Any) -> None:
     report = WorkerReport(0, "a", 16, value=value, failure=Failure(0, "a", "", ""))
-    with pytest.raises(ClusterError, match=r"worker 0 on a has reported .* in place of figures"):
+    with pytest.raises(ClusterError, match=r"worker 0 on a reported .* instead of metrics"):
         read_figures(report, list)
     assert read_figures(read_report(GOOD, 1, "b"), list) == {"loss": [1.0]}
 

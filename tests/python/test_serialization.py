@@ -607,7 +607,7 @@ def test_an_archive_of_something_else_is_not_a_model() -> None:
 
 def test_weights_alone_are_not_a_model(model: Any, tmp_path: Path) -> None:
     model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(SerializationError, match=r"holds no model.* not weights alone"):
+    with pytest.raises(SerializationError, match=r"does not hold a model.* not only weights"):
         model_from_bytes((tmp_path / "model.weights.h5").read_bytes())
 
 

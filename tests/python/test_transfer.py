@@ -294,7 +294,7 @@ def test_a_model_restored_has_the_weights_of_the_file_or_is_refused() -> None:
     copy = restore(snapshot(), file, "weights.h5", inputs, hash_weights(model))
     for one, other in zip(model.weights, copy.weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
-    with pytest.raises(pybackend.SerializationError, match="cannot be put into a copy"):
+    with pytest.raises(pybackend.SerializationError, match="cannot be loaded into a copy"):
         restore(snapshot(), file, "weights.h5", inputs, before)
 
 
@@ -423,7 +423,7 @@ def test_a_copy_must_compute_the_same() -> None:
     encode_file(model, known, True, "train", (X[:8], Y[:8]))
     helped.factor = Factor(2.0)
     encode_file(model, known, True, "train")
-    with pytest.raises(InputError, match="forgets something that changes its loss"):
+    with pytest.raises(InputError, match="loses something that changes its loss"):
         encode_file(model, known, True, "train", (X[:8], Y[:8]))
     assert MODEL_OBJECTS in encode_objects(model, [], known, (X[:8], Y[:8]))
     for value, variable in zip(before, model.variables, strict=True):

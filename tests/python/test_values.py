@@ -268,7 +268,7 @@ class Pair(NamedTuple("Pair", [("x", int)])):
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (np.ma.masked_array([1, 2], [True, False]), "MaskedArray, which would come back changed"),
+        (np.ma.masked_array([1, 2], [True, False]), "MaskedArray, which would be changed"),
         (np.arange(2).view(np.recarray), "recarray, which would"),
         (np.str_("a\0"), "str_, which would"),
         (defaultdict(lambda: 1, a=1), r"defaultdict, cannot be sent: its default factory is code"),
@@ -277,9 +277,9 @@ class Pair(NamedTuple("Pair", [("x", int)])):
         (Many(4), "is more than a dataclass"),
         (Problem(4), "is more than a dataclass"),
         (Guarded(), "__del__"),
-        (WithDescriptor(1), "beside its fields|runs code to set"),
-        (with_attribute(Mutable(1)), "an attribute 'more' beside its fields"),
-        (with_attribute(Pair(1)), "an attribute 'more' beside its fields"),
+        (WithDescriptor(1), "besides its fields|runs code to set"),
+        (with_attribute(Mutable(1)), "an attribute 'more' besides its fields"),
+        (with_attribute(Pair(1)), "an attribute 'more' besides its fields"),
         (pd.DataFrame({"a": pd.arrays.SparseArray([0, 1])}), "Sparse pandas data"),
         (pd.DataFrame({"a": [1, object()]}), r"\['a'\]\[1\] is a builtins.object"),
         (pd.Series([1]).set_flags(allows_duplicate_labels=False), "allows_duplicate_labels"),
@@ -413,7 +413,7 @@ def test_arrow_data_that_grow_when_read_are_refused(kind: str) -> None:
             fields = {"columns": [column], "labels": index, "index": index, "attrs": {}}
         elif pa.types.is_null(table.schema.field(0).type):
             continue  # a table of nulls takes no memory
-        with pytest.raises(SerializationError, match=r"compressed|no space|not known here"):
+        with pytest.raises(SerializationError, match=r"compressed|no space|unknown here"):
             decode_value(json.dumps({"__tfdist__": kind, **fields}))
 
 

@@ -210,7 +210,7 @@ test_that("a loss of labels needs them", {
   skip_if_no_pybackend()
   expect_error(
     barrier_train("local", dense_model(), as.matrix(iris[1:4]), verbose = 0),
-    "`data` has no labels, and the model is compiled with `loss`",
+    "`data` has no labels, but the model is compiled with `loss`",
     class = "tfdist_error_input"
   )
 })
