@@ -16,8 +16,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Medians, for the small network with rows of images."""
     import keras
 
-    from pybackend.engine.loss_trial import is_mean_in_evaluation
-    from pybackend.engine.trials import find_unsummable_metrics
+    from pybackend.engine.probes import find_unsummable_metrics, is_mean_in_evaluation
     from pybackend.model.serialization import model_to_bytes
     from pybackend.model.transfer import encode_file
 

@@ -135,10 +135,10 @@ def spool(batches: Iterable[Any], folder: Path) -> None:
 
 def visited(folder: Path, batch_size: int, in_memory: bool = False) -> int:
     """Return the number of rows in a shuffled epoch over a row store."""
-    from pybackend.data.rows import SpooledRows
+    from pybackend.data.rows import StoredRows
     from pybackend.engine.feed import Feed
 
-    rows = SpooledRows(folder, in_memory)
+    rows = StoredRows(folder, in_memory)
     feed = Feed(rows, [len(rows)], 0, batch_size, shuffle=True)
     return sum(len(y) for _, y in feed.dataset())
 
@@ -167,8 +167,8 @@ def shuffled(rounds: int) -> dict[str, Table]:
 def _batches(batch_size: int, rounds: int) -> Table:
     import tensorflow as tf
 
-    from pybackend.data.rows import SpooledRows
-    from pybackend.data.spool import write_columns
+    from pybackend.data.row_store import write_columns
+    from pybackend.data.rows import StoredRows
     from pybackend.engine.feed import Feed
 
     rng = np.random.default_rng(0)
@@ -176,7 +176,7 @@ def _batches(batch_size: int, rounds: int) -> Table:
     y = rng.integers(0, 10, ROWS)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         write_columns(Path(folder, "train"), {"x": x, "y": y})
-        columns = SpooledRows(Path(folder, "train"))
+        columns = StoredRows(Path(folder, "train"))
         cases = {
             "tf.data, in order": tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size),
             "tfdist, shuffled": Feed(columns, [ROWS], 0, batch_size, shuffle=True).dataset(),

@@ -21,7 +21,7 @@ from page import table, write_sections
 from scaling import ADD, LATENCY, crowding, fit, measure_ranks, run_ranks
 
 from pybackend.collective import CostModel, join_mesh
-from pybackend.collective.cost import Algorithm
+from pybackend.collective.algorithms import Algorithm
 
 Table = dict[str, dict[str, float]]
 

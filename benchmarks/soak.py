@@ -112,20 +112,20 @@ def grow_by_step(setting: Setting) -> dict[str, dict[str, float]]:
     watched: dict[str, tuple[list[Any], list[float]]] = {}
     last = time.monotonic()
 
-    def look(gang: Gang) -> None:
+    def look(group: Generation) -> None:
         nonlocal last
-        for name, pid in gang.processes().items():
+        for name, pid in group.processes().items():
             with suppress(OSError):
                 samples, times = watched.setdefault(name, ([], []))
-                samples.append(sample(pid, gang.folder))
+                samples.append(sample(pid, group.folder))
                 times.append(time.monotonic())
-        if time.monotonic() > last + _PAUSE_EVERY and "worker 1" in gang.processes():
+        if time.monotonic() > last + _PAUSE_EVERY and "worker 1" in group.processes():
             last = time.monotonic()
-            _stop_for(gang.processes()["worker 1"], _PAUSE)
+            _stop_for(group.processes()["worker 1"], _PAUSE)
 
-    with _gang_over(0.0, 0.01, ()) as start, start(setting.steps, 300.0) as gang:
+    with _group_over(0.0, 0.01, ()) as start, start(setting.steps, 300.0) as group:
         began = time.monotonic()
-        ended = gang.wait(look, 30 * _ROUND_LIMIT)
+        ended = group.wait(look, 30 * _ROUND_LIMIT)
         taken = time.monotonic() - began
     wanted = {"digest": expected.weights_sha256, "steps": expected.steps}
     assert ended == [wanted, wanted], ended
@@ -144,10 +144,10 @@ def end_by_name(setting: Setting) -> dict[str, dict[str, float]]:
     expected = train("local", setting.steps_of_round).workers[0].weights_sha256
     exact = named = 0
     until = time.monotonic() + setting.seconds
-    with _gang_over(0.005, 0.01, _FLAPS) as start:
+    with _group_over(0.005, 0.01, _FLAPS) as start:
         while time.monotonic() < until:
-            with start(setting.steps_of_round, _TIMEOUT) as gang:
-                ended = gang.wait(lambda gang: None, _ROUND_LIMIT)
+            with start(setting.steps_of_round, _TIMEOUT) as group:
+                ended = group.wait(lambda group: None, _ROUND_LIMIT)
             for one in ended:
                 if "error" in one:
                     assert "worker" in one["message"], one
@@ -166,7 +166,7 @@ PARTS: dict[str, Callable[[Setting], dict[str, dict[str, float]]]] = {
 }
 
 
-class Gang:
+class Generation:
     """Group of two processes that train together, each on its host."""
 
     def __init__(self, hosts: Network, folder: Path, steps: int, timeout: float) -> None:
@@ -202,7 +202,7 @@ class Gang:
                 found[f"worker {rank}"] = int(children.split()[0])
         return found
 
-    def wait(self, look: Callable[[Gang], None], limit: float) -> list[dict[str, Any]]:
+    def wait(self, look: Callable[[Generation], None], limit: float) -> list[dict[str, Any]]:
         """Wait for both processes, calling ``look`` meanwhile; return how each ended."""
         deadline = time.monotonic() + limit
         while any(started.poll() is None for started in self._started):
@@ -228,10 +228,10 @@ class Gang:
 
 
 @contextmanager
-def _gang_over(
+def _group_over(
     lost: float, late: float, flaps: Sequence[str]
 ) -> Iterator[Callable[[int, float], Any]]:
-    """Create a link of this kind; yield a function that starts a `Gang` over it."""
+    """Create a link of this kind; yield a function that starts a `Group` over it."""
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary())
         hosts = stack.enter_context(network(["a", "b"]))
@@ -248,12 +248,12 @@ def _gang_over(
         assert link.stdout.readline() == "up\n"
 
         @contextmanager
-        def start(steps: int, timeout: float) -> Iterator[Gang]:
-            gang = Gang(hosts, folder, steps, timeout)
+        def start(steps: int, timeout: float) -> Iterator[Generation]:
+            group = Generation(hosts, folder, steps, timeout)
             try:
-                yield gang
+                yield group
             finally:
-                gang.close()
+                group.close()
 
         yield start
 

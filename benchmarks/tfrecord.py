@@ -119,16 +119,16 @@ def _reading(folder: Path, batches: list[Any]) -> dict[str, Case]:
 
 def _data_set(folder: Path, batches: list[Any]) -> str:
     """Write a folder as `write_tfrecords` does, with one file, and return the file's path."""
-    from pybackend.data.tfrecord import publish
-    from pybackend.data.tfrecord.manifest import Manifest
+    from pybackend.data.tfrecord import folder
+    from pybackend.data.tfrecord.folder import Manifest
     from pybackend.data.tfrecord.part import write_part
     from pybackend.data.tfrecord.types import to_spark_fields
 
-    publish.begin(str(folder), "benchmark", False)
-    part = write_part(batches, publish.choose_path(str(folder), "benchmark", "0"), "0")
+    folder.begin(str(folder), "benchmark", False)
+    part = write_part(batches, folder.choose_path(str(folder), "benchmark", "0"), "0")
     assert part is not None
     manifest = Manifest(to_spark_fields(batches[0].schema), None, (part,)).to_json()
-    manifest = publish.finish(str(folder), "benchmark", manifest, False)
+    manifest = folder.finish(str(folder), "benchmark", manifest, False)
     return str(folder / manifest["files"][0]["name"])
 
 

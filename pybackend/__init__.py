@@ -29,7 +29,7 @@ _HOME = {
     "DataOptions": "job.options",
     "Exchange": "job.options",
     "LocalSteps": "job.options",
-    "ScaleLearningRate": "job.learning_rate",
+    "ScaleLearningRate": "job.options",
     "Checkpoint": "job.checkpoint",
     "Resources": "job.resources",
     "RFunction": "r.function",
@@ -39,7 +39,7 @@ _HOME = {
     "TrainResult": "api.result",
     "WorkerReport": "job.report",
     "StepTimes": "job.report",
-    "Gang": "job.report",
+    "Generation": "job.report",
     "Restart": "job.report",
     "report": "reporting.call",
     "ScalingResult": "scaling.result",
@@ -89,7 +89,7 @@ __all__ = [
     "Deployment",
     "Exchange",
     "Failure",
-    "Gang",
+    "Generation",
     "InputError",
     "LocalSteps",
     "Observer",
@@ -176,9 +176,8 @@ if TYPE_CHECKING:
     )
     from pybackend.job.checkpoint import Checkpoint
     from pybackend.job.context import WorkerContext
-    from pybackend.job.learning_rate import ScaleLearningRate
-    from pybackend.job.options import DataOptions, Exchange, LocalSteps
-    from pybackend.job.report import Audit, Gang, Restart, StepTimes, WorkerReport
+    from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
+    from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
     from pybackend.job.resources import Resources
     from pybackend.launchers.hosts.launcher import hosts
     from pybackend.launchers.joined.joining import join

@@ -14,19 +14,18 @@ from typing import Any
 
 import pybackend
 from pybackend.api.calls import EvaluationCall, PredictionCall
-from pybackend.api.display import Tell
-from pybackend.api.display_choice import told_to
+from pybackend.api.display import Tell, relayed_to
 from pybackend.api.in_process import evaluate_here, predict_here
 from pybackend.api.result_file import read_result, write_result
-from pybackend.api.saving import read_model_file
+from pybackend.api.returned_model import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import Failure, InputError, PeerLostError, TfdistError, WorkerFailedError
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
-from pybackend.sql.augment import augment
 from pybackend.sql.dbi import connect_dbi
+from pybackend.sql.deploy import augment
 from pybackend.sql.query import SourceQuery
 
 __all__ = [
@@ -76,7 +75,7 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function like `capture`, and pass its progress to a function of R for display."""
-    with told_to(lambda kind, fields: tell(kind, _show_nul(fields))):
+    with relayed_to(lambda kind, fields: tell(kind, _show_nul(fields))):
         return capture(fn, *args, **kwargs)
 
 
@@ -184,7 +183,7 @@ def predict_columns(
     """
     from keras import tree
 
-    from pybackend.api.prediction_columns import check_levels, predictions_of
+    from pybackend.api.model_columns import check_levels, predictions_of
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
     outputs = tree.flatten(predict_rows(model, rows, batch_size))

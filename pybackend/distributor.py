@@ -9,8 +9,7 @@ from typing import Any
 from pybackend.api.data_checks import check_takes
 from pybackend.api.run import check_function, run_function
 from pybackend.errors import InputError
-from pybackend.function.rank_zero import RankZero
-from pybackend.function.script import Script
+from pybackend.function.adapters import RankZero, Script
 from pybackend.job.arguments import check_flag, check_whole_number
 from pybackend.job.resources import Resources
 from pybackend.launchers import get_session

@@ -11,7 +11,7 @@ from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import printer
 from pybackend.api.run import run_function
 from pybackend.errors import ClusterError, InputError
-from pybackend.function.rank_zero import RankZero
+from pybackend.function.adapters import RankZero
 from pybackend.job.arguments import check_flag, check_whole_number
 from pybackend.job.messages import Note
 from pybackend.job.resources import Resources

@@ -37,12 +37,12 @@ from pybackend.errors import (
     RError,
     SerializationError,
 )
-from pybackend.job.answers import Answers
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import FunctionJob, Job, ModelJob, TrainingJob
 from pybackend.job.messages import (
     Announced,
     Answer,
+    Answers,
     Emit,
     Event,
     Failed,
@@ -242,7 +242,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
 
 
 def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
-    from pybackend.engine.gangs import Membership, train_in_gangs
+    from pybackend.engine.elastic import Membership, train_in_generations
 
     def join(
         job: TrainingJob, rank: int, order: Order, server: socket.socket
@@ -252,7 +252,7 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     member, host, server = worker.rank, worker.host, worker.server
     orders, asked = worker.orders.get, worker.asked.is_set
     membership = Membership(member, host, server, orders, asked, join, worker.answers)
-    trained = train_in_gangs(worker.job, membership, worker.folder, worker.emit)
+    trained = train_in_generations(worker.job, membership, worker.folder, worker.emit)
     return _report_training(worker, trained)
 
 

@@ -19,7 +19,7 @@ GROUPS = {
         "barrier_train",
         "train_mnist",
         "TrainResult",
-        "Reports of workers: WorkerReport StepTimes Audit Gang Restart",
+        "Reports of workers: WorkerReport StepTimes Audit Generation Restart",
     ],
     "Use a model": [
         "barrier_evaluate",

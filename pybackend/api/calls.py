@@ -1,16 +1,19 @@
-"""Arguments of a call, as they were passed, before they are checked."""
+"""The arguments of a call as they were given, and an error for those that do not exist."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
+from pybackend.errors import InputError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
-from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.options import DataOptions, Exchange, LocalSteps
+from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
 from pybackend.job.resources import Resources
 
 # A path on the driver, or a URI.
@@ -82,3 +85,95 @@ class TrainingCall(ModelCall):
     strategy: Strategy | None = None
     roles: Mapping[str, int] | None = None
     tensorboard: bool | Place | None = None
+
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+# Arguments of Keras's `fit`, `evaluate` and `predict` that have another form here.
+_INSTEAD = {
+    "x": "pass `data=(x, y)`",
+    "y": "pass `data=(x, y)`",
+    "sample_weight": "pass `data=(x, y, sample_weight)`",
+    "validation_batch_size": "validation rows are read in batches of `batch_size`",
+    "validation_steps": "all rows of `validation_data` are used",
+    "steps": "all rows are used",
+    "exchange": "an evaluation always computes values that depend on a batch from the global batch",
+    "loss_over": "pass `exchange=Exchange(loss_over=...)`",
+    "transport": "pass `exchange=Exchange(transport=...)`",
+    "compression": "pass `exchange=Exchange(compression=...)`",
+    "encrypt": "pass `exchange=Exchange(encrypt=...)`",
+    "return_dict": "it always returns a dict",
+    "num_workers": "pass `workers`",
+    "gpus": "pass `resources=Resources(gpus=1)`, the number per worker",
+    "cpus": "pass `resources=Resources(cpus=4)`, the number per worker",
+    "memory": "pass `resources=Resources(memory='4GB')`, the memory per worker",
+    "spark_context": "pass a SparkSession as `spark`",
+    **{
+        name: f"pass `data_options=DataOptions({name}=...)`"
+        for name in ("tensors", "categories", "encode", "tfrecord_spec", "repartition", "in_memory")
+    },
+}
+
+
+def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
+
+    The traceback of an `InputError` or Ctrl-C is removed.
+    """
+    signature = inspect.signature(fn)
+
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
+        _open_standard_streams()
+        try:
+            return fn(*args, **kwargs)
+        except (InputError, KeyboardInterrupt) as error:  # its traceback does not help
+            raise error.with_traceback(None) from error.__cause__
+
+    return call
+
+
+def _open_standard_streams() -> None:
+    """Open missing standard streams, as in a daemon, on the null device.
+
+    Otherwise the next file or connection would get one of their numbers, and be used as a stream.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the system assigns the lowest free number
+            os.open(os.devnull, os.O_RDWR)
+
+
+def suggest(unknown: str, known: Iterable[str]) -> str | None:
+    """Suggest a replacement of an unknown argument; None if no argument is similar."""
+    near = difflib.get_close_matches(unknown, list(known), 1)
+    return _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else None)
+
+
+def _explain(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    known = list(signature.parameters.values())
+    by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_place):
+        return (
+            f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
+            f"got {len(args)} positional arguments: pass arrays together as (x, y), and further "
+            f"arguments by name, e.g. {known[len(by_place)].name}=..."
+        )
+    unknown = next((given for given in kwargs if given not in signature.parameters), None)
+    if unknown is not None:
+        instead = suggest(unknown, signature.parameters) or "see its help"
+        return f"{name}() has no argument `{unknown}`: {instead}"
+    missing = [p for p in by_place if p not in kwargs][len(args) :]
+    if not missing:
+        return None
+    first = signature.parameters.keys() & {"spark"} and (
+        ": `spark`, the first, is None or 'local' for this machine, or a SparkSession"
+    )
+    return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"

@@ -67,12 +67,12 @@ def load_checkpoint(
         raise InputError(
             f"there is no checkpoint at {uri!r}: name the folder of a training's `checkpoint`"
         )
-    from pybackend.model.kept import restore_kept
+    from pybackend.model.saved import restore_saved
 
-    return restore_kept(newest, model, custom_objects, safe_mode)
+    return restore_saved(newest, model, custom_objects, safe_mode)
 
 
-def settle_checkpoint(call: TrainingCall) -> TrainingCall:
+def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     """Return the call with its arguments about checkpoints resolved.
 
     A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training that resumes without
@@ -124,7 +124,7 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
         check_rows_are_as_many(uri, manifest, rows)
 
 
-def sees_some(checkpoint: Checkpoint | None) -> bool:
+def has_checkpoint(checkpoint: Checkpoint | None) -> bool:
     """Return whether this process sees any checkpoint, intact or not."""
     return checkpoint is not None and bool(_look(checkpoint, CheckpointStore.names))
 

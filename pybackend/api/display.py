@@ -1,13 +1,22 @@
-"""Display of progress: as lines, live in a terminal, or by an R session."""
+"""Where progress is shown: as lines, live in a terminal or notebook, or by a session of R."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.text import Text
+
+from pybackend.api.rendering import show_loss
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StepEnded
 
@@ -69,7 +78,7 @@ class Lines(Display):
             self.line(text)
 
 
-class Told(Lines):
+class Relay(Lines):
     """Pass progress to an R session, which can only be called on the thread that it calls from.
 
     Events on other threads, as with workers that sparklyr starts, become plain lines.
@@ -113,3 +122,158 @@ class Told(Lines):
             return False
         self._tell(kind, fields)
         return True
+
+
+# Number of reports over which the speed is measured; the very first step is slow.
+_RECENT = 20
+
+
+class Live(Lines):
+    """Show a progress bar for the current epoch, below all lines."""
+
+    shows_steps = True
+
+    def __init__(self, shows_printed: bool, console: Console | None = None) -> None:
+        super().__init__(shows_printed)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._speed = Speed()
+        self._workers = ""
+        self._task: TaskID | None = None
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar."""
+        self._progress.stop()
+
+    def begin(self, text: str, job: Job) -> None:
+        """Show the bar."""
+        self._workers = counted(job.workers, "worker")
+        self.line(text)
+        self._progress.start()
+        self._task = self._progress.add_task(f"{self._workers}  starting", total=None, figures="")
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar."""
+        # As text: rich would interpret brackets as markup, and colour numbers.
+        self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
+
+    def step(self, event: StepEnded) -> None:
+        """Update the bar after a step."""
+        if self._task is None:
+            return
+        self._speed.note(event)
+        loss = event.logs.get("loss")
+        values = [
+            f"step {event.step}/{event.steps}",
+            f"loss {show_loss(loss)}" if isinstance(loss, float) else "",
+            *self._speed.describe(event),
+        ]
+        self._progress.update(
+            self._task,
+            description=f"{self._workers}  epoch {event.epoch}/{event.epochs}",
+            completed=event.step,
+            total=event.steps,
+            figures="  ".join(filter(None, values)),
+            refresh=True,
+        )
+
+    def epoch(self, event: EpochEnded, text: str) -> None:
+        """Reset the bar for the next epoch, and print the line of this one."""
+        self._speed.end_epoch()
+        if self._task is not None:
+            following = min(event.epoch + 1, event.epochs)
+            self._progress.update(
+                self._task,
+                description=f"{self._workers}  epoch {following}/{event.epochs}",
+                completed=0,
+                figures="",
+            )
+        self.line(text)
+
+
+class Speed:
+    """Speed of the last reported steps."""
+
+    def __init__(self) -> None:
+        self._recent: deque[StepEnded] = deque(maxlen=_RECENT)
+
+    def note(self, event: StepEnded) -> None:
+        """Add a report."""
+        self._recent.append(event)
+
+    def end_epoch(self) -> None:
+        """Forget the reports: each epoch counts its steps and rows from 0."""
+        self._recent.clear()
+
+    def describe(self, event: StepEnded) -> list[str]:
+        """Return rows per second and the remaining time; nothing after only one report."""
+        first = self._recent[0] if self._recent else event
+        steps, seconds = event.step - first.step, event.seconds - first.seconds
+        if steps <= 0 or seconds <= 0:
+            return []
+        left = event.steps - event.step + event.steps * (event.epochs - event.epoch)
+        speed = (event.rows - first.rows) / seconds
+        return [f"{speed:,.0f} rows/s", f"ETA {show_seconds(left * seconds / steps)}"]
+
+
+def show_seconds(seconds: float) -> str:
+    """Format a time, as ``1:05`` or ``2:01:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
+
+
+@contextmanager
+def relayed_to(tell: Tell) -> Iterator[None]:
+    """Have the function ``tell`` show the progress of all calls in this context."""
+    token = _teller.set(tell)
+    try:
+        yield
+    finally:
+        _teller.reset(token)
+
+
+def choose_lines(verbose: int) -> Display:
+    """Return a display for single lines."""
+    if verbose == 0:
+        return Display()
+    tell = _teller.get()
+    shows_printed = verbose > 1
+    return Lines(shows_printed) if tell is None else Relay(tell, shows_printed, False)
+
+
+def choose_display(job: Job) -> Display:
+    """Return a display for a job, from its beginning to its end."""
+    if job.verbose == 0 or job.kind != "train":
+        return choose_lines(job.verbose)
+    tell, shows_printed = _teller.get(), job.verbose > 1
+    if tell is not None:
+        return Relay(tell, shows_printed, bool(tell("is_live", {})))
+    if _is_live():
+        return Live(shows_printed)
+    return Lines(shows_printed)
+
+
+def _is_live() -> bool:
+    """Return whether the output can change in place: on a terminal, or in a notebook."""
+    from rich.console import Console
+
+    console = Console()
+    if console.is_jupyter:
+        # rich uses it to update the output of a cell.
+        return importlib.util.find_spec("ipywidgets") is not None
+    try:
+        is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    except ValueError:  # it was closed
+        return False
+    return is_terminal and console.is_terminal and not console.is_dumb_terminal

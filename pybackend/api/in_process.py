@@ -13,22 +13,23 @@ import numpy as np
 
 from pybackend.api.calls import EvaluationCall, ModelCall, PredictionCall
 from pybackend.api.datasets import read_data
-from pybackend.api.keras_defaults import read_keras_defaults
-from pybackend.api.prediction_columns import (
+from pybackend.api.model_columns import (
+    TrainedColumns,
     check_levels,
     check_on_missing,
     check_type,
+    choose_columns,
     predictions_of,
 )
-from pybackend.api.trained_columns import TrainedColumns, choose_columns
+from pybackend.api.settings import read_keras_defaults
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.data.frames import FrameRows, is_frame, is_pandas
 from pybackend.data.predictions import Predictions, spread_rows
-from pybackend.data.rows import Rows, SpooledRows, to_rows
+from pybackend.data.row_store import write_columns
+from pybackend.data.rows import Rows, StoredRows, to_rows
 from pybackend.data.sources import FileRows, read_table
-from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
 from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
 from pybackend.job.options import check_data_options
@@ -191,7 +192,7 @@ def _open_rows(columns: Any, folder: Path) -> Rows:
         return to_rows(columns)
     else:
         write_columns(rows, columns)
-    return SpooledRows(rows, in_memory=True)
+    return StoredRows(rows, in_memory=True)
 
 
 def _as_tensor(column: Any) -> Any:

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.calls import Place, TrainingCall
+from pybackend.api.calls import Place, TrainingCall, explain_arguments
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
-from pybackend.api.signatures import explain_arguments
 from pybackend.api.train import run_training
 from pybackend.data.mnist import Digits, Mnist, find_mnist
 from pybackend.job.arguments import check_whole_number

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from pybackend.api.calls import TrainingCall
-from pybackend.api.markup import (
+from pybackend.api.calls import TrainingCall, explain_arguments
+from pybackend.api.planned_rows import describe_data, plan_rows, role_of
+from pybackend.api.prepared_training import prepare_training
+from pybackend.api.rendering import (
     list_settings,
     write_block,
     write_folded,
@@ -19,10 +21,7 @@ from pybackend.api.markup import (
     write_table,
     write_text,
 )
-from pybackend.api.planned_rows import describe_data, plan_rows, role_of
-from pybackend.api.prepared_training import prepare_training
 from pybackend.api.request import Request
-from pybackend.api.signatures import explain_arguments
 from pybackend.api.train import barrier_train
 from pybackend.job.arguments import counted
 from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, TrainingJob

@@ -11,7 +11,7 @@ from pybackend.data.arrays import count_rows
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.datasets import Batches
 from pybackend.data.frames import FrameRows
-from pybackend.data.sharding import count_dealt, count_steps
+from pybackend.data.sharding import count_sharded, count_steps
 from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.arguments import counted
 from pybackend.job.job import TrainingJob
@@ -62,7 +62,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     rows = _count(data)
     if job.strategy is not None:
         return _plan_asynchronous(what, rows, job)
-    counts = tuple(count_dealt(rows, job.workers))
+    counts = tuple(count_sharded(rows, job.workers))
     steps = job.steps_per_epoch or count_steps(counts, job.batch_size)
     which = f"every {_ordinal(job.workers)} row, starting with the row of its rank"
     if isinstance(data, Batches):

@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pybackend.api.calls import Features, OnMissing, PredictionCall, PredictionType
+from pybackend.api.calls import (
+    Features,
+    OnMissing,
+    PredictionCall,
+    PredictionType,
+    explain_arguments,
+)
 from pybackend.api.model import is_keras_model
-from pybackend.api.prediction_columns import (
+from pybackend.api.model_columns import (
     check_levels,
     check_on_missing,
     check_type,
@@ -16,7 +22,6 @@ from pybackend.api.prediction_columns import (
 )
 from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
-from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import ColumnSpec, input_name
 from pybackend.errors import InputError
 from pybackend.job.job import PredictionJob

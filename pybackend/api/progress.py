@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pybackend.api.display import Display
-from pybackend.api.display_choice import choose_display, choose_lines
+from pybackend.api.display import Display, choose_display, choose_lines
 from pybackend.api.observer import Observers
-from pybackend.api.result_text import show_loss
+from pybackend.api.rendering import show_loss
 from pybackend.job.arguments import counted
 from pybackend.job.job import LOGGER, Job, TrainingJob
 from pybackend.job.messages import (
@@ -84,15 +83,15 @@ def describe_start(launcher: Launcher, job: Job) -> str:
 
 def epoch_line(event: EpochEnded) -> str:
     """Return a line for an epoch, e.g. ``epoch 1/3  loss 0.2912  accuracy 0.9145  (4.1 s)``."""
-    return f"epoch {event.epoch}/{event.epochs}  {_list_figures(event)}  ({event.seconds:.1f} s)"
+    return f"epoch {event.epoch}/{event.epochs}  {_list_metrics(event)}  ({event.seconds:.1f} s)"
 
 
 def step_line(event: StepEnded) -> str:
     """Return a line for a step, e.g. ``epoch 1, step 5/20  loss 0.7500``."""
-    return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_figures(event)}"
+    return f"epoch {event.epoch}, step {event.step}/{event.steps}  {_list_metrics(event)}"
 
 
-def _list_figures(event: EpochEnded | StepEnded) -> str:
+def _list_metrics(event: EpochEnded | StepEnded) -> str:
     metrics = event.logs.items()
     return "  ".join(
         f"{name} {show_loss(value)}" for name, value in metrics if isinstance(value, float)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.data.files import is_remote, local_path
-from pybackend.data.folder import open_folder
+from pybackend.data.files import is_remote, local_path, open_folder
 from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec

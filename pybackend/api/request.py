@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
 from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
-from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
@@ -17,10 +16,11 @@ from pybackend.api.model import (
     encode_model,
     find_source,
 )
+from pybackend.api.model_columns import choose_columns
 from pybackend.api.observer import Observers, split_observers
 from pybackend.api.progress import following
 from pybackend.api.result import TrainResult
-from pybackend.api.trained_columns import choose_columns
+from pybackend.api.settings import read_keras_defaults
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches
 from pybackend.data.disk import naming_open_files
@@ -137,7 +137,7 @@ def prepare(
     check_callbacks(callbacks)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
-        job = cast("Kind", _settle_training(job, datasets["train"]))
+        job = cast("Kind", _resolve_training(job, datasets["train"]))
     if not isinstance(call, PredictionCall):
         check_columns_exist(call, datasets)
     with _encoding:
@@ -145,7 +145,7 @@ def prepare(
     return replace(request, observers=Observers(observers))
 
 
-def _settle_training(job: TrainingJob, data: Any) -> TrainingJob:
+def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     """Return the job with the steps of a data set of batches, and with codes for its classes."""
     if isinstance(data, Batches):
         job = data.adapt(job)

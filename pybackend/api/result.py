@@ -15,13 +15,25 @@ from typing import Any
 from pybackend.api.calls import EvaluationCall, Features, OnMissing, PredictionCall, PredictionType
 from pybackend.api.curves import check_smoothing, find_panels
 from pybackend.api.figure_file import check_figure, save_figure
-from pybackend.api.result_html import describe_training
-from pybackend.api.result_text import list_audit, list_events, list_figures, list_workers
+from pybackend.api.rendering import (
+    describe_training,
+    list_audit,
+    list_events,
+    list_metrics,
+    list_workers,
+)
 from pybackend.data.columns import as_plain
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.job.options import ColumnEncoding, DataOptions
-from pybackend.job.report import Audit, Gang, Restart, WorkerReport, count_by_epoch, find_straggler
+from pybackend.job.report import (
+    Audit,
+    Generation,
+    Restart,
+    WorkerReport,
+    count_by_epoch,
+    find_straggler,
+)
 
 # Large, or useless without the session.
 _LEFT_OUT = {"model_base64"}
@@ -69,9 +81,9 @@ class TrainResult:
         several labels are in `categories`.
     features
         The columns that were the inputs: a list, or a list by input name.
-    gangs
-        With ``min_workers``, the worker groups: a `Gang` for the first epoch, and another each time
-        that workers left or joined.
+    generations
+        With ``min_workers``, the worker groups: a `Generation` for the first epoch, and another
+        each time that workers left or joined.
     restarts
         A `Restart` for each time that the workers were restarted.
     tensorboard
@@ -109,7 +121,7 @@ class TrainResult:
     categories: dict[str, Any] | None = field(default=None, repr=False)
     encode: dict[str, ColumnEncoding] | None = field(default=None, repr=False)
     feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
-    gangs: list[Gang] = field(default_factory=list, repr=False)
+    generations: list[Generation] = field(default_factory=list, repr=False)
     restarts: list[Restart] = field(default_factory=list, repr=False)
     tensorboard: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -151,7 +163,7 @@ class TrainResult:
         SerializationError
             Keras cannot write the model in that format.
         """
-        from pybackend.api.saving import save_file
+        from pybackend.api.returned_model import save_file
 
         if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
             raise InputError(f"`path` must name a file, such as 'model.h5', not {path!r}")
@@ -206,7 +218,7 @@ class TrainResult:
         SerializationError
             Keras cannot export the model.
         """
-        from pybackend.api.saving import check_new_folder, export_model
+        from pybackend.api.returned_model import check_new_folder, export_model
 
         path = Path(path)
         check_new_folder(path)
@@ -332,9 +344,9 @@ class TrainResult:
     @property
     def workers_by_epoch(self) -> list[int]:
         """Number of workers in each epoch that was run."""
-        if not self.gangs:
+        if not self.generations:
             return [len(self.workers)] * self.epochs
-        return count_by_epoch(self.gangs, self.initial_epoch + self.epochs)
+        return count_by_epoch(self.generations, self.initial_epoch + self.epochs)
 
     @property
     def straggler(self) -> tuple[int, float] | None:
@@ -401,12 +413,12 @@ class TrainResult:
             f"{counted(count, 'worker')}, {counted(rows, 'row')}, "
             f"{counted(self.epochs, 'epoch')}, {self.seconds:.1f} s, seed {self.seed}"
         )
-        return [first, *list_figures(self.history, self.metrics), *list_audit(self.workers)]
+        return [first, *list_metrics(self.history, self.metrics), *list_audit(self.workers)]
 
     @property
     def _events(self) -> list[str]:
         found = self.straggler
-        return list_events(self.gangs, found and (self._number(found[0]), found[1]))
+        return list_events(self.generations, found and (self._number(found[0]), found[1]))
 
     @property
     def _numbered(self) -> dict[int, WorkerReport]:
@@ -414,15 +426,15 @@ class TrainResult:
 
     def _number(self, rank: int) -> int:
         """Return the number of a worker: its rank, unless ranks changed after its start."""
-        return self.gangs[-1].workers[rank] if len(self.gangs) > 1 else rank
+        return self.generations[-1].workers[rank] if len(self.generations) > 1 else rank
 
     def to_dict(self, *, model: bool = True) -> dict[str, Any]:
         """Return the result as lists, dicts, strings, numbers and None, for ``json.dumps``.
 
         The keys are the names of the attributes. ``workers`` is a list of dicts with the fields of
-        `WorkerReport` and ``ok``; ``gangs`` is a list of dicts with the fields of `Gang`.
-        ``epochs_of`` has the epochs of each name in ``history``. ``straggler`` is a list of rank
-        and seconds, or None. NaN and infinite values are unchanged, so
+        `WorkerReport` and ``ok``; ``generations`` is a list of dicts with the fields of
+        `Generation`. ``epochs_of`` has the epochs of each name in ``history``. ``straggler`` is a
+        list of rank and seconds, or None. NaN and infinite values are unchanged, so
         ``json.dumps(..., allow_nan=False)`` raises an error for them.
 
         Parameters
@@ -455,7 +467,7 @@ class TrainResult:
             "encode": self.encode,
             "feature_names": self.feature_names,
             "workers_by_epoch": self.workers_by_epoch,
-            "gangs": [asdict(gang) for gang in self.gangs],
+            "generations": [asdict(generation) for generation in self.generations],
             "restarts": [asdict(restart) for restart in self.restarts],
             "tensorboard": self.tensorboard,
         }

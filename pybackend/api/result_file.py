@@ -8,12 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pybackend.api.decoder import Decoder
-from pybackend.api.saving import read_model_file
+from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.data.files import write_whole
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.codec import read_fields
-from pybackend.job.report import Audit, Gang, Restart, StepTimes, WorkerReport
+from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
 
 Result = TypeVar("Result")
 SUFFIX = ".json"
@@ -82,7 +81,9 @@ def _read(
     known["history"] = {str(k): [_as_number(v) for v in row] for k, row in known["history"].items()}
     known["metrics"] = {str(k): _as_number(v) for k, v in known["metrics"].items()}
     known["workers"] = [_read_worker(worker) for worker in known["workers"]]
-    known["gangs"] = [read_fields(Gang, gang) for gang in known["gangs"]]
+    known["generations"] = [
+        read_fields(Generation, generation) for generation in known["generations"]
+    ]
     known["restarts"] = [read_fields(Restart, restart) for restart in known["restarts"]]
     if isinstance(freq := known.get("validation_freq"), list):
         known["validation_freq"] = tuple(freq)

@@ -88,7 +88,7 @@ def share_batch(batch_size: int, workers: int) -> int:
     return batch_size // workers
 
 
-def settle_scale(call: TrainingCall) -> TrainingCall:
+def resolve_scale(call: TrainingCall) -> TrainingCall:
     """Return the call, with the workers, the batch and the steps of an order.
 
     Checkpoints, models and event files are not written.

@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.api.calls import EvaluationCall, Features, OnMissing, PredictionCall
+from pybackend.api.calls import (
+    EvaluationCall,
+    Features,
+    OnMissing,
+    PredictionCall,
+    explain_arguments,
+)
 from pybackend.api.datasets import read_data
 from pybackend.api.in_process import spread_outputs
 from pybackend.api.model import is_keras_model
-from pybackend.api.prediction_columns import check_on_missing
+from pybackend.api.model_columns import check_on_missing
 from pybackend.api.request import prepare
-from pybackend.api.signatures import explain_arguments
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
 from pybackend.errors import InputError
 from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob
 from pybackend.job.options import DataOptions
-from pybackend.job.report import read_figures
+from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, launcher_for
@@ -100,7 +105,7 @@ def barrier_evaluate(
         lambda columns, job: {"train": read_data(launcher, data, "data", columns, job)},
     )
     # A metric such as F1Score has a value for each class.
-    return read_figures(request.run(launcher).reports[0], (int, float, list))
+    return read_metrics(request.run(launcher).reports[0], (int, float, list))
 
 
 @explain_arguments

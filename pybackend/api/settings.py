@@ -1,14 +1,16 @@
-"""The settings of a training as plain data, for its result, its plan and reports."""
+"""The settings of a training as plain data, with Keras's global ones."""
 
 from __future__ import annotations
 
 import math
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pybackend
+from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.packages import find_version
 from pybackend.launchers import Launcher
@@ -61,3 +63,33 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
             value = str(value)
         found[str(name)] = value
     return found
+
+
+# Settings with which Keras ends trainings early, and the arguments that replace them.
+_LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
+
+
+def read_keras_defaults() -> dict[str, Any]:
+    """Return Keras's global settings; they can differ from the defaults only if Keras is loaded.
+
+    Raises
+    ------
+    InputError
+        A setting ends each training early, which workers would not know.
+    """
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return {}
+    for setting, argument in _LIMITS.items():
+        limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
+        if limit is not None:
+            raise InputError(
+                f"keras.config.{setting}() is {limit}, which ends each training of this session "
+                f"early: call keras.config.set_{setting}(None), and pass `{argument}`"
+            )
+    return {
+        "epsilon": keras.config.epsilon(),
+        "floatx": keras.config.floatx(),
+        "dtype_policy": keras.config.dtype_policy().name,
+        "image_data_format": keras.config.image_data_format(),
+    }

@@ -9,27 +9,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.callback_files import note_files
-from pybackend.api.calls import Features, Place, Scaling, Strategy, TrainingCall
-from pybackend.api.checkpoints import sees_some
+from pybackend.api.calls import Features, Place, Scaling, Strategy, TrainingCall, explain_arguments
+from pybackend.api.checkpoints import has_checkpoint
 from pybackend.api.datasets import note_index
-from pybackend.api.decoder import Decoder
-from pybackend.api.event_files import EventFiles
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
 from pybackend.api.restarts import run_with_restarts
 from pybackend.api.result import TrainResult
-from pybackend.api.saving import read_model_file
+from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.api.scaled import note_scale
+from pybackend.api.sent_files import EventFiles, note_files
 from pybackend.api.settings import describe_settings
-from pybackend.api.signatures import explain_arguments
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS, Shuffle, TrainingJob
-from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.options import DataOptions, Exchange, LocalSteps
-from pybackend.job.report import read_figures
+from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
+from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.launchers import Outcome
 from pybackend.model.serialization import sha256_of
@@ -321,7 +317,7 @@ def run_training(call: TrainingCall) -> TrainResult:
     for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
-    with files, pointing_to(checkpoint, partial(sees_some, checkpoint)):
+    with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
         outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
         result = _make_result(prepared, outcome, began)
     note_scale(request, result)
@@ -334,7 +330,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
     job = outcome.job if isinstance(outcome.job, TrainingJob) else request.job
     trained_on = request.datasets["train"]
     kind, content, digest = _check_model(outcome, job.model_uri)
-    history = read_figures(outcome.reports[0], list)
+    history = read_metrics(outcome.reports[0], list)
     inputs, weights = outcome.reports[0].inputs, str(outcome.reports[0].weights_sha256)
     # Not the request itself: its data must not live as long as the result.
     make_copy, custom_objects = request.snapshot, request.custom_objects
@@ -364,7 +360,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         inputs=inputs,
-        gangs=list(outcome.gangs),
+        generations=list(outcome.generations),
         restarts=list(outcome.restarts),
         tensorboard=job.tensorboard,
         settings=describe_settings(job, prepared.launcher, prepared.restarts),

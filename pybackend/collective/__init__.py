@@ -7,11 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.collective.compression import Compression
-from pybackend.collective.cost import CostModel
+from pybackend.collective.algorithms import CostModel
 from pybackend.collective.joining import join_mesh
+from pybackend.collective.links import LONGEST_SECONDS, Patience
 from pybackend.collective.mesh import Mesh
-from pybackend.collective.patience import LONGEST_SECONDS, Patience
+from pybackend.collective.wire import Compression
 
 Array = npt.NDArray[Any]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective.links import Link
-from pybackend.collective.patience import Patience
+from pybackend.collective.links import Link, Patience
 from pybackend.errors import ClusterError, PeerLostError
 from pybackend.net.stream import wait_any
 

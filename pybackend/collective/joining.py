@@ -9,10 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from pybackend.collective.cost import Algorithm
-from pybackend.collective.links import Link
+from pybackend.collective.algorithms import Algorithm
+from pybackend.collective.links import Link, Patience
 from pybackend.collective.mesh import Mesh, find_neighbours
-from pybackend.collective.patience import Patience
 from pybackend.errors import PeerLostError, TfdistError
 from pybackend.net.dialing import dial
 from pybackend.net.greeting import greet_as_client

@@ -8,14 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pybackend.collective import doubling
-from pybackend.collective.buffers import CHUNK, Array, view_bytes
+from pybackend.collective import algorithms
+from pybackend.collective.algorithms import Algorithm, CostModel, Ring, measure
 from pybackend.collective.call import Call
-from pybackend.collective.compression import Compression
-from pybackend.collective.cost import Algorithm, CostModel, measure
-from pybackend.collective.links import Link
-from pybackend.collective.patience import Patience
-from pybackend.collective.ring import Ring
+from pybackend.collective.links import Link, Patience
+from pybackend.collective.wire import CHUNK, Array, Compression, view_bytes
 from pybackend.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
@@ -217,7 +214,7 @@ class Mesh:
 
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)
-        doubling.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
+        algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
 
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
         if self.algorithm != "auto":
@@ -252,4 +249,4 @@ def _check(buffer: Array) -> None:
 def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
     """Find the ranks to which a rank is connected: on the ring, and for recursive doubling."""
     ring = {(rank - 1) % world_size, (rank + 1) % world_size}
-    return sorted(ring | set(doubling.find_partners(rank, world_size)))
+    return sorted(ring | set(algorithms.find_partners(rank, world_size)))

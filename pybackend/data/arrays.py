@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pybackend.data.files import is_path
 from pybackend.data.ragged import Ragged
-from pybackend.data.sharding import deal
+from pybackend.data.sharding import shard_slice
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 
@@ -113,7 +113,7 @@ def count_rows(columns: Columns) -> int:
 
 def shard(columns: Columns, workers: int, rank: int) -> Columns:
     """Return the rows of one worker, as views."""
-    part = deal(count_rows(columns), workers, rank)
+    part = shard_slice(count_rows(columns), workers, rank)
     return {key: array[part] for key, array in columns.items()}
 
 

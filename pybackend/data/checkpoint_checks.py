@@ -39,7 +39,9 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
     return dict(json.loads(json.dumps(described)))
 
 
-def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping[str, Any]) -> None:
+def check_is_same(
+    uri: str, saved: Manifest, job: TrainingJob, described: Mapping[str, Any]
+) -> None:
     """Reject a checkpoint of another training.
 
     Parameters
@@ -52,46 +54,46 @@ def check_is_same(uri: str, kept: Manifest, job: TrainingJob, described: Mapping
     InputError
         Names what differs.
     """
-    which = f"the checkpoint of {kept.place} at {uri!r}"
+    which = f"the checkpoint of {saved.place} at {uri!r}"
     for name in described:
-        if how := _compare(name, kept, job, described[name]):
+        if how := _compare(name, saved, job, described[name]):
             raise InputError(
                 f"{which} belongs to another training: its {how}, or name another folder in "
                 "`checkpoint`"
             )
-    is_other_gang = kept.workers != job.workers
-    if is_other_gang and (kept.step or isinstance(job.exchange, LocalSteps)):
+    is_other_group = saved.workers != job.workers
+    if is_other_group and (saved.step or isinstance(job.exchange, LocalSteps)):
         why = (
-            f"is within an epoch, in which {kept.workers} workers have trained on their shards"
-            if kept.step
-            else f"has a state for each of {kept.workers} workers, because of LocalSteps"
+            f"is within an epoch, in which {saved.workers} workers have trained on their shards"
+            if saved.step
+            else f"has a state for each of {saved.workers} workers, because of LocalSteps"
         )
-        raise InputError(f"{which} {why}: resume with workers={kept.workers}")
-    if kept.epoch + bool(kept.step) > job.epochs:
+        raise InputError(f"{which} {why}: resume with workers={saved.workers}")
+    if saved.epoch + bool(saved.step) > job.epochs:
         raise InputError(f"{which} is beyond epochs={job.epochs}: increase `epochs`")
 
 
-def check_rows_are_as_many(uri: str, kept: Manifest, rows: Mapping[str, int | None]) -> None:
+def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
     """Reject a checkpoint of data sets with other numbers of rows; None: not known yet."""
     for name, here in rows.items():
         argument = argument_of(name)
-        there = sum(count for count, _ in kept.job.get(argument) or ())
-        if there == kept.workers * (here or 0):  # each worker has all rows
+        there = sum(count for count, _ in saved.job.get(argument) or ())
+        if there == saved.workers * (here or 0):  # each worker has all rows
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {kept.place} at {uri!r} belongs to another training: its "
+                f"the checkpoint of {saved.place} at {uri!r} belongs to another training: its "
                 f"`{argument}` had {there} rows, and here it has {here}. Make the same call again, "
                 "or name another folder in `checkpoint`"
             )
 
 
-def _compare(name: str, kept: Manifest, job: TrainingJob, here: Any) -> str | None:
+def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | None:
     """Describe how a training differs from the one in the checkpoint; None if it does not."""
-    there = kept.job.get(name)
+    there = saved.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
-    if there and here and kept.workers != job.workers:  # the rows are then sharded differently
+    if there and here and saved.workers != job.workers:  # the rows are then sharded differently
         there, here = [sum(count for count, _ in rows) for rows in (there, here)]
     if there == here:
         return None

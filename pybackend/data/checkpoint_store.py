@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.data.folder import open_folder
+from pybackend.data.files import open_folder
 from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
 
@@ -91,7 +91,7 @@ def describe_place(epoch: int, step: int) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedCheckpoint:
     """An intact checkpoint that was read.
 
     ``model`` is None if its file is damaged: all checkpoints share it, and resuming works without.
@@ -159,7 +159,9 @@ class CheckpointStore:
                 "resume from the newest one, or name another folder in `checkpoint`"
             )
 
-    def find_newest(self, warn: Callable[[str], object] = lambda text: None) -> Kept | None:
+    def find_newest(
+        self, warn: Callable[[str], object] = lambda text: None
+    ) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
         Another training may write and remove checkpoints at the same time.
@@ -195,7 +197,9 @@ class CheckpointStore:
             )
         return kept
 
-    def _find_intact(self, names: Sequence[str]) -> tuple[Kept | None, dict[str, Exception]]:
+    def _find_intact(
+        self, names: Sequence[str]
+    ) -> tuple[SavedCheckpoint | None, dict[str, Exception]]:
         """Return the newest intact checkpoint, and the errors of the newer ones."""
         damaged: dict[str, Exception] = {}
         for name in reversed(names):
@@ -294,12 +298,12 @@ class CheckpointStore:
             if self._folder.size(name) is not None:  # never remove a folder with its content
                 self._folder.remove(name)
 
-    def _read(self, name: str) -> Kept:
+    def _read(self, name: str) -> SavedCheckpoint:
         manifest = self._read_manifest(name)
         state, model = self._read_part(manifest.state), None
         with suppress(ValueError, FileNotFoundError):
             model = self._read_part(manifest.model)
-        return Kept(manifest, state, model)
+        return SavedCheckpoint(manifest, state, model)
 
     def _read_manifest(self, name: str) -> Manifest:
         content = self._folder.read(name) or b""

@@ -18,8 +18,8 @@ from pybackend.data.arrays import flatten
 from pybackend.data.datasets import describe_uneven
 from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.ragged import Ragged
+from pybackend.data.row_store import RowStoreWriter, unify_layout
 from pybackend.data.sources import FunctionRows
-from pybackend.data.spool import SpoolWriter, settle_layout
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, argument_of
@@ -51,7 +51,7 @@ class Sources:
         """Make the layouts the same on all workers; return each rank's rows per epoch."""
         counts = {}
         for name in self.names:
-            layouts = _settle_layouts(collective, folder, name)
+            layouts = _unify_layouts(collective, folder, name)
             counts[name] = [layout["rows"] for layout in layouts]
             if name == "train" and job.shuffles_globally:
                 rows, workers = counts[name][0], job.workers
@@ -89,7 +89,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
             if name == "train" and job.kind == "train":
                 stream = data
                 continue
-            _spool_dataset(data, folder / name, argument)
+            _store_dataset(data, folder / name, argument)
         names.append(name)
     return Sources(tuple(names), stream)
 
@@ -134,21 +134,21 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
     return WorkerContext(rank, job.workers, peers, make_tf_config(peers, rank))
 
 
-def _settle_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
+def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
     """Gather the layouts of all workers' rows and make them the same."""
     text = json.dumps({name: read_layouts(folder)[name]}).encode()
     parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
     everyone = [json.loads(part.tobytes()) for part in parts]
     check_layouts(everyone)
     layouts = [layouts[name] for layouts in everyone]
-    settle_layout(folder / name, layouts)
+    unify_layout(folder / name, layouts)
     return layouts
 
 
-def _spool_dataset(data: Any, folder: Path, argument: str) -> None:
+def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(f"the function `{argument}` returns endless data: use .take()")
-    with SpoolWriter(folder) as writer:
+    with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
             counts = {key: len(leaf) for key, leaf in leaves.items()}

@@ -19,7 +19,7 @@ from pybackend.data.ragged import Ragged, to_dense, to_strings
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
 # Up to this size, the first rows are memory-mapped and a ragged column's values are in memory.
-_KEPT_BYTES = 40 << 20
+_MAPPED_BYTES = 40 << 20
 # Number of texts from which the mean length is estimated.
 _SAMPLED_TEXTS = 1000
 
@@ -70,7 +70,7 @@ class ArrayRows:
         return {key: array[places] for key, array in self._columns.items()}
 
 
-class SpooledRows:
+class StoredRows:
     """Rows of a folder that a `SpoolWriter` wrote; only requested rows are in memory.
 
     Parameters
@@ -126,24 +126,24 @@ class _Items:
         self._path = path
         # Without columns, the file is empty.
         self._start = _check_file(path, dtype, count)[0] if dtype.names else 0
-        self._kept_count = count if in_memory else min(count, _KEPT_BYTES // max(1, size))
-        kept: Array = np.empty(0, np.uint8)
+        self._mapped_count = count if in_memory else min(count, _MAPPED_BYTES // max(1, size))
+        mapped: Array = np.empty(0, np.uint8)
         if in_memory:
-            kept = np.fromfile(path, np.uint8, offset=self._start)
-        elif self._kept_count * size:  # pages are read at first use
-            kept = np.memmap(path, np.uint8, "r", self._start, self._kept_count * size)
-        self._kept = np.asarray(kept).reshape(self._kept_count, size)
-        self._is_whole = self._kept_count == count
+            mapped = np.fromfile(path, np.uint8, offset=self._start)
+        elif self._mapped_count * size:  # pages are read at first use
+            mapped = np.memmap(path, np.uint8, "r", self._start, self._mapped_count * size)
+        self._mapped = np.asarray(mapped).reshape(self._mapped_count, size)
+        self._is_whole = self._mapped_count == count
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
         """Return contiguous bytes of shape (number of places, size)."""
         if self._is_whole:
-            return np.take(self._kept, places, axis=0)
-        is_kept = places < self._kept_count
+            return np.take(self._mapped, places, axis=0)
+        is_mapped = places < self._mapped_count
         items = np.empty((len(places), self._size), np.uint8)
-        items[is_kept] = np.take(self._kept, places[is_kept], axis=0)
-        items[~is_kept] = self._read(places[~is_kept])
+        items[is_mapped] = np.take(self._mapped, places[is_mapped], axis=0)
+        items[~is_mapped] = self._read(places[~is_mapped])
         return items
 
     def _read(self, places: Array) -> Array:
@@ -165,11 +165,11 @@ class _RaggedValues:
         self._dtype = np.dtype(kind.dtype)
         self._start, self._count = _check_file(path, self._dtype)
         self.size = self._count * self._dtype.itemsize
-        is_kept = in_memory or self.size <= _KEPT_BYTES
+        is_mapped = in_memory or self.size <= _MAPPED_BYTES
         with path.open("rb") as file:
             file.seek(self._start)
-            self._kept = file.read(self.size) if is_kept else None
-        self._number = None if is_kept else _open_descriptor(self, path)
+            self._mapped = file.read(self.size) if is_mapped else None
+        self._number = None if is_mapped else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
         """Return padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
@@ -188,8 +188,8 @@ class _RaggedValues:
         return to_dense(Ragged(values, offsets), self._kind.longest)
 
     def _read(self, start: int, size: int) -> bytes:
-        if self._kept is not None:
-            return self._kept[start : start + size]
+        if self._mapped is not None:
+            return self._mapped[start : start + size]
         assert self._number is not None
         return os.pread(self._number, size, self._start + start)
 
@@ -260,7 +260,7 @@ class Reshaped:
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
 
 
-class DealtRows:
+class ShardedRows:
     """One worker's shard, by `sharding.deal`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:

@@ -122,17 +122,17 @@ def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
     return permute(places, visits.rows, *keys)
 
 
-def deal(rows: int, workers: int, rank: int) -> slice:
+def shard_slice(rows: int, workers: int, rank: int) -> slice:
     """Return a rank's shard of an array: every ``workers``-th row, which mixes sorted data."""
     return slice(rank, rows, workers)
 
 
-def count_dealt(rows: int, workers: int) -> list[int]:
+def count_sharded(rows: int, workers: int) -> list[int]:
     """Return the number of rows in each rank's shard of `deal`."""
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
-def order_dealt(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
+def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
     """Return the places that restore the data's order after `deal`, for a range of each shard.
 
     Parameters
@@ -201,7 +201,7 @@ def replay_batches(
     check_whole_number("seed", seed, least=0)
     check_whole_number("epoch", epoch, least=0)
     check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
-    counts = [len(range(rows)[deal(rows, workers, rank)]) for rank in range(workers)]
+    counts = [len(range(rows)[shard_slice(rows, workers, rank)]) for rank in range(workers)]
     steps = count_steps(counts, batch_size)
     visits = []
     for rank, count in enumerate(counts):
@@ -209,7 +209,7 @@ def replay_batches(
             visits.append(Visits(rows, seed, rank, True, workers).between(0, count, epoch))
         else:
             own = Visits(count, seed, rank, bool(shuffle)).between(0, count, epoch)
-            visits.append(np.arange(rows)[deal(rows, workers, rank)][own])
+            visits.append(np.arange(rows)[shard_slice(rows, workers, rank)][own])
     edges = [cut_rows(count, steps) for count in counts]
     batches = [
         np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])

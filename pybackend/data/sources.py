@@ -23,7 +23,7 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import MOST_CATEGORIES, find_categories, keep_categories
 from pybackend.data.files import Places, as_places, find_files
 from pybackend.data.parquet import ParquetFiles
-from pybackend.data.spool import SpoolWriter
+from pybackend.data.row_store import RowStoreWriter
 from pybackend.errors import InputError
 
 # Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
@@ -116,8 +116,8 @@ class FileRows(TableRows):
         """Write one worker's rows, or all of them, into a new folder."""
         reader = TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
-        ranges = [(0, self.rows)] if everything else self._deal_ranges(workers)[rank]
-        with SpoolWriter(folder) as writer:
+        ranges = [(0, self.rows)] if everything else self._shard_ranges(workers)[rank]
+        with RowStoreWriter(folder) as writer:
             for place, batch in self.files.pieces(ranges, columns):
                 writer.append(reader.read(batch, partial(self._name_row, place)))
 
@@ -137,7 +137,7 @@ class FileRows(TableRows):
         inside = place + row - (ends[file - 1] if file else 0)
         return f"row {inside} (counting from 0) of {self.files.files[file]}"
 
-    def _deal_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
+    def _shard_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
         """Return each worker's ranges of rows, in order; small ranges are assigned in turn."""
         turns = _TURNS if self.spec.repartition else 1
         found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]

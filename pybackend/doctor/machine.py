@@ -15,7 +15,7 @@ from typing import Any
 
 import pybackend
 from pybackend.job.packages import UNKNOWN, find_version
-from pybackend.r.rpy2_versions import ADVICE
+from pybackend.r.function import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 # The lower bounds in pyproject.toml.

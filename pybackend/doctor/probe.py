@@ -18,7 +18,7 @@ from pybackend.doctor.machine import inspect_machine
 from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
-from pybackend.r.rpy2_versions import ADVICE
+from pybackend.r.function import ADVICE
 
 _PACKAGES = tuple(TITLES)
 _NO_PACKAGE = re.compile("No module named|PACKAGE_NOT_INSTALLED|UNSUPPORTED_PACKAGE_VERSION")

@@ -29,7 +29,6 @@ from pybackend.data.arrays import nest
 from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
-from pybackend.engine.noise import PLACES, Noise, stand_in_noise
 from pybackend.engine.one_process import (
     OneProcess,
     StepState,
@@ -38,13 +37,14 @@ from pybackend.engine.one_process import (
     set_own_settings,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.replica import Replica
-from pybackend.engine.row_memory import (
+from pybackend.engine.replica import (
+    Replica,
     count_neighbours,
     find_free_memory,
     read_memory,
     read_peak_memory,
 )
+from pybackend.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.engine.state import find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_difference import is_another
@@ -137,7 +137,7 @@ class Auditor:
         self._emit = replica.emit
         self._state = StepState(model, others)
         self._process = OneProcess(model, class_weight)
-        self._judge = Judge(model, exchange, self._state, self._process, feed.is_dealt)
+        self._judge = Judge(model, exchange, self._state, self._process, feed.is_sharded)
         self._epoch = 0
         self._epochs = 0
         self._due: set[int] = set()

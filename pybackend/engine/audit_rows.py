@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.arrays import nest
-from pybackend.data.sharding import order_dealt
+from pybackend.data.sharding import order_sharded
 from pybackend.data.state_file import decode_state, encode_state
 
 Array = npt.NDArray[Any]
@@ -53,7 +53,7 @@ def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
     return encode_state({"first": first, "columns": packed})
 
 
-def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
+def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     """Unpack the rows from `pack_rows` of each rank into one batch.
 
     Parameters
@@ -73,7 +73,7 @@ def unpack_rows(everyone: Sequence[bytes], is_dealt: bool) -> GlobalRows:
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)
     firsts = [one["first"] for one in decoded]
-    order = order_dealt(firsts, counts) if is_dealt else np.arange(len(ranks))
+    order = order_sharded(firsts, counts) if is_sharded else np.arange(len(ranks))
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
     for name, found in shapes.items():
         if len(found) > 1:

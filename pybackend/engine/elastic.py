@@ -1,9 +1,12 @@
-"""Training whose workers may change: every worker stores each epoch's beginning in its memory."""
+"""An elastic training: one generation of workers after another."""
 
 from __future__ import annotations
 
+import itertools
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes
+from pybackend.data.reading import read_all_sources
+from pybackend.data.sharding import count_sharded
 from pybackend.data.state_file import decode_state
 from pybackend.engine.lifecycle import (
     Lifecycle,
@@ -24,15 +29,18 @@ from pybackend.engine.state import offset_seeds
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
+from pybackend.engine.train import Training, train
 from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
+from pybackend.errors import PeerLostError
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Note
+from pybackend.job.messages import Answers, Emit, Note, Order, Standby
 from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit
-from pybackend.model.load import LoadedModel
+from pybackend.model.load import LoadedModel, load_job_model
+from pybackend.net.rendezvous import address_of, listen
 
 
-class GangChangesError(Exception):
+class GroupChangesError(Exception):
     """End of an epoch after which the workers form a new generation."""
 
 
@@ -196,7 +204,7 @@ class EpochKeeper(keras.callbacks.Callback):
             return
         if is_preempted:
             raise LeftError(epoch + 1)
-        raise GangChangesError
+        raise GroupChangesError
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -211,3 +219,74 @@ class EpochKeeper(keras.callbacks.Callback):
         is_change = bool(np.any(self._collective.all_gather(requests)))
         memory.kept, memory.next = memory.next, None
         return is_preempted, is_change
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Data and functions that a worker needs to join a generation.
+
+    Attributes
+    ----------
+    member
+        Its unique number.
+    host
+        Address of this machine at which the others reach it.
+    server
+        Listening socket at which it accepts the other workers of the first generation.
+    wait
+        Waits for the order to join a generation.
+    is_asked
+        Returns whether another worker waits to join since that order.
+    join
+        Connects to the other workers, all of which are ready: called with the job of this
+        generation, the rank, the order, and a listening socket.
+    answers
+        Messages from observers of the training to this worker.
+    """
+
+    member: int
+    host: str
+    server: socket.socket
+    wait: Callable[[], Order]
+    is_asked: Callable[[], bool]
+    join: Callable[[TrainingJob, int, Order, socket.socket], AbstractContextManager[Collective]]
+    answers: Answers
+
+
+def train_in_generations(
+    job: TrainingJob, membership: Membership, folder: Path, emit: Emit
+) -> Training:
+    """Train in one generation after another, until the training is complete.
+
+    Parameters
+    ----------
+    folder, emit
+        As in `train`; the folder has the rows of all workers.
+    """
+    memory = Memory(membership.member, load_job_model(job, folder), membership.is_asked)
+    rows = read_all_sources(job, folder)
+    reason, server = "", membership.server
+    for number in itertools.count():
+        stored = memory.kept.epoch if memory.kept else None
+        emit(Standby(address_of(server), number, stored, reason))
+        order = membership.wait()
+        workers, rank = len(order.peers), order.rank
+        assert rank is not None
+        rows |= {name: total for name, (total,) in order.counts.items()}
+        counts = {name: count_sharded(total, workers) for name, total in rows.items()}
+        own = replace(job, workers=workers)
+        try:
+            with membership.join(own, rank, order, server) as collective:
+                return train(
+                    own,
+                    collective,
+                    counts,
+                    folder,
+                    emit,
+                    lifecycle=ElasticLifecycle(own, memory, order.epoch),
+                    answers=membership.answers,
+                )
+        except (PeerLostError, GroupChangesError) as error:
+            reason = str(error)
+        server = listen(membership.host)
+    raise AssertionError

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective, all_sum
-from pybackend.engine.arrivals import Arrivals
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
@@ -27,18 +26,17 @@ from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.split import SplitStep
 from pybackend.engine.statistics import GlobalStatistics
-from pybackend.engine.step_clock import StepClock
-from pybackend.engine.step_means import StepMeans
+from pybackend.engine.step_clock import Arrivals, StepClock
+from pybackend.engine.step_means import StepMeans, ValidStepCounter
 from pybackend.engine.steps import (
     Position,
     StepOrSkip,
     has_keras_train_step,
     normalize_spectra,
 )
-from pybackend.engine.valid_steps import ValidStepCounter
 from pybackend.errors import InputError
+from pybackend.model.checks import has_masked_loss
 from pybackend.model.layers import find_half_variables, find_optimizers
-from pybackend.model.masks import has_masked_loss
 
 Kinds = list[str | None]
 """Per gradient ``"dense"``, ``"sparse"``, or None without a gradient."""

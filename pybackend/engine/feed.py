@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, to_rows
-from pybackend.data.sharding import Visits, count_steps, cut_rows, order_dealt, share_batches
-from pybackend.engine.arrivals import Arrivals
+from pybackend.data.sharding import Visits, count_steps, cut_rows, order_sharded, share_batches
+from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
 from pybackend.model.labels import check_are_classes
@@ -88,7 +88,7 @@ class Feed:
         self.may_be_empty = bool((self._all_rows_by_rank == 0).any())
         self._edges = edges[rank]
         self._everyones_edges = np.stack(edges)
-        self.is_dealt = not shuffle
+        self.is_sharded = not shuffle
         self._first_epoch: int | None = None
         self._enter(0)
         everyones = len(counts) if shuffle == "global" else None
@@ -152,7 +152,7 @@ class Feed:
         """Return the order of the batch among the rows of a step, listed rank by rank."""
         step = min(step, self.steps - 1)
         firsts = self._everyones_edges[:, self._places[step]]
-        return order_dealt(firsts, self._rows_by_rank[:, step])
+        return order_sharded(firsts, self._rows_by_rank[:, step])
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
         """Return this worker's columns of a step, and the number of its first row in the epoch."""

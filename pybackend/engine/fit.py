@@ -11,22 +11,21 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.engine.audit import Auditor
-from pybackend.engine.callback_state import continue_log
 from pybackend.engine.checkpointing import ResumedCallbacks
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import Lifecycle, Start
-from pybackend.engine.observed import StepReports, StopWhenAsked
 from pybackend.engine.overrides import override
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import Replica
+from pybackend.engine.session_callbacks import StepReports, StopWhenAsked
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
-from pybackend.job.answers import Answers
-from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.messages import Emit, Note
+from pybackend.engine.training_state import continue_log
+from pybackend.job.messages import Answers, Emit, Note
+from pybackend.job.options import ScaleLearningRate
 from pybackend.model.callbacks import select_callbacks
 from pybackend.model.layers import find_other_optimizers
 
@@ -35,7 +34,7 @@ def fit(
     replica: Replica,
     lifecycle: Lifecycle,
     clock: StepClock,
-    board: Sequence[Any],
+    tensorboard: Sequence[Any],
     answers: Answers | None,
 ) -> tuple[dict[str, list[Any]], int, Auditor | None]:
     """Train a replica by Keras's own ``fit``, synchronized with the other workers.
@@ -68,7 +67,7 @@ def fit(
     synchronizer = make_synchronizer(replica, clock)
     sync = EpochSync(replica, synchronizer)
     own = select_callbacks(replica.rank, replica.callbacks)
-    sync.evaluated_by = [*own, *board]
+    sync.evaluated_by = [*own, *tensorboard]
     scaled = None
     if job.scale_lr is not None:
         scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
@@ -77,14 +76,14 @@ def fit(
         others = scaled.variables if scaled else ()
         class_weight = options.get("class_weight")
         auditor = Auditor(replica, synchronizer, clock, others, lifecycle.audit, class_weight)
-    listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *board]
+    listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *tensorboard]
     listed += [scaled] if scaled else []
     if replica.rank == 0 and job.reports_steps:
         listed.append(StepReports(replica))
     if replica.rank == 0 and job.is_observed and answers is not None:
         listed.append(StopWhenAsked(answers))
     if replica.collective.world_size > 1:
-        listed.append(StopTogether(replica, synchronizer, lifecycle.leaving))
+        listed.append(StopTogether(replica, synchronizer, lifecycle.preemption))
     listed += lifecycle.make_callbacks(replica, sync, synchronizer)
     if auditor is not None:
         listed.append(auditor.beginning)

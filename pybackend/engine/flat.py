@@ -1,11 +1,10 @@
-"""NumPy part of the gradient exchange: one flat buffer, cut into buckets that are sent in turn.
-
-Every gradient is weighted by the rows (or other units) that it is the mean over; the weights are
-sent after the gradients, and the sum is divided by their total.
-"""
+"""The numpy half of the gradient exchange: one flat buffer, sent in buckets by a thread."""
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,11 +13,162 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.collective import Collective, Compression
-from pybackend.engine.bucket_sender import BucketSender
-from pybackend.engine.buffers import Buffers
-from pybackend.engine.layout import TAIL, Layout
+
+# TensorFlow uses NumPy's memory without a copy if it has this alignment.
+ALIGNMENT = 64
+# After the last gradient: weight, request to stop, weight times loss.
+TAIL = 3
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of the gradients in the flat buffer, and in buckets that are sent together.
+
+    Attributes
+    ----------
+    shapes
+        Shapes of the gradients, in the order of the model's variables.
+    spans
+        Elements of the buffer that belong to each.
+    buckets
+        Numbers of the gradients in each bucket. The last layers come first: the backward pass
+        reaches them first.
+    ranges
+        Elements of the buffer that each bucket covers; the last one ends with the tail.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    spans: tuple[slice, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    ranges: tuple[slice, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole buffer."""
+        return int(self.ranges[-1].stop)
+
+    @classmethod
+    def of(cls, shapes: Sequence[tuple[int, ...]], itemsize: int, bucket_bytes: float) -> Layout:
+        """Lay out gradients of these shapes in buckets of at least ``bucket_bytes``."""
+        step = ALIGNMENT // itemsize
+        spans: dict[int, slice] = {}
+        buckets: list[list[int]] = [[]]
+        starts = [0]
+        end = 0
+        for number in reversed(range(len(shapes))):
+            if buckets[-1] and (end - starts[-1]) * itemsize >= bucket_bytes:
+                buckets.append([])
+                starts.append(end)
+            size = int(np.prod(shapes[number], dtype=np.int64))
+            spans[number] = slice(end, end + size)
+            buckets[-1].append(number)
+            end += -(-size // step) * step
+        ends = [*starts[1:], end + TAIL]
+        return cls(
+            tuple(tuple(shape) for shape in shapes),
+            tuple(spans[number] for number in range(len(shapes))),
+            tuple(tuple(bucket) for bucket in buckets),
+            tuple(slice(a, b) for a, b in zip(starts, ends, strict=True)),
+        )
+
 
 Array = npt.NDArray[Any]
+
+
+class Buffers:
+    """Buffers of one size, aligned so that TensorFlow uses them without a copy.
+
+    TensorFlow may retain an array, even as the value of a variable: a buffer is reused only when
+    nothing else refers to it. The system would have to clear new memory at every step.
+    """
+
+    def __init__(self, size: int, dtype: Any) -> None:
+        self._size = size
+        self._dtype = dtype
+        self._spare = ALIGNMENT // dtype.itemsize
+        self._made: list[Array] = []
+        self._unused = 0
+
+    def take(self) -> Array:
+        """Return a buffer with arbitrary content, but zeros between the gradients."""
+        for number in range(len(self._made)):
+            if self._count_references(number) == self._unused:
+                return self._align(self._made[number])
+        self._made.append(np.zeros(self._size + self._spare, self._dtype))
+        self._unused = self._count_references(-1)
+        return self._align(self._made[-1])
+
+    def _count_references(self, number: int) -> int:
+        """Count the references to a buffer: views of it, and a fixed number of our own."""
+        return sys.getrefcount(self._made[number])
+
+    def _align(self, raw: Array) -> Array:
+        skip = -raw.ctypes.data % ALIGNMENT // self._dtype.itemsize
+        return raw[skip : skip + self._size]
+
+
+class BucketSender:
+    """Thread that sends the buckets of a step in their order, as soon as each is ready."""
+
+    def __init__(self, buckets: int, send: Callable[[Array, int], None]) -> None:
+        self._buckets = buckets
+        self._send = send
+        self._lock = threading.Lock()
+        self._flat: Array | None = None
+        self._ready: queue.Queue[int | None] = queue.Queue()
+        self._done: queue.Queue[BaseException | None] = queue.Queue()
+        threading.Thread(target=self._run, name="tfdist-exchange", daemon=True).start()
+
+    def buffer(self, make: Callable[[], Array]) -> Array:
+        """Return the buffer of this step; the first caller creates it."""
+        with self._lock:
+            if self._flat is None:
+                self._flat = make()
+            return self._flat
+
+    def mark_ready(self, bucket: int) -> None:
+        """Mark a bucket as filled; buckets may become ready in any order."""
+        self._ready.put(bucket)
+
+    def finish(self) -> Array:
+        """Wait for the last bucket; the caller then owns the buffer.
+
+        Raises
+        ------
+        TfdistError
+            Sending failed on the thread.
+        """
+        error = self._done.get()
+        if error is not None:
+            raise error
+        flat, self._flat = self._flat, None
+        assert flat is not None
+        return flat
+
+    def close(self) -> None:
+        """End the thread when it has sent what is ready."""
+        self._ready.put(None)
+
+    def _run(self) -> None:
+        waiting: set[int] = set()
+        due = 0
+        while (bucket := self._ready.get()) is not None:
+            waiting.add(bucket)
+            try:
+                # In the same order on all workers, although they become ready in any order.
+                while due in waiting:
+                    waiting.remove(due)
+                    assert self._flat is not None
+                    self._send(self._flat, due)
+                    due += 1
+            except BaseException as error:
+                self._done.put(error)
+                return
+            if due == self._buckets:
+                due = 0
+                self._done.put(None)
+
+
 Means = tuple[list[Array], float]
 
 
@@ -28,7 +178,7 @@ class StopAgreement:
 
     is_requested: bool = False
     """True if this worker requests that the training stops."""
-    is_told: bool = False
+    is_preempted: bool = False
     """True if this worker was preempted and requests that all leave."""
     is_agreed: bool = False
     """True if some worker requests either, known to all since the same step."""
@@ -170,7 +320,7 @@ class FlatExchange:
         flat[-TAIL:] = (weight, self._wants_end(), weight * loss)
 
     def _wants_end(self) -> bool:
-        return self._agreement.is_requested or self._agreement.is_told
+        return self._agreement.is_requested or self._agreement.is_preempted
 
     def _sum(self, flat: Array, bucket: int) -> None:
         part = self.layout.ranges[bucket]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from pybackend.collective.tensorflow import GraphReduce
-from pybackend.engine.layout import Layout
+from pybackend.engine.flat import Layout
 
 
 class GraphAgreement:
@@ -15,7 +15,7 @@ class GraphAgreement:
 
     def __init__(self) -> None:
         self.requested = tf.Variable(False, trainable=False)
-        self.told = tf.Variable(False, trainable=False)
+        self.preempted = tf.Variable(False, trainable=False)
         self.agreed = tf.Variable(False, trainable=False)
 
     @property
@@ -28,13 +28,13 @@ class GraphAgreement:
         self.requested.assign(value)
 
     @property
-    def is_told(self) -> bool:
+    def is_preempted(self) -> bool:
         """True if this worker was preempted and requests that all leave."""
-        return bool(self.told.numpy())
+        return bool(self.preempted.numpy())
 
-    @is_told.setter
-    def is_told(self, value: bool) -> None:
-        self.told.assign(value)
+    @is_preempted.setter
+    def is_preempted(self, value: bool) -> None:
+        self.preempted.assign(value)
 
     @property
     def is_agreed(self) -> bool:
@@ -53,7 +53,7 @@ class GraphExchange:
     def average(self, tensors: list[Any], weight: Any) -> list[Any]:
         """Return the mean of each tensor over the total weight of all workers."""
         layout = Layout.of([tuple(t.shape) for t in tensors], weight.dtype.size, self._bucket_bytes)
-        wants_end = tf.logical_or(self.agreement.requested, self.agreement.told)
+        wants_end = tf.logical_or(self.agreement.requested, self.agreement.preempted)
         tail = tf.stack([weight, tf.cast(wants_end, weight.dtype)])
         # First, so that every bucket can be divided as it arrives.
         total, stop = tf.unstack(self._reduce.all_reduce(tail))

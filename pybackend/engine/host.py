@@ -13,8 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.engine.flat import FlatExchange, StopAgreement
-from pybackend.engine.layout import Layout
+from pybackend.engine.flat import FlatExchange, Layout, StopAgreement
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position
 

@@ -14,8 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.engine.held_out import build_metrics
-from pybackend.engine.leaving import Leaving
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import (
     broadcast_state,
@@ -23,8 +21,9 @@ from pybackend.engine.state import (
     find_differing_weights,
     offset_seeds,
 )
-from pybackend.engine.sync import EpochSync
+from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
+from pybackend.engine.validation import build_metrics
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note
 from pybackend.job.report import Audit
@@ -63,7 +62,7 @@ class Lifecycle:
     """
 
     audit: Audit | None = None
-    leaving: Leaving | None = None
+    preemption: Preemption | None = None
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job

@@ -18,8 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.engine.flat import FlatExchange, StopAgreement
-from pybackend.engine.layout import Layout
+from pybackend.engine.flat import FlatExchange, Layout, StopAgreement
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.steps import StepOrSkip, normalize_spectra

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.audit_rows import GlobalRows, UnequalRows
-from pybackend.engine.noise import PLACES
 from pybackend.engine.overrides import override
+from pybackend.engine.stand_ins import PLACES, running_functions, trace_loops
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
-from pybackend.engine.traced_loops import running_functions, trace_loops
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
     find_layers,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from pybackend.collective import Collective, all_sum
 from pybackend.data.arrays import flatten
 from pybackend.data.rows import ArrayRows
-from pybackend.engine.arrivals import Arrivals
+from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 
 
@@ -51,7 +51,7 @@ class PipelineFeed:
     """
 
     total_rows = None
-    is_dealt = False
+    is_sharded = False
 
     @property
     def is_endless(self) -> bool:

@@ -1,15 +1,19 @@
-"""One worker's replica of the model, built once, with the results of all checks."""
+"""One worker's replica of the model: made once, with all that is found out about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import resource
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pybackend.collective import Collective
 from pybackend.data.arrays import nest
-from pybackend.data.rows import DealtRows, Rows, SpooledRows, make_zero_row
+from pybackend.data.rows import Rows, ShardedRows, StoredRows, make_zero_row
 from pybackend.engine.feed import Feed
 from pybackend.engine.global_batch import (
     NOTHING,
@@ -17,19 +21,19 @@ from pybackend.engine.global_batch import (
     check_runs_eagerly,
     find_compiled_metrics,
 )
-from pybackend.engine.held_out import HeldOut, build_metrics
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.row_memory import fit_in_memory
+from pybackend.engine.probes import MetricsKind, choose_rows, find_over, probe_metrics
 from pybackend.engine.save import SavingPlan, plan_saving
 from pybackend.engine.step_means import build_losses
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.trials import MetricsKind, choose_rows, find_over, try_metrics
+from pybackend.engine.validation import Validation, build_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
+from pybackend.job.resources import read_meminfo, show_bytes
 from pybackend.model.callbacks import check_callbacks
-from pybackend.model.checks import check_model
+from pybackend.model.checks import check_model, has_masked_loss
 from pybackend.model.inputs import (
     build_by_batch,
     check_input_names,
@@ -39,8 +43,98 @@ from pybackend.model.inputs import (
 from pybackend.model.labels import check_has_labels, check_some_labels
 from pybackend.model.layers import find_synchronized
 from pybackend.model.load import LoadedModel
-from pybackend.model.masks import has_masked_loss
 from pybackend.model.transfer import describe_inputs
+
+# Share of the free memory: the rest is for the model and other processes.
+_SHARE = 0.5
+
+
+def fit_in_memory(
+    folders: Iterable[Path], limit: int | None, collective: Collective, emit: Emit
+) -> bool:
+    """Return whether this worker's rows fit into memory; a note names workers whose do not.
+
+    Parameters
+    ----------
+    folders
+        Folders of the rows, as written by a `SpoolWriter`.
+    limit
+        Bytes that the worker may use; None: all free memory.
+    """
+    needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+    own = np.array([needed, find_free_memory(), _hash_machine()], np.float64)
+    everyone = np.stack(collective.all_gather(own))
+    # Workers of one machine share its free memory.
+    neighbours = (everyone[:, 2:] == everyone[:, 2]).sum(axis=1)
+    shares = np.minimum(everyone[:, 1] / neighbours, limit or np.inf) * _SHARE
+    is_large = everyone[:, 0] > shares
+    if is_large.any():
+        first = int(is_large.argmax())
+        emit(
+            Note(
+                f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
+                f"the same order: those of worker {first} are {show_bytes(everyone[first, 0])}, "
+                f"but it may use {show_bytes(shares[first])} of memory"
+            )
+        )
+    return not is_large[collective.rank]
+
+
+def count_neighbours(collective: Collective) -> int:
+    """Count the workers on this worker's machine, including itself."""
+    own = np.array([_hash_machine()], np.float64)
+    return sum(bool(other == own) for other in collective.all_gather(own))
+
+
+def find_free_memory() -> float:
+    """Return the free bytes of the machine, or of this process's container."""
+    free = [read_meminfo("MemAvailable")]
+    for folder in _list_control_groups():
+        with suppress(OSError, ValueError):  # "max": no limit
+            most = int((folder / "memory.max").read_text())
+            free.append(float(max(0, most - int((folder / "memory.current").read_text()))))
+    return min(free)
+
+
+def read_memory() -> float:
+    """Return the bytes of this process in memory; 0 if Linux does not report them."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0.0
+    return float(pages * resource.getpagesize())
+
+
+def read_peak_memory() -> float:
+    """Return the largest number of bytes that this process has had in memory."""
+    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _hash_machine() -> float:
+    """Return a number that is the same in all processes of a machine."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return 0.0
+    return float(int(text[:8], 16))
+
+
+def _list_control_groups() -> list[Path]:
+    """Return this process's control group and its parents; a container may see its own as root."""
+    root = Path("/sys/fs/cgroup")
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next(line for line in lines if line.startswith("0::"))[3:]
+        own = root / path.lstrip("/")
+        return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+    return [root]
+
+
+def _name(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
 
 _ABOUT_METRICS = (
     "some of the metrics are not sums over rows: in each step the workers exchange their outputs, "
@@ -86,8 +180,8 @@ class Replica:
     inputs: Any
     metrics: MetricsKind
     plan: SavingPlan | None = None
-    held_out: HeldOut | None = None
-    validation: Rows | None = None
+    validation: Validation | None = None
+    validation_rows: Rows | None = None
 
     @property
     def model(self) -> Any:
@@ -133,7 +227,7 @@ def make_replica(
     tried = choose_rows(model, rows, job)
     if tried is not None:
         check_some_labels(model, tried)
-    metrics = try_metrics(model, tried, job, collective)
+    metrics = probe_metrics(model, tried, job, collective)
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
@@ -146,14 +240,14 @@ def make_replica(
         build_losses(model, rows)
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, rows)
-    held_out, validation = None, None
+    validation, validation_rows = None, None
     if "validation" in counts:
-        validation = _deal(SpooledRows(folder / "validation", in_memory), model, job, rank)
-        check_has_labels(model, validation.spec, "validation_data", trains=False)
+        validation_rows = _deal(StoredRows(folder / "validation", in_memory), model, job, rank)
+        check_has_labels(model, validation_rows.spec, "validation_data", trains=False)
         evaluated = find_over(model, tried, metrics, job, collective, emit)
         evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
-        held_out = HeldOut(validation, counts["validation"], job.batch_size, evaluated)
-        held_out.prepare(model, collective)
+        validation = Validation(validation_rows, counts["validation"], job.batch_size, evaluated)
+        validation.prepare(model, collective)
     return Replica(
         job=job,
         collective=collective,
@@ -165,8 +259,8 @@ def make_replica(
         inputs=inputs,
         metrics=metrics,
         plan=plan,
-        held_out=held_out,
         validation=validation,
+        validation_rows=validation_rows,
     )
 
 
@@ -202,7 +296,7 @@ def _make_feed(
             )
         pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
         return pipeline_feed, pipeline_feed.sample
-    spooled = SpooledRows(folder / "train", in_memory)
+    spooled = StoredRows(folder / "train", in_memory)
     if job.shuffle == "global":
         rows = reshape_rows(spooled, model)
     else:
@@ -223,7 +317,7 @@ def _make_feed(
 def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
     """Shape a worker's rows; in an elastic training each has all rows and uses its shard."""
     rows = reshape_rows(spooled, model)
-    return DealtRows(rows, job.workers, rank) if job.is_elastic else rows
+    return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
 
 
 def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:

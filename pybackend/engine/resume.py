@@ -1,8 +1,10 @@
-"""Training with checkpoints: finds the one to resume from, and sends it to all workers."""
+"""A training with checkpoints: find the one to resume from, check it, and share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,28 +12,70 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.checkpoint_checks import check_is_same
-from pybackend.data.checkpoint_store import CheckpointStore, Kept, Manifest, Part
+from pybackend.data.checkpoint_checks import check_is_same, describe_settings
+from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
+from pybackend.data.rows import Rows
 from pybackend.data.state_file import decode_state
-from pybackend.engine.checkpoint_writer import CheckpointWriter
-from pybackend.engine.checkpointing import Checkpointing, Checkpoints
+from pybackend.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.engine.feed import Feed
-from pybackend.engine.job_identity import describe_training
-from pybackend.engine.leaving import Leaving
 from pybackend.engine.lifecycle import Lifecycle, Start, build_what_is_restored, wait_for_all
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import Replica
 from pybackend.engine.save import SavingPlan, encode_trained
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.sync import EpochSync
+from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.errors import InputError
-from pybackend.job.job import TrainingJob
+from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
 from pybackend.model.compare import hash_weights
+from pybackend.model.structure import digest_model
+
+# Rows that are compared: a file of other rows differs in these, too.
+_SAMPLED_ROWS = 512
+
+
+def describe_training(
+    job: TrainingJob,
+    model: Any,
+    callbacks: Sequence[Any],
+    rows: Mapping[str, Rows | None],
+    collective: Collective,
+) -> dict[str, Any]:
+    """Describe a training by the names of its arguments, as JSON values.
+
+    Parameters
+    ----------
+    rows
+        This worker's rows, by data set; None if they cannot be read.
+    """
+    described = describe_settings(job)
+    described["callbacks"] = [type(callback).__name__ for callback in callbacks]
+    # First the differences that can be reported exactly.
+    described["weights"] = [f"{v.dtype} {tuple(v.shape)}" for v in model.weights]
+    described["model"] = digest_model(model)
+    for name, own in rows.items():
+        described[argument_of(name)] = None if own is None else _describe_rows(own, collective)
+    return described
+
+
+def _describe_rows(rows: Rows, collective: Collective) -> list[list[Any]]:
+    """Return the number of rows and a digest of some of them, for each rank."""
+    digest = hashlib.blake2b(digest_size=16)
+    count = len(rows)
+    if count:
+        sampled = min(count, _SAMPLED_ROWS)
+        places = np.arange(sampled, dtype=np.int64) * count // sampled
+        for name, column in rows.take(places).items():
+            array = np.asarray(column)
+            content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
+            digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
+    own = np.frombuffer(json.dumps([count, digest.hexdigest()]).encode(), np.uint8).copy()
+    return [json.loads(part.tobytes()) for part in collective.all_gather(own)]
+
 
 _ABOUT_PIPELINES = (
     "a resumed training calls the function `data` again: its result equals that of an "
@@ -72,16 +116,16 @@ class CheckpointedLifecycle(Lifecycle):
         notice = Notice()
         notice.expect()
         # Within an epoch, the position in a pipeline could not be restored.
-        self.leaving = Leaving(replica.collective, notice, isinstance(replica.feed, Feed))
+        self.preemption = Preemption(replica.collective, notice, isinstance(replica.feed, Feed))
 
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
     ) -> list[Any]:
         """Return the callbacks that write checkpoints and restore them."""
-        assert self.leaving is not None
+        assert self.preemption is not None
         stateful = keep_callbacks(replica)
         state = TrainingState(replica.model, sync, synchronizer, stateful)
-        self._keeper = Checkpointing(replica, self._checkpoints, state, self.leaving)
+        self._keeper = Checkpointing(replica, self._checkpoints, state, self.preemption)
         return [stateful[HISTORY], self._keeper]
 
     def finish(self) -> None:
@@ -159,7 +203,9 @@ def open_checkpoints(
     return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
 
 
-def _find(store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit) -> Kept | None:
+def _find(
+    store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit
+) -> SavedCheckpoint | None:
     """Return the newest checkpoint, if there is one and the job resumes."""
     if not job.resume:
         store.check_is_empty()
@@ -174,7 +220,7 @@ def _find(store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit) -
     return newest
 
 
-def _share(newest: Kept | None, job: TrainingJob, collective: Collective) -> Start:
+def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective) -> Start:
     """Return on all ranks where the training begins, with the state that rank 0 has read."""
     place = np.array([job.initial_epoch, 0, 0, 0], np.int64)
     if newest is not None:

@@ -12,11 +12,11 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective
-from pybackend.data.rows import SpooledRows
-from pybackend.engine.held_out import HeldOut, batch_rows
+from pybackend.data.rows import StoredRows
+from pybackend.engine.probes import choose_rows, find_over, probe_metrics
 from pybackend.engine.state import check_structure, find_differing_weights
 from pybackend.engine.step_means import build_losses
-from pybackend.engine.trials import choose_rows, find_over, try_metrics
+from pybackend.engine.validation import Validation, batch_rows
 from pybackend.errors import InputError
 from pybackend.job.job import ModelJob
 from pybackend.job.messages import Emit
@@ -54,7 +54,7 @@ def score(
     """
     model = load_job_model(job, folder).model
     _check_alike(model, collective)
-    rows = reshape_rows(SpooledRows(folder / "train"), model)
+    rows = reshape_rows(StoredRows(folder / "train"), model)
     began = time.monotonic()
     value: Any = None
     if job.kind == "evaluate":
@@ -62,11 +62,11 @@ def score(
         if job.workers > 1:
             build_losses(model, rows)
         tried = choose_rows(model, rows, job)
-        metrics = try_metrics(model, tried, job, collective)
+        metrics = probe_metrics(model, tried, job, collective)
         over = find_over(model, tried, metrics, job, collective, emit)
-        held_out = HeldOut(rows, counts["train"], job.batch_size, over)
-        held_out.prepare(model, collective)
-        value = held_out.evaluate(model, collective)
+        validation = Validation(rows, counts["train"], job.batch_size, over)
+        validation.prepare(model, collective)
+        value = validation.evaluate(model, collective)
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)
         value = encode_value(keras.tree.map_structure(_widen_bfloat16, outputs))

@@ -48,7 +48,7 @@ class Position:
     def find_order(self) -> Callable[[int], Any] | None:
         """`Feed.order_at`, if the rows of a batch have an order."""
         feed = self._feed
-        return feed.order_at if isinstance(feed, Feed) and feed.is_dealt else None
+        return feed.order_at if isinstance(feed, Feed) and feed.is_sharded else None
 
     @property
     def is_last(self) -> bool:

@@ -25,10 +25,9 @@ from pybackend.engine.global_batch import (
 )
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
-from pybackend.engine.step_means import StepMeans, find_step_means
+from pybackend.engine.step_means import StepMeans, ValidStepCounter, find_step_means
 from pybackend.engine.steps import Position, StepOrSkip
-from pybackend.engine.valid_steps import ValidStepCounter
-from pybackend.model.masks import has_masked_loss
+from pybackend.model.checks import has_masked_loss
 
 
 def needs_others(model: Any, over: OverBatch) -> bool:

@@ -1,4 +1,4 @@
-"""Callbacks that synchronize all workers: metrics, statistics and stops at each epoch."""
+"""Callbacks that keep all workers in one state, and end a training together on preemption."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import all_sum
-from pybackend.engine.leaving import Leaving
+from pybackend.collective import Collective, all_sum
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import (
@@ -24,8 +23,54 @@ from pybackend.engine.state import (
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.messages import EpochEnded, Note
+from pybackend.job.notice import Notice
 from pybackend.model.callbacks import find_unmonitored
 from pybackend.model.layers import is_of_keras
+
+
+class Preemption:
+    """Preempted ranks: each knows its own preemption at once, and all know it at the same step.
+
+    Parameters
+    ----------
+    is_any_step
+        True if they may leave within an epoch.
+    """
+
+    def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
+        self._collective = collective
+        self._notice = notice
+        self._is_any_step = is_any_step
+        self._preempted: tuple[int, ...] = ()
+
+    @property
+    def is_asked(self) -> bool:
+        """True if this rank was preempted and requests that all leave within the epoch."""
+        return self._is_any_step and self._notice()
+
+    def agree(self, stops: bool, is_preempted: bool) -> bool:
+        """Exchange the requests of all ranks; return whether any requests that the training stops.
+
+        A stop takes precedence over a preemption: the training then ends normally.
+        """
+        everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
+        is_stop = any(stop for stop, _ in everyone)
+        preempted = (rank for rank, (_, is_preempted) in enumerate(everyone) if is_preempted)
+        self._preempted = () if is_stop else tuple(preempted)
+        return is_stop
+
+    def agree_at_end(self, stops: bool) -> bool:
+        """Call `agree` at the end of an epoch, after which all may leave in any case."""
+        return self.agree(stops, self._notice())
+
+    def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
+        """Return the preempted ranks because of which all leave now; the same on all ranks."""
+        if not is_epoch_end and not self._is_any_step:
+            return ()
+        if self._collective.world_size == 1 and self._notice():
+            return (0,)
+        return self._preempted
+
 
 _ABOUT_DRIFT = (
     "weights of the workers differed by {:.1g} of their norm after an epoch: GPUs add up numbers "
@@ -42,7 +87,7 @@ class EpochSync(keras.callbacks.Callback):
         self._collective = replica.collective
         self._synchronizer = synchronizer
         self._feed = replica.feed
-        self._held_out = replica.held_out
+        self._validation = replica.validation
         self._emit = replica.emit
         self._metrics = replica.metrics
         # Values of statistics that the workers agreed on last, by their position among the weights:
@@ -112,12 +157,12 @@ class EpochSync(keras.callbacks.Callback):
         if self._synchronizer.mean_loss is not None and "loss" in combined:
             combined["loss"] = self._synchronizer.mean_loss
         self._agree_on_statistics()
-        if self._held_out is not None and self._job.validates(epoch):
-            metrics = self._held_out.evaluate(self.model, self._collective, self.evaluated_by)
+        if self._validation is not None and self._job.validates(epoch):
+            metrics = self._validation.evaluate(self.model, self._collective, self.evaluated_by)
             combined.update({f"val_{name}": value for name, value in metrics.items()})
         logs.clear()
         logs.update(combined)
-        if self._held_out is None or self._job.validates(epoch):
+        if self._validation is None or self._job.validates(epoch):
             self._report_unmonitored(logs)
         seconds = time.monotonic() - self._began
         self._emit(EpochEnded(epoch + 1, self._job.epochs, seconds, dict(logs)))
@@ -137,7 +182,7 @@ class EpochSync(keras.callbacks.Callback):
             return
         self._has_reported_monitors = True
         for kind, monitor in find_unmonitored(self.evaluated_by, logs):
-            lacks = " without validation data" if self._held_out is None else ""
+            lacks = " without validation data" if self._validation is None else ""
             text = (
                 f"{kind} monitors {monitor!r}, which epochs{lacks} do not have: it does nothing. "
                 f"They have {', '.join(map(repr, logs))}"
@@ -217,14 +262,14 @@ class StopTogether(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, replica: Replica, synchronizer: Synchronizer, leaving: Leaving | None
+        self, replica: Replica, synchronizer: Synchronizer, preemption: Preemption | None
     ) -> None:
         super().__init__()
         self._emit = replica.emit
         self._asks_each_step = any(_may_stop_within(one) for one in replica.callbacks)
         self._has_drifted = False
         self._collective = replica.collective
-        self._leaving = leaving
+        self._preemption = preemption
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer
 
@@ -248,21 +293,21 @@ class StopTogether(keras.callbacks.Callback):
         agreement = self._agreement
         # The request is sent with the next exchange; all ranks receive it in the same step.
         is_agreed = agreement.is_agreed
-        if self._leaving is not None:
+        if self._preemption is not None:
             if is_agreed:
-                is_agreed = self._leaving.agree(agreement.is_requested, agreement.is_told)
-            if self._leaving.is_asked and not agreement.is_told:
-                agreement.is_told = True
+                is_agreed = self._preemption.agree(agreement.is_requested, agreement.is_preempted)
+            if self._preemption.is_asked and not agreement.is_preempted:
+                agreement.is_preempted = True
         if self.model.stop_training:
             agreement.is_requested = True
         self.model.stop_training = is_agreed
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         asked = self._agreement.is_requested or bool(self.model.stop_training)
-        if self._leaving is None:
+        if self._preemption is None:
             self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
         else:
-            self.model.stop_training = self._leaving.agree_at_end(asked)
+            self.model.stop_training = self._preemption.agree_at_end(asked)
         differing = find_differing_weights(self.model, self._collective)
         if differing and uses_gpus(self._collective):
             differing, size = undo_drift(self.model, self._collective)

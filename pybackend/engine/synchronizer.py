@@ -1,4 +1,4 @@
-"""Synchronizer of a model's steps with those of the other workers, chosen for a job."""
+"""What couples the steps of a model to those of the other workers, chosen for a job."""
 
 from __future__ import annotations
 

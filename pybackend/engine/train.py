@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import Collective, Mesh
-from pybackend.engine.board import make_board
 from pybackend.engine.fit import fit
 from pybackend.engine.lifecycle import Lifecycle
 from pybackend.engine.metrics import to_plain
 from pybackend.engine.replica import Replica, make_replica
 from pybackend.engine.resume import CheckpointedLifecycle
 from pybackend.engine.save import write_model
+from pybackend.engine.session_callbacks import make_tensorboard
 from pybackend.engine.step_clock import StepClock
-from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Answers, Emit
 from pybackend.job.report import Audit, StepTimes
 from pybackend.model.compare import hash_weights
 
@@ -81,10 +80,10 @@ def train(
     loaded = lifecycle.load_model(folder)
     replica = make_replica(job, collective, counts, folder, emit, loaded, stream, lifecycle.seed)
     lifecycle.begin(replica)
-    board = make_board(job, folder, emit) if replica.rank == 0 else []
+    tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []
     began, waited = time.monotonic(), collective.waited
     clock = StepClock(replica.feed.arrivals)
-    history, steps, auditor = fit(replica, lifecycle, clock, board, answers)
+    history, steps, auditor = fit(replica, lifecycle, clock, tensorboard, answers)
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
     audit = auditor.report if auditor else None

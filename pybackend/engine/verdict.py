@@ -44,13 +44,13 @@ class Judge:
         exchange: GradientExchange,
         state: StepState,
         process: OneProcess,
-        is_dealt: bool,
+        is_sharded: bool,
     ) -> None:
         self._model = model
         self._exchange = exchange
         self._state = state
         self._process = process
-        self._is_dealt = is_dealt
+        self._is_sharded = is_sharded
 
     def compare(
         self,
@@ -82,7 +82,7 @@ class Judge:
         try:
             everyone = [decode_state(part) for part in packed]
             steps = [
-                unpack_rows([one["rows"][n] for one in everyone], self._is_dealt)
+                unpack_rows([one["rows"][n] for one in everyone], self._is_sharded)
                 for n in range(len(changed))
             ]
             self._add_up(before, found, everyone, steps)

@@ -42,7 +42,7 @@ class PartitionFeed:
         self.taken = 0
         self.given = 0
         self.results: deque[tuple[int, Any]] = deque()
-        self.is_told = False
+        self.is_notified = False
         self.mark = (0, "")
 
     @property

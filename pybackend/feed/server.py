@@ -64,7 +64,7 @@ class FeedServer:
         """
         self.queue.leave()
         with self.queue.changed:
-            self.queue.changed.wait_for(lambda: all(f.is_told for _, f in self._feeds_now()))
+            self.queue.changed.wait_for(lambda: all(f.is_notified for _, f in self._feeds_now()))
             self.queue.changed.wait_for(lambda: not self._feeds_now(), timeout=_FINISH_SECONDS)
         self._acceptor.close()
 
@@ -169,7 +169,7 @@ class FeedServer:
             self.queue.remove(feed)
         finally:
             with self.queue.changed:
-                feed.is_told = True
+                feed.is_notified = True
                 self.queue.changed.notify_all()
 
     def _send_news(self, stream: Stream, feed: PartitionFeed) -> None:

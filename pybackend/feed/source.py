@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.data.rows import SpooledRows
+from pybackend.data.rows import StoredRows
 from pybackend.feed.protocol import FEED
 from pybackend.feed.queue import RowQueue
 from pybackend.feed.server import FeedServer
@@ -29,7 +29,7 @@ class SpooledColumns:
     """Rows in a folder, in their order of arrival."""
 
     def __init__(self, folder: Path) -> None:
-        self._rows = SpooledRows(folder)
+        self._rows = StoredRows(folder)
 
     def batches(self, batch_size: int) -> Iterator[Mapping[str, Any]]:
         """Yield batches of rows as columns by name, as `WorkerContext.feed` returns them."""

@@ -15,8 +15,8 @@ import cloudpickle
 
 from pybackend.errors import ClusterError
 from pybackend.function.barrier_context import standing_in
-from pybackend.function.hub import GRACE_SECONDS, Hub
-from pybackend.function.spoke import Spoke
+from pybackend.function.peer import Peer
+from pybackend.function.root import GRACE_SECONDS, Root
 from pybackend.function.values import encode_result
 from pybackend.job.context import Announce, Gather, WorkerContext
 from pybackend.job.job import FEED_TOKEN, FUNCTION, ROWS, FunctionJob, Job
@@ -149,9 +149,9 @@ def take_part(
         server.close()
         return call(lambda _, text: [text])
     if rank == 0:
-        return _call_as_hub(job, server, order, call, patient, tell)
+        return _call_as_root(job, server, order, call, patient, tell)
     server.close()
-    return _call_as_spoke(job, rank, order, call, on_end)
+    return _call_as_peer(job, rank, order, call, on_end)
 
 
 def _timed(
@@ -182,7 +182,7 @@ def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
     return open_source(folder, hooks.host, hooks.announce)
 
 
-def _call_as_hub(
+def _call_as_root(
     job: Job,
     server: socket.socket,
     order: Order,
@@ -190,17 +190,17 @@ def _call_as_hub(
     patient: Set[int],
     tell: Callable[[Set[int]], object],
 ) -> T:
-    hub = Hub(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
+    root = Root(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
     try:
-        result = call(hub.gather)
+        result = call(root.gather)
         following = ranks_that_follow(job.roles, job.workers)
-        tell(hub.finish(ranks_that_lead(job.roles, job.workers), following, patient))
+        tell(root.finish(ranks_that_lead(job.roles, job.workers), following, patient))
     finally:
-        hub.leave()
+        root.leave()
     return result
 
 
-def _call_as_spoke(
+def _call_as_peer(
     job: Job,
     rank: int,
     order: Order,
@@ -209,15 +209,15 @@ def _call_as_spoke(
 ) -> T:
     following = ranks_that_follow(job.roles, job.workers)
     end = on_end if rank in following else _ignore
-    spoke = Spoke(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
+    peer = Peer(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
     try:
         if rank in following:  # only a connected rank can be ended
-            spoke.wait()
-        result = call(spoke.gather)
+            peer.wait()
+        result = call(peer.gather)
     except BaseException:
-        spoke.close()
+        peer.close()
         raise
-    spoke.finish()
+    peer.finish()
     return result
 
 

@@ -119,7 +119,7 @@ def _check_every(value: Any) -> int | str:
 
 @contextmanager
 def pointing_to(
-    checkpoint: Checkpoint | None, sees_some: Callable[[], bool] = lambda: True
+    checkpoint: Checkpoint | None, has_checkpoint: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
     """Add to errors how to load what was saved.
 
@@ -135,7 +135,7 @@ def pointing_to(
     """
 
     def describe() -> str:
-        return _describe(checkpoint, sees_some()) if checkpoint else ""
+        return _describe(checkpoint, has_checkpoint()) if checkpoint else ""
 
     try:
         yield

@@ -21,11 +21,15 @@ from pybackend.job.arguments import (
 )
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
-from pybackend.job.learning_rate import ScaleLearningRate, check_scale_lr
-from pybackend.job.options import Exchange, LocalSteps, check_exchange
+from pybackend.job.options import (
+    Exchange,
+    LocalSteps,
+    ScaleLearningRate,
+    check_exchange,
+    check_scale_lr,
+)
 from pybackend.job.resources import Resources, check_resources
-from pybackend.job.roles import Roles, check_roles, ranks_of
-from pybackend.job.strategy import check_strategy
+from pybackend.job.roles import Roles, check_roles, check_strategy, ranks_of
 from pybackend.job.tensorboard import check_tensorboard
 
 LOGGER = logging.getLogger("tfdist")

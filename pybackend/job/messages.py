@@ -1,7 +1,8 @@
-"""Messages between the processes of a job, except for the job itself and the reports."""
+"""What the processes of a job send each other, apart from the job and the reports."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
@@ -303,8 +304,8 @@ class End:
     """Request to a server to end, because all others have returned."""
 
 
-FromHub = Shared | NotShared | End
-FromSpoke = Share | Returned
+FromRoot = Shared | NotShared | End
+FromPeer = Share | Returned
 
 
 def answer_of(on_event: Emit, event: Event) -> Answer | None:
@@ -324,3 +325,41 @@ def read_event(text: str | bytes) -> Event:
     """Read the event that `encode` wrote; raise `ValueError` as `decode` does."""
     event: Event = decode(text, *get_args(Event))
     return event
+
+
+class Answers:
+    """Answers to a worker's events, received by one thread and used by another."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_stop = False
+        self._epoch = 0
+
+    @property
+    def is_stop(self) -> bool:
+        """Return whether the training stops."""
+        return self._is_stop
+
+    def take(self, answer: Answer) -> None:
+        """Store an answer."""
+        with self._changed:
+            if isinstance(answer, StopTraining):
+                self._is_stop = True
+            else:
+                self._epoch = answer.epoch
+            self._changed.notify_all()
+
+    def forget_epochs(self) -> None:
+        """Forget the answered epochs, because an elastic training repeats some."""
+        with self._changed:
+            self._epoch = 0
+
+    def wait_for_epoch(self, epoch: int) -> bool:
+        """Wait for the answer to an epoch's end; return whether the training stops.
+
+        There is no time limit: an observer may draw a plot, or ask its user. If the session ends,
+        this process ends, too.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)
+        return self._is_stop

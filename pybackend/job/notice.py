@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from pybackend.errors import Failure, TfdistError
 
-_TOLD = "received SIGTERM"
-TOLD = f"the process {_TOLD}"
+_PREEMPTED = "received SIGTERM"
+PREEMPTED = f"the process {_PREEMPTED}"
 RESTARTS = "with `restarts` it starts again by itself"
 # Signals within this time count as one: a process and its group may both get one.
 _SAME_SECONDS = 1.0
@@ -86,7 +86,7 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
     """
     if failure.exception_type != "Preempted" or not notice():
         return failure
-    message = failure.message.replace(TOLD, f"this process ({os.getpid()}) {_TOLD}")
+    message = failure.message.replace(PREEMPTED, f"this process ({os.getpid()}) {_PREEMPTED}")
     return replace(failure, exception_type="Terminated", message=message, advice="")
 
 
@@ -112,7 +112,7 @@ class PreemptedError(TfdistError):
     def describe(self, rank: int) -> tuple[str, str]:
         """Return the type and message of the failure of a rank."""
         if rank in self.ranks:
-            return "Preempted", f"{TOLD}; {self}"
+            return "Preempted", f"{PREEMPTED}; {self}"
         preempted = ", ".join(map(str, self.ranks))
         return "Stopped", f"left because worker {preempted} was preempted; {self}"
 
@@ -132,4 +132,4 @@ class LeftError(PreemptedError):
 
     def describe(self, rank: int) -> tuple[str, str]:
         """Return the type and message of the failure of this worker."""
-        return "Preempted", f"{TOLD}; {self}"
+        return "Preempted", f"{PREEMPTED}; {self}"

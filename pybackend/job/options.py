@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,93 @@ from pybackend.job.arguments import (
     check_positive,
     check_whole_number,
 )
+
+_RULES = ["linear", "sqrt"]
+
+
+@dataclass(frozen=True)
+class ScaleLearningRate:
+    """Scale the learning rate with the number of workers.
+
+    N workers take steps on N times the rows of one. Each step's rate is the optimizer's own, as
+    compiled or as callbacks set it, times `multiple`. The optimizer's variable does not change: the
+    trained model, and every checkpoint, have the unscaled rate.
+
+    Parameters
+    ----------
+    rule
+        ``"linear"``: N times the rate (Goyal et al., 2017). ``"sqrt"``: the square root of N times
+        the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
+    warmup_epochs
+        Epochs, not necessarily whole, over which the rate rises step by step from the unscaled to
+        the scaled one: gradual warm-up (Goyal et al., 2017).
+    decay
+        Maps the number of completed epochs to the multiple of the rate from there on: ``{30: 0.1,
+        60: 0.01}``. None (default): no decay.
+
+    Raises
+    ------
+    InputError
+        An option is wrong. The message names it and the expected value.
+    """
+
+    rule: Literal["linear", "sqrt"] = "linear"
+    warmup_epochs: float = 0.0
+    decay: Mapping[int, float] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("rule", self.rule, choices=_RULES)
+        object.__setattr__(self, "warmup_epochs", _check_warmup(self.warmup_epochs))
+        object.__setattr__(self, "decay", _check_decay(self.decay))
+
+    def multiple(self, workers: int, epochs: float) -> float:
+        """Return the factor of the rate after a number of epochs, which may be a fraction."""
+        most = float(workers) if self.rule == "linear" else math.sqrt(workers)
+        risen = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
+        begun = [epoch for epoch in self.decay or {} if epoch <= epochs]
+        decayed = (self.decay or {})[max(begun)] if begun else 1.0
+        return (1.0 + (most - 1.0) * risen) * decayed
+
+
+def check_scale_lr(value: Any) -> ScaleLearningRate | None:
+    """Check the argument ``scale_lr``; a rule's name alone is its `ScaleLearningRate`."""
+    if value is None or isinstance(value, ScaleLearningRate):
+        return value
+    if isinstance(value, str) and value in _RULES:
+        return ScaleLearningRate(value)  # type: ignore[arg-type]
+    raise InputError(
+        "`scale_lr` must be None, 'linear', 'sqrt' or a ScaleLearningRate, e.g. "
+        f"pybackend.ScaleLearningRate('linear', warmup_epochs=5), not {value!r}"
+    )
+
+
+def _check_warmup(value: Any) -> float:
+    number = as_number(value)
+    if number is None or not (math.isfinite(number) and number >= 0):
+        raise InputError(f"`warmup_epochs` must be a number of at least 0, not {value!r}")
+    return number
+
+
+def _check_decay(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    expected = "`decay` must map epochs to multiples of the rate, e.g. {30: 0.1, 60: 0.01}"
+    if not isinstance(value, Mapping) or not value:
+        raise InputError(f"{expected}, not {value!r}")
+    checked: dict[int, float] = {}
+    for key, multiple in value.items():
+        # R's names, and JSON's, are text.
+        epoch = float(key) if isinstance(key, str) and key.isdecimal() else as_number(key)
+        number = as_number(multiple)
+        if epoch is None or not epoch.is_integer() or epoch < 0:
+            raise InputError(f"{expected}; it has the epoch {key!r}")
+        if number is None or not (math.isfinite(number) and number > 0):
+            raise InputError(f"{expected}; it has the multiple {multiple!r} for {key!r}")
+        if int(epoch) in checked:
+            raise InputError(f"`decay` names the epoch {int(epoch)} twice")
+        checked[int(epoch)] = number
+    return dict(sorted(checked.items()))
+
 
 Compression = Literal["fp16", "bf16"] | None
 Promise = tuple[str, tuple[int | None, ...]]

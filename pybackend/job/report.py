@@ -158,7 +158,7 @@ class WorkerReport:
 
 
 @dataclass(frozen=True)
-class Gang:
+class Generation:
     """Worker group of an elastic training, for some of its epochs.
 
     Attributes
@@ -199,12 +199,12 @@ class Restart:
     checkpoint: str | None = None
 
 
-def count_by_epoch(gangs: Sequence[Gang], last: int) -> list[int]:
+def count_by_epoch(generations: Sequence[Generation], last: int) -> list[int]:
     """Return the number of workers of each epoch, from the first to the ``last``, from 1."""
     counts: dict[int, int] = {}
     # A generation trains all epochs from its first one on, also those of the generation before.
-    for gang in gangs:
-        counts |= dict.fromkeys(range(gang.epoch, last + 1), len(gang.workers))
+    for generation in generations:
+        counts |= dict.fromkeys(range(generation.epoch, last + 1), len(generation.workers))
     return list(counts.values())
 
 
@@ -242,7 +242,7 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
     return report
 
 
-def read_figures(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[str, Any]:
+def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """Return the metrics that a worker reported, by name, each of type ``kind``.
 
     Raises

@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from pybackend.job.value_classes import CLASSES
 from pybackend.job.value_kind import (
+    CLASSES,
     Fields,
     Pack,
     UnfitError,
@@ -27,8 +27,7 @@ from pybackend.job.value_kind import (
     is_of,
     to_text,
 )
-from pybackend.job.value_tables import TABLES
-from pybackend.job.value_times import TIMES
+from pybackend.job.value_tables import TABLES, TIMES
 
 
 def _pack_row(value: Any, pack: Pack) -> Fields:

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.attach import attach_spark
     from pybackend.launchers.spark.barrier import SparkLauncher
     from pybackend.launchers.spark.detached import DetachedLauncher
-    from pybackend.launchers.spark.executors import ask_executors
+    from pybackend.launchers.spark.explain import ask_executors, quiet_log
     from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
     from pybackend.launchers.spark.jobs import run_watched
-    from pybackend.launchers.spark.log import quiet_log
     from pybackend.launchers.spark.predict import add_predictions
+    from pybackend.launchers.spark.preflight import small_batches
     from pybackend.launchers.spark.python import driver_python
     from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.rows_at_once import small_batches
     from pybackend.launchers.spark.saved_model import apply_saved_model
     from pybackend.launchers.spark.saved_model_task import SavedModel
     from pybackend.launchers.spark.session import (
@@ -93,7 +92,7 @@ _HOME = {
     "apply_saved_model": "spark.saved_model",
     "add_predictions": "spark.predict",
     "add_run_options": "script.options",
-    "ask_executors": "spark.executors",
+    "ask_executors": "spark.explain",
     "attach_spark": "spark.attach",
     "check_slots": "spark.slots",
     "count_slots": "spark.slots",
@@ -102,14 +101,14 @@ _HOME = {
     "get_session": "spark.session",
     "is_session": "spark.session",
     "is_spark_frame": "spark.session",
-    "quiet_log": "spark.log",
+    "quiet_log": "spark.explain",
     "read_records": "spark.records",
     "read_run_plan": "script.options",
     "read_schema": "spark.session",
     "read_setting": "spark.slots",
     "run_script": "script.run",
     "run_watched": "spark.jobs",
-    "small_batches": "spark.rows_at_once",
+    "small_batches": "spark.preflight",
     "write_records": "spark.records",
 }
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
-from pybackend.job.report import Gang, Restart, WorkerReport
+from pybackend.job.report import Generation, Restart, WorkerReport
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,14 @@ class Outcome:
     """Reports by rank, and format and content of the model that rank 0 wrote.
 
     ``job`` is the job that the workers ran, if it differs from the given one: the first of several
-    processes chooses the seed and the path of the model. ``gangs`` are the generations of an
+    processes chooses the seed and the path of the model. ``generations`` are the generations of an
     elastic training, in order; ``restarts`` are the restarts of a call.
     """
 
     reports: list[WorkerReport]
     model: tuple[str, bytes] | None = None
     job: Job | None = None
-    gangs: tuple[Gang, ...] = ()
+    generations: tuple[Generation, ...] = ()
     restarts: tuple[Restart, ...] = ()
 
 

@@ -34,14 +34,12 @@ from pybackend.job.messages import (
     read_event,
     sent_by,
 )
-from pybackend.job.notice import RESTARTS, TOLD
+from pybackend.job.notice import PREEMPTED, RESTARTS
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
-from pybackend.launchers.libraries import own_libraries
-from pybackend.launchers.marked import end_marked
-from pybackend.launchers.memory import MemoryWatch
-from pybackend.launchers.oom import OomWatch
-from pybackend.launchers.stall import StallWatch
+from pybackend.launchers.memory import MemoryWatch, OomWatch
+from pybackend.launchers.package_files import own_libraries
+from pybackend.launchers.processes import StallWatch, end_marked
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.worker import JOB, REPORT
@@ -59,7 +57,7 @@ _STALL_ADVICE = (
     "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
     "disk with that host's folder for temporary files"
 )
-_TOLD_ADVICE = f"with `checkpoint` a training saves its state before it ends, and {RESTARTS}"
+_PREEMPTED_ADVICE = f"with `checkpoint` a training saves its state before it ends, and {RESTARTS}"
 _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (
     "give it more `memory`, lower batch_size, or use more workers, which share the rows"
@@ -110,7 +108,7 @@ class Child:
         self._give_up = give_up
         self._notice = notice
         self._orders = orders
-        self._was_told = False
+        self._was_preempted = False
         self.job = job
         self.rank = rank
         self.host = host
@@ -237,8 +235,8 @@ class Child:
                 return self._fail("Stopped", reason, "")
             while order := self._orders():
                 self.go(order)
-            if not self._was_told and self._notice():
-                self._was_told = True
+            if not self._was_preempted and self._notice():
+                self._was_preempted = True
                 self._process.send_signal(signal.SIGTERM)
         return None
 
@@ -356,8 +354,8 @@ class Child:
         if status == -signal.SIGTERM:
             job = self.job  # an elastic one has no checkpoint
             may_be_kept = job.kind == "train" and not job.can_go_on
-            advice = _TOLD_ADVICE if may_be_kept else ""
-            return self._fail("Preempted", TOLD, advice)
+            advice = _PREEMPTED_ADVICE if may_be_kept else ""
+            return self._fail("Preempted", PREEMPTED, advice)
         if status < 0:
             known = {number.value: number.name for number in signal.Signals}
             message = f"the process was killed by {known.get(-status, f'signal {-status}')}"

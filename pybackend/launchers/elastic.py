@@ -26,7 +26,7 @@ from pybackend.job.messages import (
     answer_of,
 )
 from pybackend.job.notice import RESTARTS
-from pybackend.job.report import Gang, WorkerReport
+from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
 from pybackend.net.rendezvous import new_token
@@ -172,8 +172,8 @@ class _Training:
         self._site = site
         self._said: queue.Queue[Said] = queue.Queue()
         self._members: list[_Member] = []
-        self._gang: list[_Member] = []
-        self._gangs: list[Gang] = []
+        self._group: list[_Member] = []
+        self._generations: list[Generation] = []
         self._epoch: int | None = None
         self._lost_in_a_row = 0
         self._has_asked = False
@@ -186,16 +186,16 @@ class _Training:
         """Start the first workers; training begins when all that have not failed stand by."""
         for place in range(self._job.workers):
             self._start(place)
-        self._gang = list(self._members)
+        self._group = list(self._members)
 
     @property
     def is_over(self) -> bool:
         """True if the model is trained: no worker is needed any more."""
-        return self._gang[0].is_done and not any(member.is_busy for member in self._gang)
+        return self._group[0].is_done and not any(member.is_busy for member in self._group)
 
     @property
     def _is_trained(self) -> bool:
-        return any(member.is_done for member in self._gang)
+        return any(member.is_done for member in self._group)
 
     def advance(self) -> None:
         """Handle the next message of a worker, if there is one, and act on it."""
@@ -203,10 +203,10 @@ class _Training:
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             self._take(self._said.get(timeout=0.1))
         self._give_up_if_failed()
-        if not any(member.is_busy for member in self._gang):
+        if not any(member.is_busy for member in self._group):
             if not self.is_over:
                 self._regroup()
-        elif self._gangs:
+        elif self._generations:
             self._fill()
             self._invite()
 
@@ -214,10 +214,10 @@ class _Training:
         """Return the reports of the last generation, by rank."""
         ranked = [
             replace(member.report, rank=rank)
-            for rank, member in enumerate(self._gang)
+            for rank, member in enumerate(self._group)
             if member.report is not None and member.is_done
         ]
-        return Outcome(ranked, self._gang[0].worker.model(), gangs=tuple(self._gangs))
+        return Outcome(ranked, self._group[0].worker.model(), generations=tuple(self._generations))
 
     def _start(self, place: int) -> None:
         number = len(self._members)
@@ -226,7 +226,7 @@ class _Training:
 
     def _take(self, said: Said) -> None:
         if isinstance(said, Obstacle):
-            if not self._gangs:
+            if not self._generations:
                 raise said.error
             # Not counted: a host may be unreachable for long.
             self._end(self._describe(said.rank, "HostLost", str(said.error)), 0)
@@ -253,7 +253,7 @@ class _Training:
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._job.max_workers is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
         now = self._lost[member.place] = time.monotonic()
-        if self._gangs and not member.orders:
+        if self._generations and not member.orders:
             self._rests[member.place] = now + _REST_SECONDS
             text = f"no worker could join on {member.host}: {failure.message}"
             self._note(f"{text}. Another one is started there every {_REST_SECONDS:.0f} s")
@@ -285,17 +285,17 @@ class _Training:
 
         If rank 0 is lost, or stands by, the others will do so anyway.
         """
-        if self._find_joining() and self._gang[0].is_busy and not self._has_asked:
+        if self._find_joining() and self._group[0].is_busy and not self._has_asked:
             self._has_asked = True
-            self._gang[0].worker.go(Regroup())
+            self._group[0].worker.go(Regroup())
 
     def _find_joining(self) -> list[_Member]:
-        return [m for m in self._members if m.is_ready and m not in self._gang]
+        return [m for m in self._members if m.is_ready and m not in self._group]
 
     def _regroup(self) -> None:
         """Form a generation of the workers that stand by; no worker trains at this time."""
-        staying = [member for member in self._gang if member.is_ready]
-        lost = [member for member in self._gang if member.failure is not None]
+        staying = [member for member in self._group if member.is_ready]
+        lost = [member for member in self._group if member.failure is not None]
         epochs = [m.standby.epoch for m in staying if m.standby and m.standby.epoch is not None]
         epoch = max(epochs, default=None)
         is_trained = self._is_trained or epoch == self._job.epochs
@@ -317,27 +317,27 @@ class _Training:
         self, members: Sequence[_Member], epoch: int | None, lost: Mapping[int, Failure]
     ) -> None:
         """Order workers, given by rank, to train from the beginning of an epoch."""
-        before = {member.number for member in self._gang}
-        self._gang, self._epoch, self._has_asked = list(members), epoch, False
+        before = {member.number for member in self._group}
+        self._group, self._epoch, self._has_asked = list(members), epoch, False
         first = (self._job.initial_epoch if epoch is None else epoch) + 1
         numbers = [member.number for member in members]
-        joined = [n for n in numbers if n not in before] if self._gangs else []
+        joined = [n for n in numbers if n not in before] if self._generations else []
         left = {str(number): failure.message for number, failure in lost.items()}
-        self._gangs.append(Gang(first, numbers, joined, left))
-        self._tell(self._gangs[-1], lost)
+        self._generations.append(Generation(first, numbers, joined, left))
+        self._tell(self._generations[-1], lost)
         token, peers = new_token(), tuple(member.address for member in members)
         counts = {name: [rows] for name, rows in self._counts.items()}
         for rank, member in enumerate(members):
             member.orders, member.standby = member.orders + 1, None
             member.worker.go(Order(token, peers, counts=counts, rank=rank, epoch=epoch))
 
-    def _tell(self, gang: Gang, lost: Mapping[int, Failure]) -> None:
+    def _tell(self, generation: Generation, lost: Mapping[int, Failure]) -> None:
         """Report which workers were lost, with the reasons, and which joined."""
         said = [f"worker {n} on {f.host} was lost ({f.message})" for n, f in lost.items()]
-        said += [f"worker {n} on {self._members[n].host} joined" for n in gang.joined]
-        count = len(gang.workers)
-        if said and gang.epoch <= self._job.epochs:
-            said.append(f"epoch {gang.epoch} is trained by {counted(count, 'worker')}")
+        said += [f"worker {n} on {self._members[n].host} joined" for n in generation.joined]
+        count = len(generation.workers)
+        if said and generation.epoch <= self._job.epochs:
+            said.append(f"epoch {generation.epoch} is trained by {counted(count, 'worker')}")
         if said:
             self._on_event(Note("; ".join(said)))
 
@@ -345,15 +345,15 @@ class _Training:
         """Forward an event; of events that all ranks send, only those of rank 0, and notes once."""
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
-        elif self._members[event.rank] is not self._gang[0]:
+        elif self._members[event.rank] is not self._group[0]:
             pass
         elif isinstance(event, Note):
             self._note(event.text)
         else:
-            if isinstance(event, EpochEnded) and self._members[-1] in self._gang:
+            if isinstance(event, EpochEnded) and self._members[-1] in self._group:
                 self._lost_in_a_row = 0
             if answer := answer_of(self._on_event, replace(event, rank=0)):
-                self._gang[0].worker.go(answer)
+                self._group[0].worker.go(answer)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -362,13 +362,13 @@ class _Training:
 
     def _give_up_if_failed(self) -> None:
         """Raise the failures of workers, losses aside, after a short grace for the others."""
-        had = [member for member in self._members if member.orders or not self._gangs]
+        had = [member for member in self._members if member.orders or not self._generations]
         failures = [member.failure for member in had if member.failure is not None]
         causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]
         if not causes:
             return
         self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
-        if time.monotonic() > self._deadline or not any(m.is_busy for m in self._gang):
+        if time.monotonic() > self._deadline or not any(m.is_busy for m in self._group):
             self._fail(causes)
 
     def _fail(self, failures: Sequence[Failure]) -> NoReturn:

@@ -12,19 +12,18 @@ from typing import Any
 
 from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.files import check_folder
-from pybackend.data.spool import link_columns, write_columns
+from pybackend.data.row_store import link_columns, write_columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.meminfo import read_meminfo
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
-from pybackend.job.resources import show_bytes
+from pybackend.job.resources import read_meminfo, show_bytes
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
+from pybackend.launchers.machine import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"

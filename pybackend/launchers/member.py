@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pybackend.data.layout import check_layouts, read_layouts
-from pybackend.data.spool import settle_layout
+from pybackend.data.row_store import unify_layout
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
@@ -25,7 +25,7 @@ from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_ver
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
-from pybackend.launchers.machine_share import find_shortage, limit_threads, this_machine
+from pybackend.launchers.machine import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
 from pybackend.net.secret import derive_token
 
@@ -163,7 +163,7 @@ class Member:
         counts = dict(self.counts)
         for name in everyone[0].layouts:
             layouts = [arrival.layouts[name] for arrival in everyone]
-            settle_layout(child.folder / name, layouts)
+            unify_layout(child.folder / name, layouts)
             counts.setdefault(name, [layout["rows"] for layout in layouts])
         return Order(
             token=derive_token(self.token, *(arrival.nonce for arrival in everyone)),

@@ -1,13 +1,40 @@
-"""Files of this package, which are sent to hosts that have only Python and TensorFlow."""
+"""This package as files for other hosts, and this Python's own shared library."""
 
 from __future__ import annotations
 
 import marshal
+import os
+import sys
+import sysconfig
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 
 import pybackend
+
+_VARIABLE = "LD_LIBRARY_PATH"
+
+
+def own_libraries() -> dict[str, str]:
+    """Return the variable that makes a process load this Python's library; empty if not needed."""
+    listed = os.environ.get(_VARIABLE)
+    folder = sysconfig.get_config_var("LIBDIR")
+    if not listed or not folder or not sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        return {}
+    if listed.split(os.pathsep)[0] == folder:
+        return {}
+    return {_VARIABLE: f"{folder}{os.pathsep}{listed}"}
+
+
+def load_own_libraries() -> None:
+    """Restart this process if it may have loaded another Python's library.
+
+    With such a library most of Python works, but some modules, such as `ssl`, cannot be imported.
+    """
+    if wanted := own_libraries():
+        # The same program, with the variable.
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **wanted})  # noqa: S606
+
 
 # A `.pyc` that Python does not compare with its source.
 _UNCHECKED = (1).to_bytes(4, "little")

@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.ml import Estimator
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from pybackend.api.calls import suggest
 from pybackend.api.model import find_source
 from pybackend.api.progress import printer
-from pybackend.api.signatures import suggest
 from pybackend.api.train import barrier_train
 from pybackend.errors import InputError
 from pybackend.job.messages import Note

@@ -15,8 +15,7 @@ from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.ml.columns import Classes, Names, add_columns
 from pybackend.ml.params import PredictionParams
-from pybackend.ml.persistence import ModelReader, ModelWriter, encode
-from pybackend.ml.trained import Trained
+from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode
 from pybackend.model.serialization import model_from_bytes
 
 

@@ -1,14 +1,10 @@
-"""Readers and writers of stages: metadata in pyspark's format, and the model's file.
-
-A stage's folder contains ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of
-the model's file as Parquet. Reading does not unpickle or import anything.
-"""
+"""Stages on Spark's file systems: metadata as pyspark writes them, and the model's file."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Literal
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
@@ -18,12 +14,29 @@ from pybackend.errors import InputError, SerializationError
 from pybackend.job import codec
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import MODEL_FILE
-from pybackend.job.learning_rate import ScaleLearningRate
-from pybackend.job.options import DataOptions, Exchange, LocalSteps
+from pybackend.job.options import (
+    ColumnEncoding,
+    DataOptions,
+    Exchange,
+    LocalSteps,
+    ScaleLearningRate,
+)
 from pybackend.job.resources import Resources
-from pybackend.ml.trained import Trained
 from pybackend.model.file_checks import check_digest
 from pybackend.model.serialization import model_from_bytes, sha256_of
+
+
+@dataclass(frozen=True)
+class Trained:
+    """History and columns of a training, as in `TrainResult`, with levels as text."""
+
+    history: Mapping[str, Any] = field(default_factory=dict)
+    levels: Sequence[str] | None = None
+    features: Any = None
+    tensors: Mapping[str, Any] | None = None
+    categories: Mapping[str, Any] | None = None
+    encode: Mapping[str, ColumnEncoding] | None = None
+
 
 _MODEL = "model"
 _SCHEMA = "place int, content binary"

@@ -24,8 +24,7 @@ import keras
 import tensorflow as tf
 
 from pybackend.errors import InputError
-from pybackend.job.pickling import Pickler, is_sent, sending_code
-from pybackend.job.unpicklable import explain_failure
+from pybackend.job.pickling import Pickler, explain_failure, is_sent, sending_code
 
 # Keras traces these when they are first needed; they are not sent.
 _TRACED = ("train_function", "test_function", "predict_function")

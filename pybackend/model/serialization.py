@@ -24,16 +24,14 @@ from pybackend.errors import InputError, SerializationError, UnverifiedFileWarni
 from pybackend.model.compile_settings import (
     compile_as_written,
     complete_archive,
-    read_compile_settings,
-    write_compile_settings,
-)
-from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
-from pybackend.model.optimizer_state import (
     drop_optimizer_state,
+    read_compile_settings,
     remove_keras_optimizer_state,
     restore_optimizer_state,
+    write_compile_settings,
     write_optimizer_state,
 )
+from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
 from pybackend.model.quiet import import_tensorflow
 
 _MARK = b"\ntfdist sha256 "

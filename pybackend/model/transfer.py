@@ -22,16 +22,15 @@ from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
 from pybackend.job.packages import TITLES, read_versions
 from pybackend.job.pickling import Pickler
-from pybackend.model.behavior import find_other_behavior
 from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
-from pybackend.model.compare import Kind, find_differences, hash_weights
+from pybackend.model.compare import Kind, find_differences, find_other_behavior, hash_weights
+from pybackend.model.compile_settings import restore_optimizer_state
 from pybackend.model.layers import (
     build_model,
     find_custom_parts,
     find_equal_names,
     find_layers,
 )
-from pybackend.model.optimizer_state import restore_optimizer_state
 from pybackend.model.serialization import model_to_bytes, read_own_model, silence_keras
 
 # Keys that cannot be the name of an input.

@@ -1,12 +1,14 @@
-"""Connections of several workers over one pair of pipes: lines that begin with a rank."""
+"""The connections of several processes over one pair of pipes: lines, each with a rank."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
-from typing import IO
+from collections.abc import Callable
+from typing import IO, NoReturn
 
 
 class SharedLines:
@@ -108,3 +110,47 @@ class _Connection:
     def close(self) -> None:
         """End this connection; the pipes stay open for the other workers."""
         self.put(b"")
+
+
+# The system closes a connection whose data is not acknowledged: this detects a driver's machine
+# that crashed, but not a driver that was only stopped.
+_BEAT_SECONDS = 5.0
+
+
+def follow_driver(
+    lines: SharedLines, end: Callable[[], NoReturn], silent_seconds: float = math.inf
+) -> threading.Thread:
+    """Read from the driver, and send it heartbeats, by two threads.
+
+    Parameters
+    ----------
+    lines
+        Connection to the driver.
+    end
+        Ends this process; called when the connection to the driver is lost.
+    silent_seconds
+        Time limit for silence of the driver.
+
+    Returns
+    -------
+    threading.Thread
+        The thread that reads, which can be joined.
+    """
+
+    def read() -> NoReturn:
+        lines.read()
+        end()
+
+    def beat() -> NoReturn:
+        while time.monotonic() < lines.heard + silent_seconds:
+            time.sleep(_BEAT_SECONDS)
+            try:
+                lines.beat()
+            except OSError:
+                break
+        end()
+
+    threading.Thread(target=beat, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    return reader

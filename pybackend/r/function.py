@@ -1,4 +1,4 @@
-"""Function written in R that runs in a Python process, or in an R process that embeds Python."""
+"""A function written in R that runs in a Python process, or in R that embeds Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from typing import Any
 
 from pybackend.errors import InputError, RError
 from pybackend.job.context import WorkerContext
-from pybackend.r.rpy2_versions import ADVICE
+
+# Newer versions call R_getVar, which exists since R 4.5. The extra `r44` of tfdist installs these.
+FOR_R_BEFORE_45 = ("rpy2-rinterface==3.6.5", "rpy2-robjects==3.6.4")
+ADVICE = f"for R before 4.5 with {' and '.join(FOR_R_BEFORE_45)}"
+
 
 # Input of a call, and its output from R. R accesses it as `pybackend.r.function.exchange`, so that
 # reticulate converts the values, and a model stays the same Python object.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from pybackend.api.curves_svg import find_epochs, find_ticks
+from pybackend.api.curves import find_epochs, find_ticks
 
 _WIDTH, _HEIGHT = 460, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 12, 34

@@ -1,4 +1,4 @@
-"""The page of a completed training."""
+"""The page of a finished training, with what each worker did."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pybackend.reporting.charts import Line, draw_lines, show_number, show_seconds
+from pybackend.job.report import PARTS
+from pybackend.reporting.charts import (
+    Bar,
+    Box,
+    Line,
+    draw_bars,
+    draw_boxes,
+    draw_lines,
+    show_number,
+    show_seconds,
+)
 from pybackend.reporting.html import (
+    Cell,
     make_charts,
     make_code,
     make_figure,
@@ -19,7 +30,115 @@ from pybackend.reporting.html import (
     make_text,
     make_tiles,
 )
-from pybackend.reporting.workers import describe_workers
+
+Worker = Mapping[str, Any]
+# Indices in the 21 quantiles of `StepTimes`: extremes, 5 %, 25 %, 50 %, 75 %, 95 %.
+_BOX = (0, 1, 5, 10, 15, 19, 20)
+
+
+def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Return charts and tables of the workers of a record."""
+    workers = record.get("workers") or []
+    if not workers:
+        return
+    # Workers of an elastic training are named by their numbers, which never change.
+    generations = record.get("generations") or []
+    numbers = generations[-1]["workers"] if len(generations) > 1 else range(len(workers))
+    workers = [{**worker, "number": numbers[worker["rank"]]} for worker in workers]
+    straggler = record.get("straggler")
+    if straggler:
+        rank, seconds = straggler
+        yield make_text(
+            f"The others waited {show_seconds(seconds)} for worker {numbers[rank]}.", "bad"
+        )
+    yield make_charts(list(_draw(workers)))
+    yield make_table("Work of each worker", _DONE, [_list_done(one) for one in workers], "workers")
+    timed = [worker for worker in workers if worker.get("step_times")]
+    if timed:
+        caption = "Parts of the time of a step; the first steps are not timed"
+        yield make_table(caption, _STEPS, [_list_times(one) for one in timed], "steps")
+
+
+_DONE = ("worker", "host", "process", "rows", "steps", "time", "waited", "rows per second")
+_STEPS = ("worker", "timed steps", *PARTS, "shortest", "median", "95th percentile", "longest")
+
+
+def _list_done(worker: Worker) -> list[Any]:
+    return [
+        worker["number"],
+        worker["host"],
+        str(worker["pid"]),
+        worker["rows"],
+        worker["steps"],
+        _seconds(worker["seconds"]),
+        _seconds(worker.get("waited")),
+        _rate(worker.get("rows_per_second")),
+    ]
+
+
+def _list_times(worker: Worker) -> list[Any]:
+    times = worker["step_times"]
+    quantiles = times.get("quantiles") or [None] * 21
+    return [
+        worker["number"],
+        times["steps"],
+        *(_seconds(times[part]) for part in PARTS),
+        *(_seconds(quantiles[place]) for place in (0, 10, 19, 20)),
+    ]
+
+
+def _seconds(value: float | None) -> Cell:
+    return Cell(value, show_seconds(value))
+
+
+def _rate(value: float | None) -> Cell:
+    return Cell(value, "–" if value is None else show_number(float(f"{value:.4g}")))
+
+
+def _draw(workers: Sequence[Worker]) -> Iterator[str]:
+    if all(worker.get("rows_per_second") is not None for worker in workers):
+        bars = [Bar(_name(one), [("only", one["rows_per_second"])]) for one in workers]
+        svg = draw_bars("rows per second of each worker", bars, _show_rate, "chart-rates")
+        below = "Rows per second of the timed steps, including waiting"
+        yield make_figure("Throughput", svg, below)
+    bars = [Bar(_name(one), [("only", float(one["rows"]))]) for one in workers]
+    svg = draw_bars("rows of each worker's shard", bars, show_number, "chart-rows")
+    yield make_figure("Shard sizes", svg, "Rows of the data per worker")
+    if all(worker.get("waited") is not None for worker in workers):
+        bars = [Bar(_name(one), [("waiting", one["waited"])]) for one in workers]
+        svg = draw_bars("seconds that each worker waited", bars, show_seconds, "chart-waited")
+        yield make_figure("Waiting", svg, "Time spent waiting for other workers")
+    timed = [worker for worker in workers if worker.get("step_times")]
+    if timed:
+        bars = [
+            Bar(_name(one), [(part, one["step_times"][part]) for part in PARTS]) for one in timed
+        ]
+        svg = draw_bars(
+            "seconds of a step by worker, in four parts", bars, show_seconds, "chart-parts"
+        )
+        yield make_figure("Parts of the time of a step", svg, kinds=PARTS)
+    boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
+    if boxed:
+        steps = sum(worker["step_times"]["steps"] for worker in boxed)
+        boxes = [
+            Box(_name(one), [one["step_times"]["quantiles"][place] for place in _BOX])
+            for one in boxed
+        ]
+        svg = draw_boxes("distribution of step times by worker", boxes, show_seconds, "chart-steps")
+        below = (
+            f"{show_number(steps)} timed steps: box 25 % to 75 % with the median, line 5 % to "
+            "95 %, dots the shortest and, unless far away, the longest"
+        )
+        yield make_figure("Step times", svg, below)
+
+
+def _name(worker: Worker) -> str:
+    return f"worker {worker['number']}"
+
+
+def _show_rate(value: float) -> str:
+    return show_number(float(f"{value:.4g}"))
+
 
 Record = Mapping[str, Any]
 # Shown elsewhere on the page.
@@ -60,7 +179,7 @@ def to_float(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
-def list_figures(record: Record) -> dict[str, tuple[list[int], list[float]]]:
+def list_metrics(record: Record) -> dict[str, tuple[list[int], list[float]]]:
     """Return epochs and values of each metric; one entry per value of a metric with several."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for name, values in (record.get("history") or {}).items():
@@ -76,7 +195,7 @@ def list_figures(record: Record) -> dict[str, tuple[list[int], list[float]]]:
 def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
     for name, value in (record.get("metrics") or {}).items():
         yield show_number(to_float(value)), name.replace("_", " ")
-    for name, (_, values) in list(list_figures(record).items())[:6]:
+    for name, (_, values) in list(list_metrics(record).items())[:6]:
         shown = name.removeprefix("val_").replace("_", " ")
         where = "validation" if name.startswith("val_") else "training"
         yield show_number(values[-1]), f"{shown}, {where}, last epoch"
@@ -97,29 +216,29 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _describe_history(record: Record) -> Iterator[str]:
-    figures = list_figures(record)
-    if not figures:
+    metrics = list_metrics(record)
+    if not metrics:
         yield make_text("No epoch was run.")
         return
     charts: list[str] = []
-    for name in (name for name in figures if not name.startswith("val_")):
+    for name in (name for name in metrics if not name.startswith("val_")):
         shown = {"training": name, "validation": f"val_{name}"}
-        lines = [Line(kind, kind, *figures[own]) for kind, own in shown.items() if own in figures]
+        lines = [Line(kind, kind, *metrics[own]) for kind, own in shown.items() if own in metrics]
         kinds = [line.kind for line in lines] if len(lines) > 1 else []
         ends = "; ".join(f"{line.name} ends at {show_number(line.y[-1])}" for line in lines)
         svg = draw_lines(f"{name} by epoch: {ends}", lines, f"curve-{len(charts)}")
         charts.append(make_figure(name.replace("_", " "), svg, kinds=kinds))
     yield make_charts(charts)
-    by_epoch = {name: dict(zip(*one, strict=False)) for name, one in figures.items()}
+    by_epoch = {name: dict(zip(*one, strict=False)) for name, one in metrics.items()}
     epochs = sorted({epoch for values in by_epoch.values() for epoch in values})
     rows = [[epoch, *(values.get(epoch) for values in by_epoch.values())] for epoch in epochs]
     yield make_table(
-        "Metrics by epoch, over the rows of all workers", ["epoch", *figures], rows, "history"
+        "Metrics by epoch, over the rows of all workers", ["epoch", *metrics], rows, "history"
     )
 
 
 def _describe_losses(record: Record) -> Iterator[str]:
-    restarts, gangs = record.get("restarts"), record.get("gangs")
+    restarts, generations = record.get("restarts"), record.get("generations")
     if restarts:
         rows = [
             [
@@ -135,22 +254,22 @@ def _describe_losses(record: Record) -> Iterator[str]:
     elif restarts is not None:
         yield (
             make_text("No restart: the same workers trained from beginning to end.")
-            if not (gangs and len(gangs) > 1)
+            if not (generations and len(generations) > 1)
             else make_text("No restart.")
         )
-    if gangs:
+    if generations:
         rows = [
             [
-                gang["epoch"],
-                len(gang["workers"]),
-                _join(gang["workers"]),
-                _join(gang["joined"]),
-                "; ".join(f"{number}: {why}" for number, why in gang["left"].items()),
+                generation["epoch"],
+                len(generation["workers"]),
+                _join(generation["workers"]),
+                _join(generation["joined"]),
+                "; ".join(f"{number}: {why}" for number, why in generation["left"].items()),
             ]
-            for gang in gangs
+            for generation in generations
         ]
         columns = ["from epoch", "workers", "their numbers", "joined", "left"]
-        yield make_table("Workers by epoch", columns, rows, "gangs")
+        yield make_table("Workers by epoch", columns, rows, "generations")
 
 
 def _describe_model(record: Record, summary: str | None) -> Iterator[str]:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 from pybackend.api.calls import Features, PredictionType
+from pybackend.api.model_columns import check_levels, check_type, predictions_of
 from pybackend.api.predict import check_model
-from pybackend.api.prediction_columns import check_levels, check_type, predictions_of
 from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
@@ -204,8 +204,8 @@ def ask(
         encode = model.encode if encode is None else encode
     keras_model = model.model if isinstance(model, TrainResult) else model
 
+    from pybackend.sql.graph import simplify
     from pybackend.sql.lower import add_probabilities, lower_model
-    from pybackend.sql.simplify import simplify
 
     # Layers first: those that cannot become SQL are named, independently of the outputs' meaning.
     graph = simplify(lower_model(keras_model))

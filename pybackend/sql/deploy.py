@@ -1,7 +1,8 @@
-"""Deployment of a model to a database, as a view of its predictions: `deploy_model`."""
+"""A model in a database: as a view beside its rows, or once beside those of a query."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pybackend.errors import DatabaseError, InputError
 from pybackend.job.options import ColumnEncoding
 from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
 from pybackend.sql.connections import Connection, connect
-from pybackend.sql.query import Question, list_columns
+from pybackend.sql.query import Question, SourceQuery, WeightsPart, list_columns
 
 TABLE = "tfdist_models"
 # Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.
@@ -123,9 +124,9 @@ def deploy_model(
     )
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
-    from pybackend.sql.trial import Trial
+    from pybackend.sql.check import DatabaseCheck
 
-    trial = Trial(question.model, question.graph)
+    check = DatabaseCheck(question.model, question.graph)
     quote = DIALECTS[database.dialect].quote
     with database.transaction():
         check_source(database, question)
@@ -140,7 +141,7 @@ def deploy_model(
         question = replace(question, weights=weights)
         made = answer(database.dialect, question, database.has_vectors)
         database.create_weights(quote(weights), made.parts)
-        difference = trial.compare(database, question)
+        difference = check.compare(database, question)
         database.create_view(quote(view), made.query)
         database.try_view(quote(view))
         _show(database, name, view, is_new=not is_shown)
@@ -331,3 +332,60 @@ def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], pl
             listed = ", ".join(map(repr, columns[:_MOST_SHOWN]))
             more = ", ..." if len(columns) > _MOST_SHOWN else ""
             raise InputError(f"`{argument}`: {place} has no column {name!r}; it has {listed}{more}")
+
+
+def augment(
+    con: Any,
+    model: Any,
+    query: str,
+    key: Sequence[str],
+    *,
+    columns: Sequence[str],
+    features: Any,
+    type: str | None,
+    levels: Sequence[str] | None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    encode: Mapping[str, ColumnEncoding] | None = None,
+) -> str:
+    """Return SQL for a query's rows with a model's predictions, without running it.
+
+    The weights are written to a temporary table, once for each model and connection.
+
+    Parameters
+    ----------
+    con, model, features, type, levels, categories, encode
+        As in `deploy_model`.
+    query, columns
+        SQL of the rows, and its columns.
+    key
+        Columns of the query that the result has in addition to the predictions.
+    """
+    database = connect(con)
+    question = ask(
+        model,
+        database.dialect,
+        SourceQuery(query),
+        key,
+        features=features,
+        type=type,
+        levels=levels,
+        categories=categories,
+        encode=encode,
+    )
+    check_listed("features", list_columns(question.features), columns, "the query")
+    with database.transaction():
+        question = look_up_types(database, question)
+        parts = answer(database.dialect, question, database.has_vectors).parts
+        weights = f"tfdist_weights_{_hash(parts)}"
+        database.keep_weights(DIALECTS[database.dialect].quote(weights), parts)
+        question = replace(question, weights=weights)
+        return answer(database.dialect, question, database.has_vectors).query
+
+
+def _hash(parts: Sequence[WeightsPart]) -> str:
+    """Return a hash of the weights and their layout."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.name} {part.numbers.shape} {part.is_kernel}".encode())
+        digest.update(part.numbers.tobytes())
+    return digest.hexdigest()[:24]

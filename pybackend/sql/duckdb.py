@@ -27,6 +27,7 @@ from pybackend.sql.graph import (
     Scale,
     Slope,
     Softmax,
+    unroll,
 )
 from pybackend.sql.query import (
     QueryAnswer,
@@ -36,7 +37,6 @@ from pybackend.sql.query import (
     find_last_uses,
     free_prefix,
 )
-from pybackend.sql.simplify import unroll
 from pybackend.sql.zips import Zip, fuse
 
 WORDS = Words(double="DOUBLE")

@@ -1,16 +1,13 @@
-"""Computation of a trained network for one row, as a few kinds of operations on flat arrays.
-
-Every value is a flat array of a tensor's numbers in row-major order. A dialect of SQL only needs to
-implement each of these operations.
-"""
+"""What a trained network computes for one row, as a few kinds of operations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -174,3 +171,114 @@ class Graph:
         name = next(name for name in free if name not in self.nodes)
         self.nodes[name] = Node(name, operation, tuple(inputs), size, layer)
         return name
+
+
+_MOST_SHIFT = 16.0
+
+
+def simplify(graph: Graph) -> Graph:
+    """Merge scales into the sums of products before or after them, and drop unused nodes."""
+    nodes = dict(graph.nodes)
+    for name in list(nodes):
+        node = nodes[name]
+        if isinstance(node.operation, Fold):
+            inner = replace(node.operation, graph=simplify(node.operation.graph))
+            nodes[name] = replace(node, operation=inner)
+            continue
+        first = nodes[node.inputs[0]] if node.inputs else None
+        if first is None or first.operation is None or _count_uses(nodes, graph, first.name) > 1:
+            continue
+        merged = _merge(first, node)
+        if merged is not None:
+            nodes[name] = replace(node, operation=merged, inputs=first.inputs)
+            del nodes[first.name]
+    return drop_unused(Graph(nodes, graph.outputs))
+
+
+def unroll(graph: Graph) -> Graph:
+    """Return the graph without folds: the operations of each of their steps are separate nodes."""
+    made = Graph()
+    names: dict[str, str] = {}
+    for node in graph.nodes.values():
+        given = [names[name] for name in node.inputs]
+        if node.operation is None:
+            names[node.name] = made.add_input(node.name, node.size)
+        elif isinstance(node.operation, Fold):
+            names[node.name] = _unroll_fold(made, node.operation, given[0], node)
+        else:
+            names[node.name] = made.add(node.operation, given, node.size, node.layer)
+    made.outputs = tuple(names[name] for name in graph.outputs)
+    return made
+
+
+def _unroll_fold(made: Graph, fold: Fold, whole: str, node: Node) -> str:
+    width = made.nodes[whole].size // fold.steps
+    state, shown = "", []
+    # Operations of the first step on the initial state of zeros are in the graph as well.
+    zeros = Scale(np.zeros(1), np.zeros(1))
+    taken = made.add(Gather(np.zeros(fold.state, np.int64)), [whole], fold.state, node.layer)
+    state = made.add(zeros, [taken], fold.state, node.layer)
+    for step in range(fold.steps):
+        places = np.arange(step * width, (step + 1) * width)
+        names = {"state": state, "part": made.add(Gather(places), [whole], width, node.layer)}
+        for inner in fold.graph.nodes.values():
+            if inner.operation is not None:
+                given = [names[name] for name in inner.inputs]
+                names[inner.name] = made.add(inner.operation, given, inner.size, node.layer)
+        state = names[fold.graph.outputs[0]]
+        if fold.keeps_all or step == fold.steps - 1:
+            first = Gather(np.arange(fold.shown))
+            is_whole = fold.shown == fold.state
+            shown.append(state if is_whole else made.add(first, [state], fold.shown, node.layer))
+    return shown[0] if len(shown) == 1 else made.add(Concatenate(), shown, node.size, node.layer)
+
+
+def _merge(first: Node, second: Node) -> Linear | None:
+    """Return one sum of products for two consecutive operations, or None."""
+    if isinstance(first.operation, Linear) and isinstance(second.operation, Scale):
+        linear, scale = first.operation, second.operation
+        return _scale_after(linear, scale)
+    if isinstance(first.operation, Scale) and isinstance(second.operation, Linear):
+        scale, linear = first.operation, second.operation
+        return _scale_before(linear, scale)
+    return None
+
+
+def _scale_after(linear: Linear, scale: Scale) -> Linear | None:
+    groups, _, outputs = linear.kernel.shape
+    if groups * outputs % scale.factor.size:
+        return None
+    factor, shift = (_fill(x, (groups, outputs)) for x in (scale.factor, scale.shift))
+    return Linear(linear.kernel * factor[:, None], linear.bias * factor + shift)
+
+
+def _scale_before(linear: Linear, scale: Scale) -> Linear | None:
+    groups, inputs, _ = linear.kernel.shape
+    # A large shift inside the sums would add rounding errors.
+    if groups * inputs % scale.factor.size or np.abs(scale.shift).max() > _MOST_SHIFT:
+        return None
+    factor, shift = (_fill(x, (groups, inputs)) for x in (scale.factor, scale.shift))
+    bias = linear.bias + np.einsum("gi,gio->go", shift, linear.kernel.astype(np.float64))
+    return Linear(linear.kernel * factor[..., None], bias)
+
+
+def _fill(values: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat values to fill a shape."""
+    return np.resize(values.astype(np.float64), shape)
+
+
+def _count_uses(nodes: dict[str, Node], graph: Graph, name: str) -> int:
+    uses = sum(node.inputs.count(name) for node in nodes.values())
+    return uses + graph.outputs.count(name)
+
+
+def drop_unused(graph: Graph) -> Graph:
+    """Return the graph without nodes that no output needs."""
+    used = set(graph.outputs)
+    for node in reversed(list(graph.nodes.values())):
+        if node.name in used:
+            used.update(node.inputs)
+    kept = {
+        name: node for name, node in graph.nodes.items() if name in used or node.operation is None
+    }
+    return Graph(kept, graph.outputs)

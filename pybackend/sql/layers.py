@@ -14,11 +14,11 @@ from pybackend.sql.lowering import (
     Shape,
     Value,
     check_layer,
+    find_windows,
     numbers_of,
     places_of,
 )
 from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
-from pybackend.sql.windows import find_windows
 
 Lower = Callable[[Lowering, Any, Sequence[Value]], Value]
 

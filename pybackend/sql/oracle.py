@@ -28,9 +28,9 @@ from pybackend.sql.graph import (
     Scale,
     Slope,
     Softmax,
+    unroll,
 )
 from pybackend.sql.query import QueryAnswer, Question, Shown, WeightsPart, free_prefix
-from pybackend.sql.simplify import unroll
 
 WORDS = Words(double="BINARY_DOUBLE")
 COLUMNS = "part VARCHAR2(30), i NUMBER(10), o NUMBER(10), x BINARY_DOUBLE"

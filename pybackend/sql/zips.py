@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from pybackend.sql.formulas import number
-from pybackend.sql.graph import Array, Gather, Graph, Linear, Map, Node, Reduce
-from pybackend.sql.simplify import drop_unused
+from pybackend.sql.graph import Array, Gather, Graph, Linear, Map, Node, Reduce, drop_unused
 
 _RELU = Map("relu")
 # Pooled sums are written out for every spot of the pooling's window.

@@ -16,22 +16,20 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Alone
-from pybackend.data.rows import Rows, SpooledRows
+from pybackend.data.rows import Rows, StoredRows
 from pybackend.data.state_file import encode_state
-from pybackend.engine.held_out import build_metrics
-from pybackend.engine.job_identity import describe_training
 from pybackend.engine.metrics import to_plain
+from pybackend.engine.probes import choose_rows, probe_metrics
 from pybackend.engine.replica import build_variables
-from pybackend.engine.resume import describe_model, open_checkpoints
+from pybackend.engine.resume import describe_model, describe_training, open_checkpoints
 from pybackend.engine.save import SavingPlan, encode_trained, plan_saving, write_model
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.train import Training
-from pybackend.engine.trials import choose_rows, try_metrics
+from pybackend.engine.validation import build_metrics
 from pybackend.errors import InputError, PeerLostError
-from pybackend.job.answers import Answers
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob, argument_of
-from pybackend.job.messages import Begun, Emit, EpochEnded, Note
+from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note
 from pybackend.job.roles import ranks_of
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -91,7 +89,7 @@ def _train(
     # In this process, to check the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
     model = loaded.model
-    written = SpooledRows(folder / "train")
+    written = StoredRows(folder / "train")
     rows = reshape_rows(written, model)
     inputs = build_variables(model, rows)
     check_asynchronous(model, job)
@@ -105,7 +103,7 @@ def _train(
     _copy_state(model, shared)
     move_shares(job, counts)
     steps = Steps(strategy, shared, model, rows, written.spec, job)
-    held_out = _held_out(model, folder, job, counts)
+    validation = _validation(model, folder, job, counts)
     emit(Begun())
     began = time.monotonic()
     with steps.exact_iterations():
@@ -113,8 +111,8 @@ def _train(
             epoch_began = time.monotonic()
             logs = steps.run(steps_per_epoch)
             _copy_state(shared, model)
-            if held_out is not None and job.validates(epoch):
-                logs |= _validate(model, held_out)
+            if validation is not None and job.validates(epoch):
+                logs |= _validate(model, validation)
             for name, value in logs.items():
                 keeping.history.setdefault(name, []).append(value)
             emit(EpochEnded(epoch + 1, job.epochs, time.monotonic() - epoch_began, logs))
@@ -145,7 +143,7 @@ def _copy_state(source: Any, target: Any) -> None:
 
 
 def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
-    kind = try_metrics(model, choose_rows(model, rows, job), job, Alone())
+    kind = probe_metrics(model, choose_rows(model, rows, job), job, Alone())
     build_metrics(model, rows)
     if kind == "not sums":
         raise InputError(
@@ -163,18 +161,18 @@ def _count_steps(job: TrainingJob, counts: Counts) -> int:
     return sum(-(-share // job.batch_size) for share in shares)
 
 
-def _held_out(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
+def _validation(model: Any, folder: Path, job: TrainingJob, counts: Counts) -> Any:
     """Return the validation batches, or None without validation data."""
     if "validation" not in counts:
         return None
-    written = SpooledRows(folder / "validation")
+    written = StoredRows(folder / "validation")
     rows = iterate_blocks(VALIDATION, written.spec, reshape_rows(written, model).spec)
     count = sum(counts["validation"])
     return batch(rows.apply(tf.data.experimental.assert_cardinality(count)), job)
 
 
-def _validate(model: Any, held_out: Any) -> dict[str, Any]:
-    found = model.evaluate(held_out, verbose=0, return_dict=True)
+def _validate(model: Any, validation: Any) -> dict[str, Any]:
+    found = model.evaluate(validation, verbose=0, return_dict=True)
     metrics = {"loss": found.pop("loss"), **found}
     return {f"val_{name}": to_plain(value) for name, value in metrics.items()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pybackend.data.rows import SpooledRows
+from pybackend.data.rows import StoredRows
 from pybackend.job.job import TrainingJob
 from pybackend.job.roles import place_of, ranks_of
 from pybackend.strategy.blocks import move_blocks, write_blocks
@@ -31,7 +31,7 @@ def device_of(job: TrainingJob, rank: int) -> str:
 
 def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
     """Write this rank's rows as blocks, with a folder for each worker."""
-    rows = SpooledRows(folder / "train")
+    rows = StoredRows(folder / "train")
     places = np.arange(len(rows))
     if job.shuffle:
         np.random.default_rng([job.seed, rank]).shuffle(places)
@@ -40,7 +40,7 @@ def write_shares(job: TrainingJob, rank: int, folder: Path) -> None:
     if place_of(job.roles, rank)[0] == "worker":
         (folder / NUMBER).write_text(str(place_of(job.roles, rank)[1]))
     if (folder / "validation").exists():
-        validation = SpooledRows(folder / "validation")
+        validation = StoredRows(folder / "validation")
         write_blocks(validation, np.arange(len(validation)), folder / VALIDATION, str(rank))
 
 

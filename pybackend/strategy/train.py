@@ -14,14 +14,13 @@ from typing import Any
 
 from pybackend.data.layout import check_layouts, read_layouts
 from pybackend.data.reading import read_sources
-from pybackend.data.spool import settle_layout
+from pybackend.data.row_store import unify_layout
 from pybackend.engine.train import Training
 from pybackend.errors import ClusterError
 from pybackend.function.call import take_part
-from pybackend.job.answers import Answers
 from pybackend.job.context import Gather
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Emit, Order
+from pybackend.job.messages import Answers, Emit, Order
 from pybackend.job.roles import config_of
 from pybackend.net.dialing import find_unreachable
 from pybackend.strategy.chief import train_as_chief
@@ -85,6 +84,6 @@ def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
     counts = {}
     for name in everyone[0]:
         layouts = [layouts[name] for layouts in everyone]
-        settle_layout(folder / name, layouts)
+        unify_layout(folder / name, layouts)
         counts[name] = [layout["rows"] for layout in layouts]
     return counts

@@ -76,7 +76,7 @@ class TFCluster:
     """
 
     def __init__(
-        self, session: Any, gang: _LaunchedCluster, settings: NodeSettings, input_mode: int
+        self, session: Any, launched: _LaunchedCluster, settings: NodeSettings, input_mode: int
     ) -> None:
         self._session = session
         self.sc = sc = session.sparkContext
@@ -85,12 +85,12 @@ class TFCluster:
         self.defaultFS = settings.default_fs
         self.working_dir = settings.working_dir
         self.queues = ["input", "output", "error"]
-        self.cluster_id = gang.token[:16]
-        self.cluster_info = gang.nodes
+        self.cluster_id = launched.token[:16]
+        self.cluster_info = launched.nodes
         self.cluster_meta = {"id": self.cluster_id, "num_executors": self.num_executors}
         self.nodeRDD = sc.parallelize(range(self.num_executors), self.num_executors)
-        self.server = gang
-        self._gang = gang
+        self.server = launched
+        self._launched = launched
         self._feeds = 0
         self._lock = threading.Lock()
         # Also for the lazy RDD that `inference` returns.
@@ -130,7 +130,7 @@ class TFCluster:
         self._check_fed("train", qname)
         _check_rows(dataRDD, ("mapPartitions", "foreachRDD"))
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
-        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+        feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
 
         def feed(rdd: Any) -> None:  # returns None: pyspark would use another value as an RDD
             self._feed(rdd, 1, feeder)
@@ -150,13 +150,13 @@ class TFCluster:
         """
         self._check_fed("train", "input")
         epochs = check_whole_number("num_epochs", num_epochs, least=0) or _EPOCHS
-        if self._feed(frame, epochs, self._gang.feeder(_FEED_SECONDS), gives_arrays=False) == 0:
+        if self._feed(frame, epochs, self._launched.feeder(_FEED_SECONDS), gives_arrays=False) == 0:
             raise InputError("the DataFrame has no rows: there is nothing to train on")
 
     def abort(self, reason: str) -> None:
         """End the workers without notifying them that no more rows come."""
         self._is_over = True
-        self._gang.give_up(reason)
+        self._launched.give_up(reason)
         self._python.close()
 
     def inference(
@@ -177,7 +177,7 @@ class TFCluster:
         self._check_fed("inference", qname)
         _check_rows(dataRDD, ("mapPartitions",))
         rows = dataRDD.rdd if is_spark_frame(dataRDD) else dataRDD
-        feeder = self._gang.feeder(check_seconds("feed_timeout", feed_timeout))
+        feeder = self._launched.feeder(check_seconds("feed_timeout", feed_timeout))
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
@@ -205,19 +205,19 @@ class TFCluster:
         try:
             self._shut_down(ssc, deadline, timeout)
         except BaseException as error:
-            self._gang.give_up(f"shutdown() was interrupted by {type(error).__name__}")
+            self._launched.give_up(f"shutdown() was interrupted by {type(error).__name__}")
             raise
 
     def _shut_down(self, ssc: Any, deadline: float, timeout: float) -> None:
         if ssc is not None:
             while not ssc.awaitTerminationOrTimeout(0.5):
-                if self._gang.done or self._gang.has_ended or time.monotonic() > deadline:
+                if self._launched.done or self._launched.has_ended or time.monotonic() > deadline:
                     ssc.stop(stopSparkContext=False, stopGraceFully=True)
                     break
-        while self._feeds and not self._gang.has_ended and time.monotonic() < deadline:
+        while self._feeds and not self._launched.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         with self._python:
-            self._gang.finish(deadline, timeout)
+            self._launched.finish(deadline, timeout)
 
     def tensorboard_url(self) -> str | None:
         """Return the URL of TensorBoard; None if it was not requested."""
@@ -229,7 +229,7 @@ class TFCluster:
             raise InputError(f"TFCluster.{call}() needs input_mode=InputMode.SPARK")
         if qname != "input":
             raise InputError(f"`qname` must be 'input', not {qname!r}: rows have one queue")
-        self._gang.raise_failure(0)
+        self._launched.raise_failure(0)
         if self._is_over:
             raise ClusterError(
                 f"the cluster was shut down: call TFCluster.{call}() before TFCluster.shutdown()"
@@ -252,7 +252,7 @@ class TFCluster:
             else:
                 feed = partial(_feed_rdd, rows, epochs, FeedItems(feeder, name))
             with quiet_log(self._session):
-                fed = run_watched(self._session, feed, self._gang.watch, math.inf)
+                fed = run_watched(self._session, feed, self._launched.watch, math.inf)
         except _NobodyTakesRows:
             fed = None
         finally:
@@ -260,12 +260,12 @@ class TFCluster:
                 self._feeds -= 1
         if failures := [failure for _, failure in fed or () if failure]:
             kind, _, message = failures[0].partition(": ")
-            self._gang.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
+            self._launched.raise_failure(_CAUSE_SECONDS if kind == ClusterError.__name__ else 0)
             # If all functions returned without a failure, the other rows are not needed.
-            if not self._gang.has_ended:
+            if not self._launched.has_ended:
                 is_row = kind == SerializationError.__name__
                 raise SerializationError(message) if is_row else ClusterError(message)
-        self._gang.tell_left()
+        self._launched.tell_left()
         return None if fed is None else sum(rows for rows, _ in fed)
 
 

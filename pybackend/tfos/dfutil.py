@@ -11,10 +11,9 @@ import numpy as np
 
 from pybackend.api.records import read_tfrecords, write_tfrecords
 from pybackend.data.tfrecord.chunks import Chunk
-from pybackend.data.tfrecord.decode import decode_chunk
+from pybackend.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
 from pybackend.data.tfrecord.encode import encode_batch
 from pybackend.data.tfrecord.framing import FOOT, HEAD
-from pybackend.data.tfrecord.schema import infer_spec, spec_to_schema
 from pybackend.errors import InputError
 from pybackend.tfos.session import session_of
 

@@ -78,11 +78,11 @@ evaluate_in_session <- function(fit, data, batch_size, call) {
     batch_size,
     call = call
   )
-  figures <- plain_figures(figures[order(names(figures) != "loss")])
+  figures <- plain_metrics(figures[order(names(figures) != "loss")])
   record_evaluation(figures)
   figures
 }
 
-plain_figures <- function(figures) {
+plain_metrics <- function(figures) {
   if (all(lengths(figures) == 1L)) unlist(figures) else lapply(figures, as.vector)
 }

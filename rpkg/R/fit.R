@@ -16,7 +16,7 @@
 #'   `rows`, the largest relative difference of `weights` and `metrics`, and the reasons why some
 #'   were `skipped`; `NULL` if the training was not audited, see [exchange()];
 #' * `workers_by_epoch`: number of workers in each epoch;
-#' * `gangs`: with `min_workers`, the worker groups and their first epochs, as a data frame with
+#' * `generations`: with `min_workers`, the worker groups and their first epochs, as a data frame with
 #'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
 #'   that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the loss (`lost`),
@@ -91,7 +91,7 @@ new_fit <- function(
       straggler = plain_straggler(fields$straggler),
       audit = plain_audit(fields$audit),
       workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
-      gangs = gang_frame(fields$gangs),
+      generations = generation_frame(fields$generations),
       restarts = restart_frame(fields$restarts),
       tensorboard = fields$tensorboard,
       record = if (is_python(result)) result$record,
@@ -131,14 +131,14 @@ new_fit <- function(
   )
 }
 
-gang_frame <- function(gangs) {
+generation_frame <- function(generations) {
   listed <- function(numbers) paste(unlist(numbers), collapse = ", ")
   reasons <- function(left) paste0(names(left), ": ", unlist(left), recycle0 = TRUE)
   data.frame(
-    epoch = vapply(gangs, function(gang) as.integer(gang$epoch), 0L),
-    workers = vapply(gangs, function(gang) listed(gang$workers), ""),
-    joined = vapply(gangs, function(gang) listed(gang$joined), ""),
-    left = vapply(gangs, function(gang) listed(reasons(gang$left)), "")
+    epoch = vapply(generations, function(generation) as.integer(generation$epoch), 0L),
+    workers = vapply(generations, function(generation) listed(generation$workers), ""),
+    joined = vapply(generations, function(generation) listed(generation$joined), ""),
+    left = vapply(generations, function(generation) listed(reasons(generation$left)), "")
   )
 }
 

@@ -11,7 +11,7 @@ print.tfdist_fit <- function(x, ...) {
     format_number(sum(x$workers$rows)),
     x$seconds
   ))
-  last <- last_figures(x)
+  last <- last_metrics(x)
   figures <- as.list(rlang::set_names(show_loss(last), names(last)))
   details <- list(
     settings = format_settings(x),
@@ -29,7 +29,7 @@ show_loss <- function(x) {
 }
 
 # The last value of each metric.
-last_figures <- function(fit) {
+last_metrics <- function(fit) {
   c(vapply(fit$history, function(values) utils::tail(values, 1L), 1), unlist(fit$metrics))
 }
 
@@ -138,7 +138,7 @@ summary.tfdist_fit <- function(object, ...) {
       header = utils::capture.output(print(object)),
       history = wide_history(object),
       workers = object$workers,
-      gangs = object$gangs,
+      generations = object$generations,
       straggler = object$straggler,
       audit = object$audit,
       model_format = object$model_format,
@@ -162,9 +162,9 @@ print.summary.tfdist_fit <- function(x, ...) {
   print(x$history, row.names = FALSE, digits = 4)
   cat("\nWorkers\n")
   print(x$workers, row.names = FALSE, digits = 3)
-  if (isTRUE(nrow(x$gangs) > 1L)) {
+  if (isTRUE(nrow(x$generations) > 1L)) {
     cat("\nWorker groups, by their first epoch\n")
-    print(x$gangs, row.names = FALSE, right = FALSE)
+    print(x$generations, row.names = FALSE, right = FALSE)
   }
   if (!is.null(x$straggler)) {
     cat(sprintf(

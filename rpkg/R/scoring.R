@@ -99,7 +99,7 @@ barrier_evaluate <- function(
     arguments <- c(settings, as_python_columns(columns, data, NULL, call))
     run_scoring("barrier_evaluate", launcher, model, rows, arguments, call)
   })
-  figures <- plain_figures(figures)
+  figures <- plain_metrics(figures)
   record_evaluation(figures)
   figures
 }

@@ -39,7 +39,7 @@ glance.tfdist_fit <- function(x, ...) {
     seconds = x$seconds,
     seed = x$seed %||% NA_integer_
   )
-  as_rows(c(training, as.list(last_figures(x))))
+  as_rows(c(training, as.list(last_metrics(x))))
 }
 
 #' @rdname tidy.tfdist_fit

@@ -67,7 +67,7 @@ ALONE = [
     "test_exact",
     "test_slurm",
     "test_slurm_step",
-    "test_slurm_place",
+    "test_place",
     "test_connect",
     "test_session",
     "test_explain",

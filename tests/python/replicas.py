@@ -17,15 +17,15 @@ import numpy as np
 from conftest import full, largest_difference, record_outcome
 
 import pybackend
-from pybackend.api.keras_defaults import read_keras_defaults
 from pybackend.api.model import (
     add_custom_objects,
     encode_model,
     find_source,
 )
+from pybackend.api.settings import read_keras_defaults
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
+from pybackend.data.row_store import write_columns
 from pybackend.data.sharding import count_steps, cut_rows, replay_batches
-from pybackend.data.spool import write_columns
 from pybackend.job.codec import decode
 from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
 from pybackend.model.serialization import read_own_model
@@ -49,7 +49,7 @@ class Case:
     callbacks: Sequence[Any] = ()
     shards: Sequence[slice] | None = None
     """Rows of each rank, unshuffled; None deals them in turns."""
-    held_out: Any = None
+    validation: Any = None
     """Rows to validate on."""
     trainable_only: bool = False
     """Compare the trained weights alone: what else the model keeps is averaged over workers."""
@@ -153,7 +153,7 @@ def replay(case: Case, callbacks: Sequence[Any] = ()) -> tuple[Any, dict[str, li
         epochs=case.epochs,
         initial_epoch=case.settings.get("initial_epoch", 0),
         steps_per_epoch=steps,
-        validation_data=case.held_out,
+        validation_data=case.validation,
         validation_freq=frequency if isinstance(frequency, int) else list(frequency),
         callbacks=list(callbacks),
         shuffle=False,
@@ -210,8 +210,8 @@ def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]
     custom_objects = add_custom_objects(model, case.custom_objects)
     files = encode_model(model, custom_objects, job, list(case.callbacks))
     columns = flatten_data(case.data, job.floatx)
-    held_out = None if case.held_out is None else flatten_data(case.held_out, job.floatx)
-    counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if held_out else {})
+    validation = None if case.validation is None else flatten_data(case.validation, job.floatx)
+    counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if validation else {})
     for rank in range(_workers(case)):
         own = folder / str(rank)
         own.mkdir(parents=True)
@@ -222,8 +222,8 @@ def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]
         if case.shards is not None:
             rows = {key: array[case.shards[rank]] for key, array in columns.items()}
         counts["train"].append(count_rows(rows))
-        if held_out is not None:
-            part = shard(held_out, WORKERS, rank)
+        if validation is not None:
+            part = shard(validation, WORKERS, rank)
             counts["validation"].append(count_rows(part))
             write_columns(own / "validation", part)
         write_columns(own / "train", columns if job.shuffle == "global" else rows)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import test_loss_trial
+import test_probes
 from conftest import record_outcome
 from keras import ops
 from replicas import Case, Trained, check_equal, named
@@ -255,7 +255,7 @@ def adding(function: Any, *before: Any, **compiled: Any) -> Any:
     return stack(*before, lambda: Adds(function), output, **compiled)
 
 
-class Kept:
+class SavedCheckpoint:
     """A plain object with a variable."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class Keeps(layers.Layer):
     """Counts its steps in a plain object, and scales by the count."""
 
     def build(self, shape: Any) -> None:
-        self.kept = Kept()
+        self.kept = SavedCheckpoint()
 
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
@@ -576,8 +576,8 @@ SKIPPED = {
     ),
 }
 DIFFERENT |= {
-    name: (Case(build, (test_loss_trial.X, y)), "step 1 of epoch 1 was repeated")
-    for name, (build, y) in {**test_loss_trial.NOT_MEANS, **test_loss_trial.IN_TRAINING}.items()
+    name: (Case(build, (test_probes.X, y)), "step 1 of epoch 1 was repeated")
+    for name, (build, y) in {**test_probes.NOT_MEANS, **test_probes.IN_TRAINING}.items()
 }
 WARNED = {
     "warned": Case(
@@ -679,7 +679,7 @@ def test_a_difference_ends_the_training(name: str, trained: dict[str, Any]) -> N
     assert first == second
     assert first.startswith("InputError: ")
     assert DIFFERENT[name][1] in first
-    if name in test_loss_trial.NOT_MEANS:
+    if name in test_probes.NOT_MEANS:
         assert "The argument of `add_loss` must be a mean over rows" in first
     record_outcome(name, re.sub(r"^.*?\. (?=[A-Z])", "", first))
 
@@ -691,14 +691,14 @@ def test_rows_are_in_the_order_of_the_batch() -> None:
         pack_rows({"x/a": rows[part], "x/b": text[part], "y": rows[part]}, 4)
         for part in (slice(0, None, 2), slice(1, None, 2))
     ]
-    found = unpack_rows(packed, is_dealt=True)
+    found = unpack_rows(packed, is_sharded=True)
     np.testing.assert_array_equal(found.batch[1], rows)
     np.testing.assert_array_equal(found.batch[0]["b"], text)
     assert [part.tolist() for part in found.parts] == [[0, 2, 4, 6], [1, 3, 5]]
-    found = unpack_rows(packed, is_dealt=False)
+    found = unpack_rows(packed, is_sharded=False)
     np.testing.assert_array_equal(found.batch[1], np.concatenate([rows[::2], rows[1::2]]))
     with pytest.raises(UnequalRows, match="rows of 'x/a' have different shapes"):
-        unpack_rows([pack_rows({"x/a": rows[:, :n]}, 0) for n in (1, 2)], is_dealt=True)
+        unpack_rows([pack_rows({"x/a": rows[:, :n]}, 0) for n in (1, 2)], is_sharded=True)
 
 
 def test_divided_rounding_errors_are_no_difference() -> None:

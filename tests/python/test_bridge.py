@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pybackend import bridge
-from pybackend.api.display_choice import choose_lines
+from pybackend.api.display import choose_lines
 from pybackend.bridge import capture, capture_shown
 from pybackend.errors import (
     ClusterError,

@@ -29,7 +29,7 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
     rows: Any, tmp_path: Path
 ) -> None:
     x, y = rows[0][:400], rows[1][:400]
-    held_out = rows[0][400:], rows[1][400:]
+    validation = rows[0][400:], rows[1][400:]
     keras.utils.set_random_seed(2)
     model = build_dense()
     model.optimizer.learning_rate = 0.3
@@ -46,7 +46,7 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
         epochs=12,
         batch_size=20,
         shuffle=False,
-        validation_data=held_out,
+        validation_data=validation,
         callbacks=[*callbacks(), *writers],
         verbose=0,
     )
@@ -56,7 +56,7 @@ def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
         epochs=12,
         batch_size=40,
         shuffle=False,
-        validation_data=held_out,
+        validation_data=validation,
         callbacks=callbacks(),
         verbose=0,
     ).history
@@ -80,11 +80,11 @@ def test_a_figure_that_no_epoch_has_is_named(rows: Any, capsys: Any) -> None:
         keras.callbacks.ReduceLROnPlateau("val_accurcy", mode="max"),
         keras.callbacks.EarlyStopping("loss"),
     ]
-    held_out = rows[0][:8], rows[1][:8]
+    validation = rows[0][:8], rows[1][:8]
     given = {"workers": 2, "epochs": 2, "batch_size": 20, "verbose": 1}
     data, model = (rows[0][:40], rows[1][:40]), build_dense()
     barrier_train(None, model, data, callbacks=absent, **given)
-    barrier_train(None, model, data, callbacks=absent, validation_data=held_out, **given)
+    barrier_train(None, model, data, callbacks=absent, validation_data=validation, **given)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": it")[0] for line in lines if " monitors " in line] == [
         "note: EarlyStopping monitors 'val_loss', which epochs without validation data do not have",

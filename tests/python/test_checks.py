@@ -110,6 +110,7 @@ CROSS_CUTTING = {
     "fuzz": "input that is damaged or hostile",
     "imports": "layers, and what imports cost",
     "migrating": "the pages of docs/migrating, run",
+    "learning_rate": "`ScaleLearningRate` in trainings",
     "notebook": "examples/notebooks, run by Jupyter's kernel",
     "particles": "examples/particles",
     "object_store": "checkpoints and models in S3",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
 from pybackend.collective import mesh as mesh_module
-from pybackend.collective.doubling import count_pairs, find_partners
+from pybackend.collective.algorithms import count_pairs, find_partners
 from pybackend.collective.joining import connects_to
 from pybackend.collective.mesh import find_neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_collective import mesh, together
 
 from pybackend.collective import Compression
-from pybackend.collective.half import BLOCK, Fp16
+from pybackend.collective.wire import BLOCK, Fp16
 from pybackend.errors import InputError
 
 KINDS: dict[str, tuple[Any, float]] = {

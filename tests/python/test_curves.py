@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybackend.api.curves import Curve, check_smoothing, find_panels
-from pybackend.api.curves_svg import find_ticks
+from pybackend.api.curves import Curve, check_smoothing, find_panels, find_ticks
 from pybackend.errors import InputError
 
 

@@ -16,8 +16,8 @@ import pytest
 from databases import ARRAYS, literal, open_duckdb, open_postgres
 
 from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
+from pybackend.sql.check import Trial
 from pybackend.sql.connections import Connection, connect
-from pybackend.sql.trial import Trial
 
 L = keras.layers
 NAME = 'd\'igits"; DROP TABLE "pixels"; -- é'

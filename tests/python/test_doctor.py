@@ -16,7 +16,7 @@ import pytest
 import pybackend
 from pybackend.doctor.machine import doctor, find_java, find_missing
 from pybackend.job.packages import BUILDS
-from pybackend.r.rpy2_versions import FOR_R_BEFORE_45
+from pybackend.r.function import FOR_R_BEFORE_45
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
 OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)

@@ -16,7 +16,7 @@ from conftest import largest_difference, wait_for, worker_processes
 from killing import KillAt
 
 from pybackend import TrainResult, WorkerFailedError, barrier_train, replay_batches
-from pybackend.job.report import Gang, count_by_epoch
+from pybackend.job.report import Generation, count_by_epoch
 
 BATCH, SEED = 5, 7
 RNG = np.random.default_rng(0)
@@ -55,8 +55,8 @@ def check_exact(result: TrainResult, shuffle: Any = True) -> None:
             found += model.train_on_batch(X[rows], Y[rows])[0] * len(rows)
         losses.append(found / len(X))
     assert largest_difference(result.model, model) < 2e-6
-    first = result.gangs[-1].workers[0]
-    audited = [g for g in result.gangs if first in g.workers and len(g.workers) > 1]
+    first = result.generations[-1].workers[0]
+    audited = [g for g in result.generations if first in g.workers and len(g.workers) > 1]
     assert (result.audit.steps if result.audit else 0) >= len(audited)
     assert np.allclose(result.history["loss"], losses, atol=1e-6)
 
@@ -132,10 +132,10 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     result = train(killer, script, log, workers=2, min_workers=1, max_workers=2, epochs=500)
     said = capsys.readouterr().out
     # The replacement of worker 1 may or may not be in time.
-    first = result.gangs[:4]
-    assert [gang.workers for gang in first] == [[0, 1], [1], [1, 2], [2]]
-    assert [gang.joined for gang in first] == [[], [], [2], []]
-    left = [gang.left for gang in first]
+    first = result.generations[:4]
+    assert [generation.workers for generation in first] == [[0, 1], [1], [1, 2], [2]]
+    assert [generation.joined for generation in first] == [[], [], [2], []]
+    left = [generation.left for generation in first]
     assert left[1] == {"0": "the process was killed by SIGKILL"}
     reason = "the process received SIGTERM; it left the training after epoch"
     assert left[3]["1"].startswith(reason)
@@ -167,7 +167,7 @@ def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
 
     killers = KillAt(1, 0, 2, tmp_path / "killed"), KillAsItWrites()
     found = train(*killers, *listed(), workers=3, min_workers=2, **settings)
-    assert [gang.workers for gang in found.gangs] == [[0, 1, 2], [0, 2], [2]]
+    assert [generation.workers for generation in found.generations] == [[0, 1, 2], [0, 2], [2]]
     expected = train(*listed(), workers=2, **settings)
     assert found.workers_by_epoch == expected.workers_by_epoch == [2] * expected.epochs
     assert found.history == expected.history
@@ -197,7 +197,7 @@ class StopWhenJoined(keras.callbacks.Callback):
 def test_it_grows_to_as_many_as_there_may_be(tmp_path: Path) -> None:
     settings = {"workers": 1, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
     result = train(StopWhenJoined(tmp_path, 1), **settings)
-    assert [gang.workers for gang in result.gangs] == [[0], [0, 1]]
+    assert [generation.workers for generation in result.generations] == [[0], [0, 1]]
     assert result.workers_by_epoch[-2:] == [2, 2]
     check_exact(result)
 
@@ -224,9 +224,14 @@ def test_the_only_one_that_has_the_state_is_lost_as_another_joins(tmp_path: Path
     assert "by SIGKILL; none of the remaining workers has the state of the t" in str(caught.value)
 
 
-def test_of_an_epoch_the_last_gang_counts_that_has_trained_it() -> None:
-    gangs = [Gang(1, [0, 1, 2]), Gang(4, [1, 2]), Gang(3, [2]), Gang(6, [2, 3])]
-    assert count_by_epoch(gangs, 5) == [3, 3, 1, 1, 1]
+def test_of_an_epoch_the_last_group_counts_that_has_trained_it() -> None:
+    generations = [
+        Generation(1, [0, 1, 2]),
+        Generation(4, [1, 2]),
+        Generation(3, [2]),
+        Generation(6, [2, 3]),
+    ]
+    assert count_by_epoch(generations, 5) == [3, 3, 1, 1, 1]
 
 
 @pytest.mark.full
@@ -238,8 +243,8 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
 
     settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
     result = barrier_train("local", die_or_build, (X, Y), workers=2, min_workers=1, **settings)
-    assert [gang.workers for gang in result.gangs] == [[1]]
-    assert result.gangs[0].left == {"0": "the process was killed by SIGKILL"}
+    assert [generation.workers for generation in result.generations] == [[1]]
+    assert result.generations[0].left == {"0": "the process was killed by SIGKILL"}
     check_exact(result)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from pybackend.api.calls import EvaluationCall, ModelCall, PredictionCall, TrainingCall
 from pybackend.api.datasets import narrow_columns
-from pybackend.api.trained_columns import choose_columns
+from pybackend.api.model_columns import choose_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows
-from pybackend.data.rows import SpooledRows
+from pybackend.data.rows import StoredRows
 from pybackend.data.sources import FileRows
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
@@ -102,7 +102,7 @@ def test_files_are_encoded_alike(tmp_path: Path) -> None:
     spec = ColumnSpec(features=["size", "color"])
     files = FileRows.at(tmp_path / "rows.parquet", spec, "float32", "data")
     files.spool(tmp_path / "spool", 1, 0, True)
-    found = SpooledRows(tmp_path / "spool").take(np.arange(4))["x"]
+    found = StoredRows(tmp_path / "spool").take(np.arange(4))["x"]
     np.testing.assert_array_equal(found, read(features=["size", "color"]).columns["x"])
 
 

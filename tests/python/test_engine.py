@@ -13,7 +13,7 @@ import pytest
 from conftest import build_dense, full, record_outcome
 
 from pybackend import InputError, WorkerFailedError, barrier_train, hosts
-from pybackend.api.callback_files import note_files
+from pybackend.api.sent_files import note_files
 from pybackend.engine.state import offset_seeds
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Exchange, LocalSteps

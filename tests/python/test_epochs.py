@@ -29,7 +29,7 @@ def case(epochs: int, *callbacks: Any, **settings: Any) -> Case:
         epochs=epochs,
         settings=settings,
         callbacks=callbacks,
-        held_out=HELD_OUT,
+        validation=HELD_OUT,
     )
 
 

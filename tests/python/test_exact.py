@@ -146,7 +146,7 @@ def test_adam_clipping_weights_and_regularization(rows: Any) -> None:
 
 @pytest.mark.full
 def test_few_validation_rows_leave_workers_without_any(rows: Any) -> None:
-    held_out = (rows[0][:4], rows[1][:4])
+    validation = (rows[0][:4], rows[1][:4])
     result = barrier_train(
         None,
         build_dense,
@@ -154,10 +154,10 @@ def test_few_validation_rows_leave_workers_without_any(rows: Any) -> None:
         workers=3,
         batch_size=1,
         steps_per_epoch=2,
-        validation_data=held_out,
+        validation_data=validation,
         verbose=0,
     )
-    expected = result.model.evaluate(*held_out, verbose=0, return_dict=True)
+    expected = result.model.evaluate(*validation, verbose=0, return_dict=True)
     assert result.history["val_loss"][-1] == pytest.approx(expected["loss"], abs=1e-5)
 
 

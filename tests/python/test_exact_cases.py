@@ -343,10 +343,10 @@ def embedding_cases() -> dict[str, Case]:
 def unlabelled_cases() -> dict[str, Case]:
     named = {"left": X, "right": X[::-1] ** 2}
     return {
-        "VAE without labels": Case(vae, X, held_out=X[:3]),
+        "VAE without labels": Case(vae, X, validation=X[:3]),
         "VAE without labels, empty steps": Case(vae, X[:7], batch_size=1),
         "named inputs without labels": Case(
-            alike(), named, held_out={name: part[:1] for name, part in named.items()}
+            alike(), named, validation={name: part[:1] for name, part in named.items()}
         ),
         "list of inputs without labels": Case(alike(by_name=False), (list(named.values()),)),
     }
@@ -387,7 +387,7 @@ def model_cases() -> dict[str, Case]:
             ),
             (X, Y),
             callbacks=[keras.callbacks.SwapEMAWeights()],
-            held_out=(X[:31], Y[:31]),
+            validation=(X[:31], Y[:31]),
         ),
         "fewer steps than the rows give": Case(
             stack(lambda: layers.Dense(3)), (X, Y), epochs=5, settings={"steps_per_epoch": 3}

@@ -207,7 +207,7 @@ def loss_cases() -> dict[str, Case]:
         "correlation, validated": Case(
             regressor(correlation),
             (X, TARGETS),
-            held_out=(X[:31], TARGETS[:31]),
+            validation=(X[:31], TARGETS[:31]),
             settings=TOGETHER,
         ),
         "partial likelihood": Case(
@@ -225,7 +225,7 @@ def loss_cases() -> dict[str, Case]:
             (X, TARGETS),
             settings={**TOGETHER, **FEW},
             shards=SHARDS,
-            held_out=(X[:1], TARGETS[:1]),
+            validation=(X[:1], TARGETS[:1]),
         ),
         "loss over the global batch, accumulation": Case(
             regressor(
@@ -258,10 +258,10 @@ def loss_cases() -> dict[str, Case]:
         "losses of several outputs, validated": Case(
             several,
             pairs,
-            held_out=({"left": X[:31], "right": X[:31]}, {"a": Y[:31], "b": TARGETS[:31, :1]}),
+            validation=({"left": X[:31], "right": X[:31]}, {"a": Y[:31], "b": TARGETS[:31, :1]}),
         ),
         "losses of several outputs, empty steps": Case(several, pairs, settings=FEW, shards=SHARDS),
-        "masked loss, validated": Case(tagger(), (WORDS, TAGS), held_out=(WORDS[:31], TAGS[:31])),
+        "masked loss, validated": Case(tagger(), (WORDS, TAGS), validation=(WORDS[:31], TAGS[:31])),
     }
 
 
@@ -290,7 +290,7 @@ def metric_cases() -> dict[str, Case]:
         "correlation as a metric, validated": Case(
             regressor("mse", metrics=lambda: [correlation], jit_compile=True),
             (X, TARGETS),
-            held_out=(X[:31], TARGETS[:31]),
+            validation=(X[:31], TARGETS[:31]),
         ),
     }
 

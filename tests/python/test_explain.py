@@ -63,7 +63,7 @@ PROGRAM = """
 import sys, traceback
 from conftest import spark_session, wait_for
 import pybackend
-from pybackend.launchers.spark.log import _levels
+from pybackend.launchers.spark.explain import _levels
 if __name__ == "__main__":
     with spark_session("local[2]") as session:
         session.sparkContext.setLogLevel("WARN")

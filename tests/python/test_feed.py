@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybackend.data.ragged import Ragged
-from pybackend.data.rows import ArrayRows, SpooledRows
+from pybackend.data.row_store import RowStoreWriter, write_columns
+from pybackend.data.rows import ArrayRows, StoredRows
 from pybackend.data.sharding import Visits, count_steps, cut_rows
-from pybackend.data.spool import SpoolWriter, write_columns
 from pybackend.engine import feed as module
 from pybackend.engine.feed import Feed
 
@@ -73,7 +73,7 @@ def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_byt
         mock.patch("pybackend.data.rows._KEPT_BYTES", kept_bytes),
         mock.patch.object(module, "_BLOCK_BYTES", 300),
     ):
-        batches = Feed(SpooledRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()
+        batches = Feed(StoredRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()
     seen = [(x.numpy(), y.numpy()) for x, y in batches]
     x, y = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     assert sorted(y.tolist()) == list(range(100))
@@ -84,10 +84,10 @@ def test_texts_count_by_their_letters(tmp_path: Path) -> None:
     """Otherwise a block of texts would be many times as large as one of numbers."""
     texts = [b"a" * 1000] * 50
     values = np.frombuffer(b"".join(texts), np.uint8)
-    with SpoolWriter(tmp_path / "rows") as writer:
+    with RowStoreWriter(tmp_path / "rows") as writer:
         offsets = np.arange(51) * 1000
         writer.append({"x": Ragged(values, offsets, is_text=True), "y": np.arange(50)})
     strings = np.array(texts, object).reshape(50, 1)
-    spooled, held = SpooledRows(tmp_path / "rows"), ArrayRows({"x": strings, "y": np.arange(50)})
+    spooled, held = StoredRows(tmp_path / "rows"), ArrayRows({"x": strings, "y": np.arange(50)})
     assert spooled.row_bytes == held.row_bytes == 1000 + 64 + 8
     np.testing.assert_array_equal(spooled.take(np.arange(50))["x"], strings)

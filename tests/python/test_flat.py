@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pybackend.collective import Alone
-from pybackend.engine.flat import FlatExchange, StopAgreement
+from pybackend.engine.flat import FlatExchange, Layout, StopAgreement
 from pybackend.engine.host import gather_slices
-from pybackend.engine.layout import Layout
 from pybackend.errors import PeerLostError
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=8)

@@ -23,11 +23,10 @@ from pybackend.api.datasets import narrow_columns
 from pybackend.data.arrays import flatten_data
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, holds_frame, is_frame
-from pybackend.data.packed import describe_layout
 from pybackend.data.ragged import Ragged
-from pybackend.data.rows import SpooledRows
+from pybackend.data.row_store import describe_layout, write_columns
+from pybackend.data.rows import StoredRows
 from pybackend.data.sources import FileRows
-from pybackend.data.spool import write_columns
 from pybackend.errors import InputError
 
 ROWS = 300
@@ -76,7 +75,7 @@ def test_columns_are_those_of_a_parquet_file_of_it(name: str, tmp_path: Path) ->
     own = FrameRows.of(frame, SPECS[name], "float32", "data")
     assert (own.rows, own.summary) == (ROWS, files.summary)
     write_columns(tmp_path / "frame", own.columns)
-    one, other = SpooledRows(tmp_path / "files"), SpooledRows(tmp_path / "frame")
+    one, other = StoredRows(tmp_path / "files"), StoredRows(tmp_path / "frame")
     assert one.spec == other.spec
     everything = np.arange(ROWS)
     expected, found = one.take(everything), other.take(everything)
@@ -91,8 +90,8 @@ def test_a_label_of_text_becomes_codes_in_sorted_order() -> None:
     assert rows.summary["levels"] == ["a", "b", "c"]
     assert rows.summary["features"] == ["a"]
     assert rows.columns["x"].dtype == "float32"
-    held_out = ColumnSpec(["a"], categories={"label": ["a", "b", "c"]}, finds_levels=False)
-    assert FrameRows.of(frame[:1], held_out, "float32", "data").columns["y"].tolist() == [1]
+    validation = ColumnSpec(["a"], categories={"label": ["a", "b", "c"]}, finds_levels=False)
+    assert FrameRows.of(frame[:1], validation, "float32", "data").columns["y"].tolist() == [1]
 
 
 def test_arrays_of_several_dimensions_keep_their_numbers() -> None:
@@ -372,7 +371,7 @@ def test_files_of_polars_are_as_those_of_pandas(tmp_path: Path) -> None:
     for name in ("pandas", "polars", "views"):
         files = FileRows.at(tmp_path / f"{name}.parquet", spec, "float32", "data")
         files.spool(tmp_path / name, 1, 0, everything=True)
-        rows = SpooledRows(tmp_path / name)
+        rows = StoredRows(tmp_path / name)
         shown.append((files.summary, rows.spec, repr(rows.take(np.arange(ROWS)))))
     assert shown[0] == shown[1] == shown[2]
 
@@ -439,9 +438,9 @@ def test_labels_and_weights_beside_a_table_validate_by_its_codes() -> None:
     assert train.summary["levels"] == ["dog", "cat"]
     assert train.columns["sample_weight"].tolist() == pytest.approx(frame["weight"].tolist())
     spec = narrow_columns(ColumnSpec(), train)
-    held_out = FrameRows.of((x[:2], ["cat", "dog"]), spec, "float32", "validation_data")
-    assert held_out.columns["y"].tolist() == [1, 0]
-    assert "sample_weight" not in held_out.columns
+    validation = FrameRows.of((x[:2], ["cat", "dog"]), spec, "float32", "validation_data")
+    assert validation.columns["y"].tolist() == [1, 0]
+    assert "sample_weight" not in validation.columns
 
 
 def test_labels_of_several_numbers_stay_rows() -> None:

@@ -22,10 +22,10 @@ from pybackend import (
     WorkerFailedError,
     barrier_run,
 )
+from pybackend.function.adapters import Script
 from pybackend.function.call import name_place
-from pybackend.function.hub import Hub, Outbox
-from pybackend.function.script import Script
-from pybackend.function.spoke import Spoke
+from pybackend.function.peer import Peer
+from pybackend.function.root import Outbox, Root
 from pybackend.net.rendezvous import address_of, listen
 from pybackend.net.stream import Stream
 
@@ -89,16 +89,16 @@ def test_between_machines_what_is_shared_is_encrypted() -> None:
     servers = [listen("127.0.0.1") for _ in range(3)]
     peers = [address_of(server) for server in servers]
     ended: list[Any] = []
-    hub = Hub(servers[0], peers, "token", 20, encrypt=True)
-    spokes = [Spoke(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
-    members: list[Hub | Spoke] = [hub, *spokes]
+    root = Root(servers[0], peers, "token", 20, encrypt=True)
+    spokes = [Peer(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
+    members: list[Root | Peer] = [root, *spokes]
     with ThreadPoolExecutor(3) as pool:
         for call in ("a", "b"):
             texts = [call * 2_000_000 + str(rank) for rank in range(3)]
             found = pool.map(lambda member, text: member.gather("all_gather", text), members, texts)
             assert list(found) == [texts] * 3
-        assert all(outbox._stream.is_protected for outbox in hub._outboxes.values())
-        end = pool.submit(hub.finish, {0}, {1, 2}, {1})
+        assert all(outbox._stream.is_protected for outbox in root._outboxes.values())
+        end = pool.submit(root.finish, {0}, {1, 2}, {1})
         spokes[0].finish()
         wait_for(end.done)
     assert ended == [None]  # one has returned by itself

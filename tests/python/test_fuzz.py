@@ -37,13 +37,13 @@ from pybackend.collective import Mesh
 from pybackend.collective.links import Link
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.data.ragged import Ragged
-from pybackend.data.rows import SpooledRows
-from pybackend.data.spool import write_columns
+from pybackend.data.row_store import write_columns
+from pybackend.data.rows import StoredRows
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.data.text import decode_lines, encode_lines
 from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.folder import Manifest
 from pybackend.data.tfrecord.framing import build_heads
-from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64, to_spark_fields
 from pybackend.errors import (
@@ -58,7 +58,7 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
 from pybackend.job.options import Exchange
-from pybackend.job.report import WorkerReport, read_figures, read_report
+from pybackend.job.report import WorkerReport, read_metrics, read_report
 from pybackend.job.values import decode_value, encode_value
 from pybackend.launchers.machine import read_machine
 from pybackend.launchers.remote.greeting import read_greeting
@@ -290,7 +290,7 @@ def test_jobs_reports_and_messages(text: str) -> None:
     report = read_report(text, 0, "a")
     if report.ok:
         with suppress(ClusterError):
-            read_figures(report, list)
+            read_metrics(report, list)
     else:
         str(WorkerFailedError([report.failure]))
 
@@ -462,7 +462,7 @@ def test_files_of_rows(folder: Path, spool: dict[str, bytes], data: Any, in_memo
         is_damaged = name == damaged_one
         (folder / "rows" / name).write_bytes(data.draw(damaged(content)) if is_damaged else content)
     with suppress(ClusterError):
-        rows = SpooledRows(folder / "rows", in_memory)
+        rows = StoredRows(folder / "rows", in_memory)
         rows.take(np.arange(len(rows)))
 
 

@@ -17,7 +17,7 @@ from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.collective import Alone
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
-from pybackend.engine.trials import find_unsummable_metrics
+from pybackend.engine.probes import find_unsummable_metrics
 from pybackend.model.layers import find_other_optimizers
 
 layers = keras.layers

@@ -116,9 +116,9 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     hosts = pybackend.hosts("a,b:2", ssh_options=there.options)
     settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
     result = test_elastic.train(killer, script, target=hosts, **settings)
-    gangs = result.gangs[:4]
-    assert [gang.workers for gang in gangs] == [[0, 1], [1], [1, 2], [2]]
-    lost, told = (gangs[number].left.popitem() for number in (1, 3))
+    generations = result.generations[:4]
+    assert [generation.workers for generation in generations] == [[0, 1], [1], [1, 2], [2]]
+    lost, told = (generations[number].left.popitem() for number in (1, 3))
     assert lost == ("0", "the process that runs the workers of its host was killed")
     assert told[0] == "1"
     assert "received SIGTERM; it left the training after epoch" in told[1]

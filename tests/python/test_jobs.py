@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.spark import executors, jobs
-from pybackend.launchers.spark.executors import ask_executors
+from pybackend.launchers.spark import explain, jobs
+from pybackend.launchers.spark.explain import ask_executors
 from pybackend.launchers.spark.jobs import IdleWatch, run_watched
 
 
@@ -82,8 +82,8 @@ def test_a_question_that_executors_do_not_answer_is_cancelled(
     use_job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = use_job(FakeJob())
-    monkeypatch.setattr(executors, "_LIMIT_SECONDS", 0.2)
-    monkeypatch.setattr(executors, "_ask", lambda session, look: job.cancelled.wait(60))
+    monkeypatch.setattr(explain, "_LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(explain, "_ask", lambda session, look: job.cancelled.wait(60))
     with pytest.raises(ClusterError, match=r"no executor answered within 0\.2 s"):
         ask_executors(None, lambda: 1)
     assert job.cancelled.is_set()

@@ -77,7 +77,7 @@ class Process:
 
 
 @contextmanager
-def gang(*processes: Process) -> Iterator[None]:
+def group(*processes: Process) -> Iterator[None]:
     """End the remaining processes."""
     try:
         yield
@@ -98,7 +98,7 @@ def test_all_get_the_result_of_one_call_in_any_order_of_start() -> None:
     FORGE.start()
     addresses = free_addresses(3)
     started = [Process(index, addresses, seed=5, epochs=2, calls=2) for index in (2, 1, 0)]
-    with gang(*started):
+    with group(*started):
         results = [one.result() for one in started]
     assert results[0] == results[1] == results[2]
     here = train_here(3, seed=5, epochs=2)
@@ -119,7 +119,7 @@ def test_mnist_in_both_languages(tmp_path: Path) -> None:
         Process(index, addresses, program=program, variables=variables, **own)
         for index, program in enumerate([(sys.executable, IN_PYTHON), ("Rscript", IN_R)])
     ]
-    with gang(*started):
+    with group(*started):
         for one in started:
             text = one.text()
             assert one.process.returncode == 0, text
@@ -146,7 +146,7 @@ def test_a_seed_is_drawn_once_for_all() -> None:
     FORGE.start()
     addresses = free_addresses(2)
     started = [Process(index, addresses, rows=17) for index in (0, 1)]
-    with gang(*started):
+    with group(*started):
         first, second = (one.result() for one in started)
     assert first == second
     again = train_here(2, rows=17, seed=first["seed"])
@@ -156,7 +156,7 @@ def test_a_seed_is_drawn_once_for_all() -> None:
 def test_who_is_missing_is_named_to_all() -> None:
     addresses = free_addresses(3)
     started = [Process(index, addresses, timeout=10) for index in (0, 2)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         assert f"worker 1 ({addresses[1]}) did not connect within 10 s" in text
@@ -164,7 +164,7 @@ def test_who_is_missing_is_named_to_all() -> None:
 
 def test_a_first_process_that_never_comes_is_named() -> None:
     addresses = free_addresses(2)
-    with gang(late := Process(1, addresses, timeout=3)):
+    with group(late := Process(1, addresses, timeout=3)):
         text = late.failure()
     assert f"worker 0 ({addresses[0]}) did not respond at {addresses[0]} within 3 s" in text
 
@@ -181,7 +181,7 @@ def test_calls_that_differ_are_refused_in_all(own: Any, found: str) -> None:
     FORGE.start()
     addresses = free_addresses(2)
     started = [Process(0, addresses), Process(1, addresses, **own)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         assert text.startswith("InputError: ")
@@ -192,7 +192,7 @@ def test_a_machine_that_has_too_little_is_named_to_all() -> None:
     addresses = free_addresses(2)
     wanted = {"cpus": os.cpu_count()}
     started = [Process(index, addresses, resources=wanted) for index in (0, 1)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         assert text.startswith("InputError: 2 workers need ")
@@ -204,7 +204,7 @@ def test_another_secret_is_named_on_both_sides() -> None:
     addresses = free_addresses(2)
     other = {"TFDIST_SECRET": "quite another secret"}
     started = [Process(0, addresses, timeout=15), Process(1, addresses, variables=other)]
-    with gang(*started):
+    with group(*started):
         first, second = (one.failure() for one in started)
     assert "connections had a wrong secret" in first
     assert "the two have different secrets" in second
@@ -215,7 +215,7 @@ def test_a_failure_of_one_worker_is_raised_in_all() -> None:
     FORGE.start()
     addresses = free_addresses(3)
     started = [Process(index, addresses, breaks=(1, "raise")) for index in range(3)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         assert text.startswith(
@@ -235,7 +235,7 @@ def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None
         "restarts": 1,
     }
     started = [Process(index, addresses, **options) for index in range(2)]
-    with gang(*started):
+    with group(*started):
         results = [one.result() for one in started]
     assert (tmp_path / "mark").exists()
     here = train_here(2, seed=5, epochs=2)
@@ -249,7 +249,7 @@ def test_models_that_functions_build_are_compared() -> None:
     FORGE.start()
     addresses = free_addresses(2)
     started = [Process(index, addresses, breaks=(1, "differ")) for index in range(2)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         what = "the model of worker 1 has a different structure, or was compiled differently"
@@ -262,7 +262,7 @@ def test_a_worker_that_fails_before_all_are_linked_ends_the_call_at_once() -> No
     addresses = free_addresses(2)
     began = time.monotonic()
     started = [Process(index, addresses, fails_to_read=True) for index in range(2)]
-    with gang(*started):
+    with group(*started):
         texts = [one.failure() for one in started]
     for text in texts:
         assert text.startswith(
@@ -276,7 +276,7 @@ def test_a_worker_that_fails_before_all_are_linked_ends_the_call_at_once() -> No
 def test_values_of_any_size_come_back() -> None:
     addresses = free_addresses(2)
     started = [Process(index, addresses, value_bytes=3_000_000) for index in range(2)]
-    with gang(*started):
+    with group(*started):
         assert [one.result() for one in started] == [[3_000_000] * 2] * 2
 
 
@@ -287,7 +287,7 @@ def test_the_model_is_where_the_first_process_has_written_it(tmp_path: Path) -> 
     started = [
         Process(index, addresses, model_uri=str(tmp_path / f"{index}.h5")) for index in range(2)
     ]
-    with gang(*started):
+    with group(*started):
         results = [one.result() for one in started]
     assert results[0] == results[1]
     assert [str(path) for path in tmp_path.iterdir()] == [results[0]["model_uri"]]
@@ -308,7 +308,7 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
         Process(index, addresses, variables=variables, breaks=(victim, "kill"))
         for index in range(2)
     ]
-    with gang(*started):
+    with group(*started):
         text = started[survivor].failure()
         assert started[victim].process.wait(LIMIT) == -signal.SIGKILL
     assert f"worker {victim}" in text.splitlines()[0]
@@ -322,7 +322,7 @@ def test_a_process_that_is_killed_is_named_and_leaves_nothing(
 def test_a_first_process_that_is_stopped_with_its_worker_is_named() -> None:
     addresses = free_addresses(2)
     started = [Process(index, addresses, breaks=(0, "stop"), timeout=15) for index in range(2)]
-    with gang(*started):
+    with group(*started):
         text = started[1].failure()
         assert "worker 0 on 127.0.0.1 failed: ProcessLost" in text.splitlines()[0]
         started[0].process.send_signal(signal.SIGCONT)
@@ -391,7 +391,7 @@ def test_four_hosts_in_two_languages_with_names_and_addresses_of_both_kinds(
         Process(index, addresses, host.enter, seed=5, **(in_r if index == 3 else own))
         for index, host in enumerate(hosts.hosts)
     ]
-    with gang(*started):
+    with group(*started):
         *results, result_of_r = (one.result() for one in started)
     assert results[0] == results[1] == results[2]
     assert results[0]["digest"] == train_here(4, seed=5).workers[0].weights_sha256
@@ -410,7 +410,7 @@ def test_a_host_whose_own_name_is_for_itself_alone(hosts: Network) -> None:
             Process(index, addresses, host.enter, value_bytes=8)
             for index, host in enumerate([a, a, b])
         ]
-        with gang(*started):
+        with group(*started):
             assert [one.result() for one in started] == [[8, 8, 8]] * 3
     finally:
         file.write_text(known)
@@ -418,7 +418,7 @@ def test_a_host_whose_own_name_is_for_itself_alone(hosts: Network) -> None:
 
 def test_a_secret_is_needed_off_the_loopback(hosts: Network, tmp_path: Path) -> None:
     variables = {"XDG_CONFIG_HOME": str(tmp_path)}
-    with gang(one := Process(0, ["a:2222", "b:2222"], hosts.hosts[0].enter, variables)):
+    with group(one := Process(0, ["a:2222", "b:2222"], hosts.hosts[0].enter, variables)):
         text = one.failure()
     assert "processes on several machines need a secret" in text
     assert "tfdist secret" in text

@@ -271,8 +271,10 @@ def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
         settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500}
         result = test_elastic.train(stop, target=target(), **settings)
         evictor.join()
-    assert [gang.workers for gang in result.gangs] == [[0, 1], [1], [1, 2]]
-    assert "was evicted, as when a node is drained; the process was" in result.gangs[1].left["0"]
+    assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
+    assert (
+        "was evicted, as when a node is drained; the process was" in result.generations[1].left["0"]
+    )
     assert "1 of 1 pods run on node-a" in capsys.readouterr().out
     test_elastic.check_exact(result)
 

@@ -91,10 +91,10 @@ def test_one_hot_labels_are_named() -> None:
 
 
 def test_validation_data_is_named() -> None:
-    data, held_out = (X, GOOD), (X, GOOD + 1)
+    data, validation = (X, GOOD), (X, GOOD + 1)
     with pytest.raises(InputError, match="`validation_data` has the label 3 in row 2"):
         pybackend.barrier_train(
-            None, build_dense(), data, validation_data=held_out, workers=2, verbose=0
+            None, build_dense(), data, validation_data=validation, workers=2, verbose=0
         )
 
 

@@ -13,7 +13,7 @@ from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend import InputError, ScaleLearningRate
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.learning_rate import check_scale_lr
+from pybackend.job.options import check_scale_lr
 from pybackend.model.checks import check_model
 
 EPOCHS = 3

@@ -411,7 +411,7 @@ def test_a_stopped_worker_ends_with_a_driver_that_is_killed() -> None:
         wait_for(lambda folder=folder: not os.path.exists(folder))
 
 
-def test_a_gang_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
+def test_a_group_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
     """Start again as a restart does: the same launcher, the same job, the same files."""
 
     def work(context: WorkerContext, marker: str) -> int:

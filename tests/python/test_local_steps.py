@@ -10,7 +10,7 @@ import pytest
 from replicas import Case, Trained, check_equal, difference, named
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
-from pybackend.data.sharding import Visits, count_steps, cut_rows, deal
+from pybackend.data.sharding import Visits, count_steps, cut_rows, shard_slice
 from pybackend.job.options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
@@ -46,7 +46,7 @@ def simulate(case: Case) -> Any:
         model = case.build()
         model.jit_compile, model.run_eagerly, model.steps_per_execution = False, False, 1
         replicas.append(model)
-    shards = [np.arange(len(x))[deal(len(x), 2, rank)] for rank in range(2)]
+    shards = [np.arange(len(x))[shard_slice(len(x), 2, rank)] for rank in range(2)]
     steps = count_steps([len(shard) for shard in shards], case.batch_size)
     values = lambda m: [v.numpy().astype("float64") for v in m.trainable_variables]  # noqa: E731
     last = values(replicas[0])

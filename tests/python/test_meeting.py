@@ -202,10 +202,10 @@ def test_a_rejected_greeting_is_tried_again(join: Join) -> None:
         crowd = [socket.create_connection((host, int(port)), timeout=10) for _ in range(64)]
         for stranger in crowd:
             stranger.recv(1)
-        leaving = threading.Timer(1.0, lambda: [stranger.close() for stranger in crowd])
-        leaving.start()
+        preemption = threading.Timer(1.0, lambda: [stranger.close() for stranger in crowd])
+        preemption.start()
         assert join(server, 0).client(PrintedLine("in"))
-        leaving.join()
+        preemption.join()
 
 
 def test_the_driver_may_be_reached_by_another_address_than_it_listens_on() -> None:

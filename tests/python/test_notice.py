@@ -9,7 +9,7 @@ import sys
 import threading
 
 from pybackend.errors import Failure
-from pybackend.job.notice import TOLD, Notice, at_own_end
+from pybackend.job.notice import PREEMPTED, Notice, at_own_end
 
 # Sends itself signals, and prints how far it gets.
 PROGRAM = """
@@ -81,7 +81,7 @@ def test_a_thread_leaves_signals_alone() -> None:
 
 def test_the_process_that_was_told_itself_does_not_start_again() -> None:
     notice = Notice()
-    failure = Failure(0, "h", "Preempted", f"{TOLD}; all workers left")
+    failure = Failure(0, "h", "Preempted", f"{PREEMPTED}; all workers left")
     assert at_own_end(failure, notice) is failure
     notice.take(signal.SIGTERM, None)
     found = at_own_end(failure, notice)

@@ -15,7 +15,7 @@ from test_checkpoint_store import fill, manifest
 
 from pybackend import Checkpoint, ClusterError, barrier_train, load_checkpoint
 from pybackend.data.checkpoint_store import CheckpointStore
-from pybackend.engine.checkpoint_writer import CheckpointWriter
+from pybackend.engine.checkpointing import CheckpointWriter
 from pybackend.job.messages import Event, Note
 from pybackend.model.compare import hash_weights
 

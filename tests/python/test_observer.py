@@ -14,8 +14,7 @@ from standalone import low_port
 
 from pybackend import InputError, Observer, barrier_train
 from pybackend.api.observer import Observers, split_observers
-from pybackend.job.answers import Answers
-from pybackend.job.messages import EpochEnded, GoOn, StepEnded, StopTraining
+from pybackend.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
 
 EPOCH = EpochEnded(2, 5, 1.0, {"loss": 0.5})
 STEP = StepEnded(2, 5, 3, 10, 96, 0.5, {"loss": 0.6})

@@ -20,9 +20,7 @@ import pytest
 from rich.console import Console
 
 import pybackend
-from pybackend.api.display import Lines
-from pybackend.api.display_choice import told_to
-from pybackend.api.live import Live, Speed, show_seconds
+from pybackend.api.display import Lines, Live, Speed, relayed_to, show_seconds
 from pybackend.api.observer import Observers
 from pybackend.api.progress import epoch_line, following, printer
 from pybackend.job.codec import encode
@@ -101,7 +99,7 @@ def test_steps_are_reported_only_if_somebody_wants_them(caplog: Any) -> None:
     with caplog.at_level(logging.DEBUG, "tfdist"):
         assert reports(0)
         assert not reports(0, PredictionJob)
-    with told_to(lambda kind, fields: kind == "is_live"):
+    with relayed_to(lambda kind, fields: kind == "is_live"):
         assert reports(1)
         assert not reports(0)
 
@@ -151,7 +149,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
 
     job = TrainingJob(workers=2)
     with (
-        told_to(tell),
+        relayed_to(tell),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
     ):
         for event in (STEP, Note("careful"), EPOCH, LINE):
@@ -162,7 +160,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     # In a session that cannot show them, steps are only for observers.
     told.clear()
     with (
-        told_to(lambda kind, fields: told.append(kind)),
+        relayed_to(lambda kind, fields: told.append(kind)),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
     ):
         on_event(STEP)

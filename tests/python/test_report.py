@@ -8,7 +8,7 @@ import pytest
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
-from pybackend.job.report import WorkerReport, read_figures, read_report
+from pybackend.job.report import WorkerReport, read_metrics, read_report
 from pybackend.launchers.remote.greeting import read_greeting
 from pybackend.launchers.spark.barrier import read_reports
 
@@ -48,8 +48,8 @@ def test_spark_brings_all_reports_or_names_the_worker() -> None:
 def test_figures_of_another_form_name_the_worker(value: Any) -> None:
     report = WorkerReport(0, "a", 16, value=value, failure=Failure(0, "a", "", ""))
     with pytest.raises(ClusterError, match=r"worker 0 on a reported .* instead of metrics"):
-        read_figures(report, list)
-    assert read_figures(read_report(GOOD, 1, "b"), list) == {"loss": [1.0]}
+        read_metrics(report, list)
+    assert read_metrics(read_report(GOOD, 1, "b"), list) == {"loss": [1.0]}
 
 
 @pytest.mark.parametrize(

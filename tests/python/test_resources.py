@@ -27,15 +27,15 @@ from pybackend import (
 )
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job
-from pybackend.job.meminfo import read_meminfo
+from pybackend.job.resources import read_meminfo
 from pybackend.launchers import local
 from pybackend.launchers.joined.gathering import find_share
 from pybackend.launchers.joined.place import Place
-from pybackend.launchers.machine import list_gpus
-from pybackend.launchers.machine_share import (
+from pybackend.launchers.machine import (
     Machine,
     count_cores,
     find_shortage,
+    list_gpus,
     share_of_machine,
 )
 from pybackend.launchers.memory import MemoryWatch, find_family

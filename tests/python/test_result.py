@@ -239,7 +239,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "encode",
         "feature_names",
         "workers_by_epoch",
-        "gangs",
+        "generations",
         "settings",
         "restarts",
         "tensorboard",

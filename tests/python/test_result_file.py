@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from pybackend import InputError, SerializationError, TrainResult, barrier_train
-from pybackend.job.report import Gang, Restart
+from pybackend.job.report import Generation, Restart
 
 
 def build() -> Any:
@@ -38,7 +38,7 @@ def test_all_of_a_result_comes_back(result: TrainResult, tmp_path: Path) -> None
         result,
         history={**result.history, "odd": [math.nan, math.inf], "f1": [[0.5, 1.0], [0.0, 0.25]]},
         validation_freq=(1, 2),
-        gangs=[Gang(1, [0, 1]), Gang(2, [1, 2], [2], {"0": "it was lost"})],
+        generations=[Generation(1, [0, 1]), Generation(2, [1, 2], [2], {"0": "it was lost"})],
         restarts=[Restart(1.5, "a worker was lost", "epoch 1")],
     )
     path = full.save(tmp_path / "fits" / "fit.json")

@@ -206,7 +206,7 @@ def test_files_and_ranks_that_are_shown(write: Any, tmp_path: Path) -> None:
         ("os.abort()", 134, "SIGABRT"),
     ],
 )
-def test_the_first_failure_ends_the_gang(end: str, status: int, said: str, write: Any) -> None:
+def test_the_first_failure_ends_the_group(end: str, status: int, said: str, write: Any) -> None:
     write(f"if RANK == 1:\n    {end}\ntime.sleep(600)")
     shown = run("-w", "3", "script.py")
     assert shown.returncode == status
@@ -393,7 +393,7 @@ def test_nothing_is_left_when_one_is_killed(victim: str, write: Any, mark: str) 
     assert process.returncode == (-signal.SIGKILL if victim == "driver" else 1)
 
 
-def test_daemons_end_with_a_gang_that_ends_well(write: Any, mark: str) -> None:
+def test_daemons_end_with_a_group_that_ends_well(write: Any, mark: str) -> None:
     write(DAEMON)
     assert run("-w", "2", "script.py").returncode == 0
     assert marked_processes(mark) == []
@@ -407,7 +407,7 @@ def test_what_a_shell_has_started_before_is_left_alone(write: Any) -> None:
     assert shown.returncode == 0
 
 
-def test_a_reader_that_leaves_ends_the_gang(write: Any, mark: str) -> None:
+def test_a_reader_that_leaves_ends_the_group(write: Any, mark: str) -> None:
     write("while True:\n    print('more')")
     with started("-w", "1", "script.py") as process:
         await_lines(process, "[0] more")

@@ -29,13 +29,12 @@ from pybackend.api.scaled import (
     ScaleOrder,
     count_rows,
     read_scale,
-    settle_scale,
+    resolve_scale,
     write_order,
 )
 from pybackend.cli import main
 from pybackend.collective import Alone, CostModel
-from pybackend.engine.arrivals import Arrivals
-from pybackend.engine.step_clock import StepClock
+from pybackend.engine.step_clock import Arrivals, StepClock
 from pybackend.errors import ClusterError
 from pybackend.job.report import PARTS
 from pybackend.scaling.fit import expected_excess
@@ -413,12 +412,12 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
         checkpoint="kept",
         model_uri="model.h5",
     )
-    assert settle_scale(given) == given
+    assert resolve_scale(given) == given
 
     def settle(workers: int, is_shared: bool, batch_size: int | None, **changes: Any) -> Any:
         order = ScaleOrder(workers, is_shared, batch_size, None, str(tmp_path))
         monkeypatch.setenv(VARIABLE, write_order(order)[VARIABLE])
-        return settle_scale(replace(given, **changes))
+        return resolve_scale(replace(given, **changes))
 
     found = settle(4, True, None)
     assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
@@ -432,7 +431,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
         settle(2, False, None, strategy="parameter_server")
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ClusterError, match="TFDIST_BENCH_SCALE is set, but"):
-        settle_scale(given)
+        resolve_scale(given)
     assert read_scale(str(tmp_path)) is None
 
 

@@ -17,9 +17,9 @@ from pybackend.data.sharding import (
     Visits,
     count_steps,
     cut_rows,
-    deal,
     permute,
     replay_batches,
+    shard_slice,
 )
 
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
@@ -115,7 +115,7 @@ def test_without_shuffling_the_order_is_that_of_the_rows() -> None:
 @given(st.integers(0, 300), st.integers(1, 12))
 def test_dealt_rows_are_a_partition_with_sizes_that_differ_by_one(rows: int, workers: int) -> None:
     everything = np.arange(rows)
-    shards = [everything[deal(rows, workers, rank)] for rank in range(workers)]
+    shards = [everything[shard_slice(rows, workers, rank)] for rank in range(workers)]
     assert sorted(np.concatenate(shards).tolist()) == list(range(rows))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
 
@@ -123,7 +123,7 @@ def test_dealt_rows_are_a_partition_with_sizes_that_differ_by_one(rows: int, wor
 def test_sorted_rows_stay_mixed() -> None:
     labels = np.repeat(np.arange(10), 30)
     for rank in range(3):
-        assert np.bincount(labels[deal(300, 3, rank)]).tolist() == [10] * 10
+        assert np.bincount(labels[shard_slice(300, 3, rank)]).tolist() == [10] * 10
 
 
 @settings(deadline=None)
@@ -144,7 +144,7 @@ def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
     for step in range(2):
         used = []
         for rank in range(2):
-            shard = np.arange(10)[deal(10, 2, rank)]
+            shard = np.arange(10)[shard_slice(10, 2, rank)]
             edges = cut_rows(5, 2)
             visited = shard[list_visits(5, 4, 1, rank, shuffle)]
             used += visited[edges[step] : edges[step + 1]].tolist()

@@ -25,8 +25,7 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.launchers.slurm import launcher, watch
-from pybackend.launchers.slurm.notice import notice_seconds, signal_option
-from pybackend.launchers.slurm.queue import SlurmJob, read_job
+from pybackend.launchers.slurm.queue import SlurmJob, notice_seconds, read_job, signal_option
 from pybackend.launchers.slurm.watch import describe_end, describe_notice
 from pybackend.net.meeting import MeetingServer
 
@@ -254,8 +253,8 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
         cluster.start(failed[0])
         for left in temporary(cluster).glob("tfdist-*"):  # it had no time to do so
             shutil.rmtree(left)
-    assert [gang.workers for gang in result.gangs] == [[0, 1], [1], [1, 2]]
-    assert "its node no longer responds to Slurm" in result.gangs[1].left["0"]
+    assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
+    assert "its node no longer responds to Slurm" in result.generations[1].left["0"]
     left = {cluster.hosts[node].address for node in NODES if node not in failed}
     assert {worker.host for worker in result.workers} == left
     assert f"worker 0 on {failed[0]} was lost" in capsys.readouterr().out
@@ -284,9 +283,9 @@ def test_a_worker_whose_job_is_ended_is_replaced(
     settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 1000, "verbose": 0}
     result = test_elastic.train(stop, target=place, **settings)
     displacing.join()
-    assert [gang.workers for gang in result.gangs[:1]] == [[0, 1]]
-    assert result.gangs[-1].workers == [1, 2]
-    left = " ".join(text for gang in result.gangs for text in gang.left.values())
+    assert [generation.workers for generation in result.generations[:1]] == [[0, 1]]
+    assert result.generations[-1].workers == [1, 2]
+    left = " ".join(text for generation in result.generations for text in generation.left.values())
     assert end.removeprefix("the ") in left
     test_elastic.check_exact(result)
 

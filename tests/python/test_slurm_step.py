@@ -124,7 +124,7 @@ def test_ranks_are_the_tasks_of_a_step(cluster: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("starter", [full(RUN), full(("srun", "-m", "cyclic", sys.executable))])
-def test_a_script_joins_the_gang(cluster: Slurm, tmp_path: Path, starter: tuple[str, ...]) -> None:
+def test_a_script_joins_the_group(cluster: Slurm, tmp_path: Path, starter: tuple[str, ...]) -> None:
     (tmp_path / "join.py").write_text(JOIN)
     secret = {"TFDIST_SECRET": new_token()}
     words = ["salloc", "-Q", "-N3", "-n4", *starter, str(tmp_path / "join.py")]

@@ -19,7 +19,7 @@ from pybackend.api.datasets import narrow_columns, note_index
 from pybackend.api.score import barrier_evaluate
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows
-from pybackend.data.rows import SpooledRows
+from pybackend.data.rows import StoredRows
 from pybackend.data.sources import FileRows
 from pybackend.errors import InputError
 
@@ -34,7 +34,7 @@ def write(folder: Path, rows: int, **columns: Any) -> str:
 def rows_of_worker(source: FileRows, workers: int, rank: int, everything: bool = False) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         source.spool(Path(folder) / "train", workers, rank, everything)
-        spool = SpooledRows(Path(folder) / "train")
+        spool = StoredRows(Path(folder) / "train")
         return spool.take(np.arange(len(spool)))
 
 
@@ -83,10 +83,10 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
     trained = FileRows.at(
         path, ColumnSpec(categories={"label": ["a", "b", "c"]}), "float32", "data"
     )
-    held_out = FileRows.at(
+    validation = FileRows.at(
         path, narrow_columns(ColumnSpec(), trained), "float32", "validation_data"
     )
-    assert rows_of_worker(held_out, 1, 0)["y"].tolist() == [1, 2]
+    assert rows_of_worker(validation, 1, 0)["y"].tolist() == [1, 2]
     with pytest.raises(
         InputError, match="its codes must be those of the training: give their values"
     ):

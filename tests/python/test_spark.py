@@ -45,8 +45,8 @@ from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
 from pybackend.launchers.spark import barrier as spark_launcher
+from pybackend.launchers.spark import explain
 from pybackend.launchers.spark import jobs as spark_job
-from pybackend.launchers.spark import log
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.launchers.spark.barrier import SparkLauncher
@@ -182,7 +182,7 @@ def test_a_dataframe_is_every_row_once(spark: Any, rows: Any, dense_model: Any) 
 def test_validation_columns_go_by_name(spark: Any) -> None:
     pairs = [(1.0, 100.0, 0), (2.0, 200.0, 1)] * 4
     train = spark.createDataFrame(pairs, "a double, b double, `my.label` int")
-    held_out = train.select("b", "`my.label`", "a").limit(4)
+    validation = train.select("b", "`my.label`", "a").limit(4)
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -193,10 +193,10 @@ def test_validation_columns_go_by_name(spark: Any) -> None:
         label="my.label",
         workers=2,
         batch_size=8,
-        validation_data=held_out,
+        validation_data=validation,
         verbose=0,
     )
-    rows = [tuple(row) for row in held_out.select("a", "b", "`my.label`").collect()]
+    rows = [tuple(row) for row in validation.select("a", "b", "`my.label`").collect()]
     x = np.array([row[:2] for row in rows], "float32")
     expected = result.model.evaluate(x, np.array([row[2] for row in rows]), verbose=0)
     assert result.history["val_loss"][0] == pytest.approx(expected, rel=1e-5)
@@ -546,7 +546,7 @@ def test_workers_meet_at_the_driver_or_all_by_spark(
 
 @pytest.mark.full
 @pytest.mark.launcher
-def test_a_gang_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
+def test_a_group_that_has_failed_can_be_launched_again(spark: Any, tmp_path: Path) -> None:
     """Start again as a restart does: the same launcher, the same job, the same files."""
 
     def work(context: WorkerContext, marker: str) -> int:
@@ -723,7 +723,7 @@ import os, tempfile
 from pathlib import Path
 from conftest import spark_session
 import pybackend
-from pybackend.launchers.spark import barrier, log
+from pybackend.launchers.spark import barrier, explain
 from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
 token = barrier.new_token()
 barrier.new_token = lambda: token
@@ -742,10 +742,10 @@ with tempfile.TemporaryDirectory() as folder:
         shown = [*session.sparkContext.getConf().getAll(), *session.sql("SET").collect()]
         print("settings", "spark.app.name" in str(shown), token in str(shown))
         for levels in (["DEBUG", "INFO"], ["OFF", "ERROR"]):
-            log._set_levels(session, dict(zip(log._LOGGERS, levels, strict=True)))
-            log._begin(session)
-            log._end(session)
-            print("levels", *log._levels(session).values())
+            explain._set_levels(session, dict(zip(explain._LOGGERS, levels, strict=True)))
+            explain._begin(session)
+            explain._end(session)
+            print("levels", *explain._levels(session).values())
     (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
     print("log", *(text in events for text in ("spark.app.name", "tfdist", token)))
 try:
@@ -832,18 +832,18 @@ def test_levels_of_sparks_loggers_are_kept(shown: str) -> None:
 )
 def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: str) -> None:
     manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
-    loggers = [manager.getLogger(name) for name in log._LOGGERS]
-    (told,) = log._evaluate(spark, [f"'{log._LOG4J}.LogManager', 'getLogger', 'a.b'"])
+    loggers = [manager.getLogger(name) for name in explain._LOGGERS]
+    (told,) = explain._evaluate(spark, [f"'{explain._LOG4J}.LogManager', 'getLogger', 'a.b'"])
     if not told.startswith("a.b:"):  # SQL asks for the logger of all texts: the root's counts
         after = manager.getRootLogger().getLevel().toString()
-    log._set_levels(spark, dict.fromkeys(log._LOGGERS, before))
+    explain._set_levels(spark, dict.fromkeys(explain._LOGGERS, before))
     try:
-        log._begin(spark)
+        explain._begin(spark)
         assert [logger.getLevel().toString() for logger in loggers] == ["OFF", "OFF"]
-        log._end(spark)
+        explain._end(spark)
         assert [logger.getLevel().toString() for logger in loggers] == [after, after]
     finally:
-        log._set_levels(spark, dict.fromkeys(log._LOGGERS, "ERROR"))
+        explain._set_levels(spark, dict.fromkeys(explain._LOGGERS, "ERROR"))
 
 
 @pytest.fixture

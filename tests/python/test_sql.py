@@ -21,10 +21,10 @@ from pybackend.api.result import TrainResult
 from pybackend.sql import oracle
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.connections import Connection, connect
+from pybackend.sql.graph import simplify
 from pybackend.sql.lower import lower_model
 from pybackend.sql.lowering import FUNCTIONS
 from pybackend.sql.query import Question, Shown
-from pybackend.sql.simplify import simplify
 
 L = keras.layers
 DIALECTS = ["duckdb", "sqlite", "postgresql", "pgvector"]

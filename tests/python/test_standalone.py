@@ -23,7 +23,7 @@ from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_clust
 
 import pybackend
 from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
-from pybackend.launchers.spark.network import TOO_LONG
+from pybackend.launchers.spark.preflight import TOO_LONG
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 

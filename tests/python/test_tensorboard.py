@@ -17,7 +17,7 @@ import pytest
 from conftest import build_dense, wait_for
 
 from pybackend import InputError, RFunction, TrainResult, barrier_train, view_tensorboard
-from pybackend.api.event_files import EventFiles
+from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.messages import EpochEnded, EventBytes, Note
@@ -190,12 +190,12 @@ def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None
     import keras
     import numpy as np
 
-    from pybackend.engine.board import make_board
+    from pybackend.engine.session_callbacks import make_tensorboard
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, activation="softmax")])
     model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
     job = make_job(TrainingJob, {"workers": 1, "tensorboard": str(tmp_path)})
-    callbacks = make_board(job, tmp_path / "own", lambda event: None)
+    callbacks = make_tensorboard(job, tmp_path / "own", lambda event: None)
     x, y = np.ones((6, 4), "float32"), np.eye(3, dtype="float32")[[0, 1, 2, 0, 1, 2]]
     history = model.fit(x, y, verbose=0, callbacks=callbacks).history
     found = read_scalars(tmp_path / "own" / "tensorboard" / "train")

@@ -18,8 +18,8 @@ from pybackend.data.tfrecord.chunks import Chunk
 from pybackend.data.tfrecord.decode import decode_chunk
 from pybackend.data.tfrecord.encode import encode_batch
 from pybackend.data.tfrecord.framing import find_records
+from pybackend.data.tfrecord.protobuf import encode_one, encode_varints
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64
-from pybackend.data.tfrecord.varint import encode_one, encode_varints
 
 VALUES: list[tuple[pa.DataType, Any]] = [
     (pa.int8(), st.integers(-128, 127)),

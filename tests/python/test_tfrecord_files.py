@@ -20,8 +20,8 @@ from records import entry, example, field, write
 from pybackend import InputError
 from pybackend.data.tfrecord import chunks, files
 from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.folder import Manifest
 from pybackend.data.tfrecord.framing import build_heads
-from pybackend.data.tfrecord.manifest import Manifest
 from pybackend.data.tfrecord.part import write_part
 from pybackend.data.tfrecord.types import INT64, to_spark_fields
 

@@ -14,17 +14,17 @@ from pybackend.data.tfrecord.compression import (
     DecompressingReader,
     recognize_compression,
 )
-from pybackend.data.tfrecord.crc import Checksums
 from pybackend.data.tfrecord.framing import (
     FOOT,
     HEAD,
+    Checksums,
     find_records,
     find_wrong_data,
     find_wrong_head,
     read_checksums,
     read_first_length,
 )
-from pybackend.data.tfrecord.pieces import Index
+from pybackend.data.tfrecord.protobuf import Index
 from pybackend.errors import InputError
 
 # Larger chunks would be allocated again each time, which costs more than it saves.

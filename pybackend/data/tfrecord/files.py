@@ -9,8 +9,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pybackend.data.files import Places, find_files, get_size, is_pattern
-from pybackend.data.folder import Folder, open_folder
+from pybackend.data.files import Folder, Places, find_files, get_size, is_pattern, open_folder
 from pybackend.data.tfrecord.chunks import (
     CHUNK_BYTES,
     Chunk,
@@ -19,12 +18,11 @@ from pybackend.data.tfrecord.chunks import (
     read_chunks,
 )
 from pybackend.data.tfrecord.compression import Compression
-from pybackend.data.tfrecord.decode import decode_chunk
+from pybackend.data.tfrecord.decode import decode_chunk, infer_spec, spec_to_schema
+from pybackend.data.tfrecord.folder import NAME as MANIFEST
+from pybackend.data.tfrecord.folder import TEMPORARY, Manifest, read_manifest
 from pybackend.data.tfrecord.framing import HEAD
-from pybackend.data.tfrecord.manifest import NAME as MANIFEST
-from pybackend.data.tfrecord.manifest import TEMPORARY, Manifest, read_manifest
 from pybackend.data.tfrecord.part import Mark, Marks, place_marks, update_checksum
-from pybackend.data.tfrecord.schema import infer_spec, spec_to_schema
 from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec

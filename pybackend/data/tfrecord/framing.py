@@ -1,18 +1,163 @@
-"""Framing of records in a TFRecord file.
-
-A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
-and the data's masked CRC-32C (4 bytes).
-"""
+"""Records in a buffer of a TFRecord file, with their CRC-32C."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pybackend.data.tfrecord.crc import Checksums, compute_masked_crcs
-from pybackend.data.tfrecord.pieces import Bytes, Index
-from pybackend.data.tfrecord.varint import Flags
+from pybackend.data.tfrecord.protobuf import Bytes, Flags, Index
+
+Checksums = npt.NDArray[np.uint32]
+
+_POLYNOMIAL = 0x82F63B78
+_ONES = np.uint32(0xFFFFFFFF)
+_MASK_DELTA = np.uint32(0xA282EAD8)
+_BLOCK = 256
+# Blocks that go through the table together: their bytes fit into the processor's cache.
+_TOGETHER = 8192
+
+
+def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """Return the masked CRC-32C of ``data[start:start + length]`` for every start and length."""
+    value = _load_library()
+    crcs = (
+        compute_crcs_by_numpy
+        if value is None
+        else functools.partial(compute_crcs_by_library, value)
+    )
+    return _mask(crcs(data, starts, lengths))
+
+
+def compute_crcs_by_library(
+    value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
+) -> Checksums:
+    """Return the CRC-32C of every piece by a function for one piece."""
+    # The library does not accept views; content that was read from a file is bytes already.
+    base: Any = data.base
+    is_whole = isinstance(base, bytes) and len(base) == len(data)
+    content: bytes = base if is_whole else data.tobytes()
+    pieces = map(slice, starts.tolist(), (starts + lengths).tolist())
+    # Only C code runs per piece.
+    return np.fromiter(map(value, map(content.__getitem__, pieces)), np.uint32, len(starts))
+
+
+def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksums:
+    """Return the CRC-32C of every piece, without the library."""
+    blocks = -(-lengths // _BLOCK)
+    padding = blocks * _BLOCK - lengths
+    firsts = np.cumsum(blocks) - blocks
+    begun = blocks > 0
+    registers = np.zeros(int(blocks.sum()), np.uint32)
+    registers[firsts[begun]] = _build_start_registers()[padding[begun]]
+    cleared = np.zeros(len(registers), np.int64)
+    cleared[firsts[begun]] = padding[begun]
+    begins = np.repeat(starts - padding - firsts * _BLOCK, blocks)
+    begins += np.arange(len(registers)) * _BLOCK
+    _apply_blocks(data, begins, cleared, registers)
+    return _join(registers, firsts, blocks) ^ _ONES
+
+
+def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
+    """Update every register by its block, whose first ``cleared`` bytes count as zeros."""
+    padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
+    for first in range(0, len(registers), _TOGETHER):
+        group = slice(first, first + _TOGETHER)
+        matrix = windows[begins[group] + _BLOCK]
+        _apply_zeros(matrix, cleared[group])
+        registers[group] = _apply_table(matrix, registers[group])
+
+
+def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
+    """Combine the registers of blocks to those of pieces."""
+    register = np.full(len(blocks), _ONES)
+    # The longest first, so that the pieces with a block left are always at the front.
+    order = np.argsort(-blocks, kind="stable")
+    left = -blocks[order]
+    for number in range(int(blocks.max(initial=0))):
+        rows = order[: np.searchsorted(left, -number)]
+        following = of_blocks[firsts[rows] + number]
+        register[rows] = following if number == 0 else _skip_zeros(register[rows]) ^ following
+    return register
+
+
+def _apply_zeros(matrix: Bytes, counts: Index) -> None:
+    """Set the first bytes of rows to zero: the block begins before its piece."""
+    reach = np.flatnonzero(counts)
+    part = matrix[reach]
+    part[np.arange(_BLOCK) < counts[reach, None]] = 0
+    matrix[reach] = part
+
+
+def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
+    """Return the registers after a row of bytes each, two bytes per step."""
+    _, two = _build_tables()
+    for pair in np.ascontiguousarray(matrix.view("<u2").T):
+        register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
+    return register
+
+
+def _skip_zeros(register: Checksums) -> Checksums:
+    """Return the registers after a block of zeros: the sum over their bytes."""
+    table = _build_block_table()
+    found: Checksums = table[0][register & np.uint32(0xFF)]
+    for place in range(1, 4):
+        found = found ^ table[place][(register >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    return found
+
+
+@functools.cache
+def _build_block_table() -> Checksums:
+    """Return a register with one byte set after a block of zeros, by place and byte."""
+    low = np.arange(256, dtype=np.uint32)
+    registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
+    zeros = np.zeros((len(registers), _BLOCK), np.uint8)
+    table: Checksums = np.reshape(_apply_table(zeros, registers), (4, 256))
+    return table
+
+
+@functools.cache
+def _build_start_registers() -> Checksums:
+    """Return the registers that become all ones, the initial value, after n zero bytes, by n."""
+    one, _ = _build_tables()
+    last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
+    found = [0xFFFFFFFF]
+    for _ in range(_BLOCK):
+        low = last_byte[found[-1] >> 24]
+        found.append(((found[-1] ^ int(one[low])) << 8) | low)
+    return np.array(found, np.uint32)
+
+
+@functools.cache
+def _build_tables() -> tuple[Checksums, Checksums]:
+    """Return the register's change by one byte, and by two."""
+    one = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
+    low = np.arange(1 << 16, dtype=np.uint32)
+    half = one[low & np.uint32(0xFF)] ^ (low >> np.uint32(8))
+    return one, one[half & np.uint32(0xFF)] ^ (half >> np.uint32(8))
+
+
+def _mask(crcs: Checksums) -> Checksums:
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
+
+
+@functools.cache
+def _load_library() -> Callable[[bytes], int] | None:
+    try:
+        library = importlib.import_module("google_crc32c")
+    except ImportError:
+        return None
+    # Its Python implementation is slower than numpy.
+    return library.value if library.implementation == "c" else None
+
 
 HEAD, FOOT = 12, 4
 _LENGTH = 8

@@ -13,9 +13,9 @@ import numpy as np
 
 from pybackend.data.files import open_file
 from pybackend.data.tfrecord.compression import CompressingWriter, Compression
-from pybackend.data.tfrecord.crc import Checksums
 from pybackend.data.tfrecord.encode import encode_batch
-from pybackend.data.tfrecord.pieces import Index
+from pybackend.data.tfrecord.framing import Checksums
+from pybackend.data.tfrecord.protobuf import Index
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,9 +27,9 @@ from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
-from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
@@ -102,7 +102,7 @@ class Hosts:
                 return [failure for host in reached for failure in host.look()]
 
             # Hosts are watched while they receive their rows, which may take long.
-            return run_gang(meeting, job, names, on_event, look, meet_seconds=math.inf)
+            return run_group(meeting, job, names, on_event, look, meet_seconds=math.inf)
 
     def _train_elastically(
         self,
@@ -181,8 +181,8 @@ class _Slots:
         ssh = self.launcher.start(host, [0], meeting, self.job, host.slots)
         try:
             ssh.send(Bundle({**self.contents, **post}, files_of_ranks(self.folder, [])))
-            job, names = as_gang(self.job), [host.name]
-            yield partial(run_gang, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
+            job, names = as_group(self.job), [host.name]
+            yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
         finally:
             ssh.let_go()
             ssh.wait(_END_SECONDS)

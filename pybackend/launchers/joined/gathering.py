@@ -15,10 +15,10 @@ from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
 from pybackend.launchers.joined.place import Place, is_loopback, split_host
-from pybackend.launchers.machine import list_gpus
-from pybackend.launchers.machine_share import (
+from pybackend.launchers.machine import (
     Machine,
     find_shortage,
+    list_gpus,
     share_of_machine,
     this_machine,
 )

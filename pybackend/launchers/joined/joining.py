@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 from pybackend.errors import ClusterError, InputError
-from pybackend.launchers.joined import mpi_place, slurm_place
-from pybackend.launchers.joined.place import Place, split_host
+from pybackend.launchers.joined.place import (
+    Place,
+    find_mpi_place,
+    find_slurm_place,
+    split_host,
+)
 from pybackend.net.secret import FILE_VARIABLE, VARIABLE
 from pybackend.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
 
@@ -62,7 +66,7 @@ def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     if names_cluster(text):
         return _of_tf_config(text)
     # In an allocation, processes of mpirun also have Slurm's variables, but of its daemons.
-    return mpi_place.find_place(environment) or slurm_place.find_place(environment)
+    return find_mpi_place(environment) or find_slurm_place(environment)
 
 
 def _of_tf_config(text: str) -> Place | None:

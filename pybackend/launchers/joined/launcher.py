@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from pybackend.data.arrays import Columns, shard
-from pybackend.data.spool import write_columns
+from pybackend.data.row_store import write_columns
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -149,7 +149,7 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
-        gang = CallGroup(call, AtItself(call, meeting))
+        group = CallGroup(call, AtItself(call, meeting))
         others, inbox = _Others(call, meeting), Inbox(call.emit)
 
         def give_up() -> str | None:
@@ -157,13 +157,13 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             return others.give_up()
 
         options = (None, server, give_up, notice, inbox.poll_order)
-        report, model = member.work(gang, (), inbox, *options)
+        report, model = member.work(group, (), inbox, *options)
         inbox.pass_on()
-        if gang.error is not None:
-            raise gang.error
+        if group.error is not None:
+            raise group.error
         report = _at_own_end(report, notice)
         reports = others.wait(report)
-        results = _Results(tuple(reports), cast("AnyJob", gang.job))
+        results = _Results(tuple(reports), cast("AnyJob", group.job))
         contents = {_RESULTS: encode(results).encode()}
         if model is not None and all(report.ok for report in reports):
             contents[_MODEL + model[0]] = model[1]
@@ -196,12 +196,12 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             inbox.pass_on()
             return f"{place.name(0)} ended the call" if client.has_ended else None
 
-        gang = CallGroup(call, AtTheFirst(call, client))
+        group = CallGroup(call, AtTheFirst(call, client))
         options = (None, server, give_up, notice, inbox.poll_order)
-        report, _ = member.work(gang, (), inbox, *options)
+        report, _ = member.work(group, (), inbox, *options)
         inbox.pass_on()
-        if gang.error is not None:
-            raise gang.error
+        if group.error is not None:
+            raise group.error
         report = _at_own_end(report, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:

@@ -1,10 +1,18 @@
-"""Rank and address of a process among processes that users start themselves."""
+"""The rank of a process among those that you start yourself, by mpirun or srun."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
+import re
+import socket
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from pybackend.errors import ClusterError, InputError
+from pybackend.launchers.slurm.nodes import expand_counts, expand_nodes
 from pybackend.net.rendezvous import split_address
 
 # Below the ports for outgoing connections, from 32768 on, and above those of most services.
@@ -67,3 +75,188 @@ def is_loopback(host: str) -> bool:
 def split_host(address: str) -> str:
     """Return the host of ``host:port``, or of a host alone."""
     return split_address(address)[0] if ":" in address else address
+
+
+# Rank and size, among all processes and among those of a machine: first of Open MPI, then of MPICH,
+# Intel MPI and others with Hydra.
+_NAMES = (
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+# As in /proc/PID/environ, which has the variables of a process's start.
+_RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
+
+
+def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
+    """Return the place of a process among those of its ``mpirun``; None: it is the only one.
+
+    Raises
+    ------
+    InputError
+        The processes are on several hosts, and the address of the first one is not set.
+    """
+    if _is_of_srun(environment):
+        return None
+    for names in _NAMES:
+        if names[0] in environment and int(environment.get(names[1], "1")) > 1:
+            defaults = ("0", "1", "0", "1")
+            found = (environment.get(*pair) for pair in zip(names, defaults, strict=True))
+            rank, size, local_rank, local_size = map(int, found)
+            meeting = _find_meeting(environment, local_size == size)
+            return Place(rank, size, meeting, None, "mpirun", (), local_rank, local_size)
+    return None
+
+
+def _is_of_srun(environment: Mapping[str, str]) -> bool:
+    """Return whether srun started this process with MPI's variables, as ``srun --mpi=pmi2`` does.
+
+    In an allocation, mpirun starts its daemons by srun: their processes have the variables of both,
+    and only mpirun's are theirs.
+    """
+    pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    return all(
+        ours in environment and environment[ours] == environment.get(slurms)
+        for ours, slurms in pairs
+    )
+
+
+def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
+    """Return the address of the first process, which MPI does not provide."""
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if host and port:
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if is_one_machine:
+        # Common to all processes of one mpirun, and different for another one.
+        job = environment.get("PMIX_NAMESPACE") or _name_starter()
+        name = f"{job} on {socket.gethostname()}"
+        return f"127.0.0.1:{pick_port(zlib.crc32(name.encode()))}"
+    raise InputError(
+        "mpirun started processes on several hosts, but does not provide the address of the "
+        "first one: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, "
+        "e.g. mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
+    )
+
+
+def _name_starter() -> str:
+    """Identify the process that started all ranks; processes below it are ranks or wrappers."""
+    pid = os.getppid()
+    try:
+        while _is_rank(pid):
+            pid = int(_read_status(pid)[1])
+        return f"{pid} since {_read_status(pid)[19]}"
+    except OSError:  # not Linux
+        return str(pid)
+
+
+def _is_rank(pid: int) -> bool:
+    """Return whether a process has the variables of a rank, as wrapper scripts also have."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except PermissionError:  # another user's, such as a system daemon
+        return False
+    return any(variable.startswith(_RANK_MARKS) for variable in variables)
+
+
+def _read_status(pid: int) -> list[str]:
+    """Return a process's state, its parent, and so on; its start time is the twentieth field."""
+    # The program's name comes before them, and may contain blanks and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+# Steps of a job, and consecutive jobs of a user, may share hosts, so their ports are far apart.
+_STRIDE = 97
+
+
+def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
+    """Return the place of a process among the tasks of its job step.
+
+    Parameters
+    ----------
+    environment
+        Variables of the process.
+
+    Returns
+    -------
+    Place or None
+        None outside ``srun``, as in a batch script, and in a step of one task, as in
+        ``srun --pty bash``.
+
+    Raises
+    ------
+    ClusterError
+        The host of the first task cannot be found from the step's variables.
+    """
+    if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) < 2 or "SLURM_PROCID" not in environment:
+        return None
+    return Place(
+        rank=int(environment["SLURM_PROCID"]),
+        size=int(environment["SLURM_STEP_NUM_TASKS"]),
+        meeting=f"{_first_host(environment)}:{step_port(environment)}",
+        own=None,
+        source="srun",
+        peers=_find_peers(environment),
+        local_rank=int(environment.get("SLURM_LOCALID") or 0),
+        local_size=_count_local(environment),
+    )
+
+
+def step_port(environment: Mapping[str, str]) -> int:
+    """Return the port of a step, the same in all its tasks, and rarely that of another step."""
+    # Tasks of a job array are jobs, each with its own SLURM_JOB_ID.
+    job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return pick_port((job * 7 + step) * _STRIDE)
+
+
+def hosts_by_rank(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the node of each task of a step with block distribution."""
+    nodes, counts = _tasks_by_node(environment)
+    return tuple(node for node, count in zip(nodes, counts, strict=True) for _ in range(count))
+
+
+def _find_peers(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the node of each task; empty if Slurm's variables do not determine it."""
+    # Other parts concern the sockets and cores of a node, or the number of tasks per node.
+    words = re.split("[:,]", environment.get("SLURM_DISTRIBUTION") or "block")
+    nodes, counts = _tasks_by_node(environment)
+    if words[0] not in ("block", "cyclic") or len(nodes) != len(counts):
+        return ()
+    peers = hosts_by_rank(environment)
+    if words[0] == "cyclic":
+        rounds = range(max(counts))
+        peers = tuple(n for r in rounds for n, c in zip(nodes, counts, strict=True) if r < c)
+    rank, own = int(environment["SLURM_PROCID"]), int(environment.get("SLURM_NODEID") or 0)
+    is_certain = len(peers) == int(environment["SLURM_STEP_NUM_TASKS"])
+    return peers if is_certain and peers[rank : rank + 1] == (nodes[own],) else ()
+
+
+def _tasks_by_node(environment: Mapping[str, str]) -> tuple[list[str], list[int]]:
+    """Return the nodes of the step, in Slurm's order, and the number of tasks on each."""
+    nodes = expand_nodes(environment["SLURM_STEP_NODELIST"])
+    return nodes, expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+
+
+def _count_local(environment: Mapping[str, str]) -> int:
+    """Return the number of the step's tasks on this node."""
+    _, counts = _tasks_by_node(environment)
+    return counts[int(environment.get("SLURM_NODEID") or 0)]
+
+
+def _first_host(environment: Mapping[str, str]) -> str:
+    """Return the host of rank 0."""
+    if environment.get("SLURM_DISTRIBUTION") != "arbitrary":
+        # Nodes are in Slurm's order, and all other distributions begin with the first node.
+        return expand_nodes(environment["SLURM_STEP_NODELIST"])[0]
+    file = environment.get("SLURM_HOSTFILE")
+    try:
+        return re.split(r"[\s,*]", Path(file or "").read_text().strip())[0]
+    except OSError:
+        raise ClusterError(
+            "srun --distribution=arbitrary placed the tasks, but its list of hosts, "
+            f"SLURM_HOSTFILE={file}, cannot be read here: put it on a file system that all nodes "
+            "share, or use --distribution=block or cyclic"
+        ) from None

@@ -32,9 +32,9 @@ from pybackend.launchers.kubernetes.settings import KubernetesSettings, check_se
 from pybackend.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
-from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
@@ -243,7 +243,7 @@ class KubernetesLauncher:
             watch = KubernetesWatch(cluster, name, job.workers, meeting, join, on_note, patience)
             try:
                 yield partial(
-                    run_gang,
+                    run_group,
                     meeting,
                     job,
                     host_names(name, job.workers),
@@ -295,7 +295,7 @@ class _Pods:
     ) -> contextlib.AbstractContextManager[Follow]:
         post = {POST: Post(number).to_json()}
         bundle = Bundle({**self.contents, **post}, files_of_ranks(self.folder, []))
-        name, job = self.name_host(number, place), as_gang(self.job)
+        name, job = self.name_host(number, place), as_group(self.job)
         return self.launcher.open_job(self.cluster, name, job, meeting, lambda _: bundle, note)
 
 

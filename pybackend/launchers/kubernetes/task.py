@@ -16,12 +16,11 @@ import cloudpickle
 
 from pybackend.job.messages import Event, Failed, PrintedLine
 from pybackend.job.notice import Notice
-from pybackend.launchers.machine_share import count_cores, limit_threads
-from pybackend.launchers.remote.driver import follow_driver
+from pybackend.launchers.machine import count_cores, limit_threads
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.shared_lines import SharedLines
+from pybackend.net.shared_lines import SharedLines, follow_driver
 
 # Servers between the driver and this pod keep their connection open if the driver's machine
 # crashes. A driver that was only stopped may continue within this time.

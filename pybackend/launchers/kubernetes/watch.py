@@ -27,11 +27,11 @@ _ASK_AGAIN_SECONDS = 0.5
 _SILENT_SECONDS = 120.0
 _SHOWN_REASONS = 3
 # Ends before which a worker receives SIGTERM.
-_TOLD = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
+_PREEMPTIONS = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
 class KubernetesWatch:
-    """Information from Kubernetes on a Job; `look` is for `run_gang`.
+    """Information from Kubernetes on a Job; `look` is for `run_group`.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class KubernetesWatch:
         if pod is None or not (pod.is_over or pod.has_cause):
             return failure
         kind, message, advice = self._explain(pod)
-        if kind not in _TOLD:
+        if kind not in _PREEMPTIONS:
             return failure
         message = f"{message}; {failure.message}"
         return replace(failure, exception_type=kind, message=message, advice=advice)

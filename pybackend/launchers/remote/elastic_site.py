@@ -25,7 +25,7 @@ _END_SECONDS = 150.0
 
 
 class Follow(Protocol):
-    """Function that waits for one worker to end, as `run_gang` does."""
+    """Function that waits for one worker to end, as `run_group` does."""
 
     def __call__(self, *, on_event: Emit, check: Callable[[], None]) -> Outcome: ...
 
@@ -53,8 +53,8 @@ class Way(Protocol):
         """
 
 
-def as_gang(job: TrainingJob) -> TrainingJob:
-    """Return the job of one worker for `run_gang`."""
+def as_group(job: TrainingJob) -> TrainingJob:
+    """Return the job of one worker for `run_group`."""
     return replace(job, workers=1, min_workers=1, max_workers=None)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from pybackend.data.arrays import Columns, count_rows, shard
-from pybackend.data.spool import write_columns
+from pybackend.data.row_store import write_columns
 from pybackend.job.job import Job
 from pybackend.launchers.remote.bundle import library
 from pybackend.launchers.remote.task import TASK, RemoteTask

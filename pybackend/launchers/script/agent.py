@@ -18,12 +18,12 @@ from functools import partial
 from typing import IO, Any
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.machine_share import share_of_machine
-from pybackend.launchers.script.command import check_script, check_temporary, own_python
-from pybackend.launchers.script.descendants import (
+from pybackend.launchers.machine import share_of_machine
+from pybackend.launchers.processes import (
     adopt_orphans,
     children,
     end_descendants,
+    read_main_thread,
     reap,
     when_orphaned,
 )
@@ -39,10 +39,12 @@ from pybackend.launchers.script.messages import (
     Ready,
     StartRanks,
     Stream,
+    check_script,
+    check_temporary,
     line_of,
+    own_python,
     read_order,
 )
-from pybackend.launchers.stall import read_main_thread
 from pybackend.net.rendezvous import address_of, reserve
 
 _END_SECONDS = 10.0

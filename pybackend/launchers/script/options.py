@@ -13,9 +13,8 @@ from pathlib import Path
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
 from pybackend.launchers.hosts.ssh import Ssh
-from pybackend.launchers.script.command import check_script, check_temporary, read_script
-from pybackend.launchers.script.plan import HERE, HostRanks, ScriptRun, SshSite
-from pybackend.launchers.script.variables import split_variable
+from pybackend.launchers.script.messages import check_script, check_temporary, read_script
+from pybackend.launchers.script.plan import HERE, HostRanks, ScriptRun, SshSite, split_variable
 from pybackend.launchers.slurm.step_site import find_step_site
 from pybackend.net.rendezvous import own_address, split_address
 from pybackend.net.secret import FILE_VARIABLE, VARIABLE, find_secret

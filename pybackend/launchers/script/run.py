@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.machine_share import share_of_machine
-from pybackend.launchers.script.descendants import adopt_orphans, children, end_descendants
-from pybackend.launchers.script.gang import CaughtSignals, Fault, GangEnd, ScriptGang
+from pybackend.launchers.machine import share_of_machine
+from pybackend.launchers.processes import adopt_orphans, children, end_descendants
+from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
 from pybackend.launchers.script.output import ScriptOutput, say
-from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite
-from pybackend.launchers.script.variables import variables_of
-from pybackend.launchers.slurm.batch import requeue_told
+from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
+from pybackend.launchers.slurm.batch import requeue_preempted
 from pybackend.launchers.slurm.step_site import StepSite, describe_step
 
 _END_SECONDS = 5.0
@@ -59,7 +58,7 @@ def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
 
 def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
     for restart in range(plan.restarts + 1):
-        outcome = ScriptGang(plan, restart, output, signals).run()
+        outcome = ScriptGroup(plan, restart, output, signals).run()
         output.end_lines()
         requeued = not _is_well(outcome) and _requeue(plan.grace + _LATE_SECONDS)
         if _is_settled(outcome) or restart == plan.restarts or requeued:
@@ -75,17 +74,17 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
 
 def _requeue(late_seconds: float) -> bool:
     try:
-        return requeue_told(os.environ, late_seconds)
+        return requeue_preempted(os.environ, late_seconds)
     except ClusterError as error:
         say(f"this job was not requeued: {error}")
         return False
 
 
-def _is_well(outcome: GangEnd) -> bool:
+def _is_well(outcome: GroupEnd) -> bool:
     return outcome.fault is None and outcome.has_begun
 
 
-def _is_settled(outcome: GangEnd) -> bool:
+def _is_settled(outcome: GroupEnd) -> bool:
     """Return whether the ranks succeeded, or the user ended them."""
     return outcome.fault is None or outcome.caught is not None
 
@@ -139,7 +138,7 @@ def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
 # Exit status and last message of a run.
 
 
-def exit_status(outcome: GangEnd) -> int:
+def exit_status(outcome: GroupEnd) -> int:
     """Return 0 if all ranks exited with 0; for a signal, 128 plus its number, as in a shell."""
     is_well = outcome.fault is None and outcome.has_begun
     if outcome.caught is not None and not is_well:
@@ -152,7 +151,7 @@ def exit_status(outcome: GangEnd) -> int:
     return status if status > 0 else 128 - status
 
 
-def describe(outcome: GangEnd, plan: ScriptRun) -> str:
+def describe(outcome: GroupEnd, plan: ScriptRun) -> str:
     """Return what happened, and advice; empty if all ranks succeeded."""
     fault, caught = outcome.fault, outcome.caught
     if caught is not None and not outcome.has_begun:

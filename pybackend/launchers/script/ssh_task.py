@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 from typing import IO
 
-from pybackend.launchers.remote.bundle import LIBRARY
-from pybackend.launchers.script.agent import serve
-from pybackend.launchers.script.descendants import (
+from pybackend.launchers.processes import (
     adopt_orphans,
     children,
     end_descendants,
     when_orphaned,
 )
+from pybackend.launchers.remote.bundle import LIBRARY
+from pybackend.launchers.script.agent import serve
 
 _END_SECONDS = 10.0
 

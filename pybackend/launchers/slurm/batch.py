@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError
-from pybackend.launchers.script.command import read_script
-from pybackend.launchers.script.variables import split_variable
-from pybackend.launchers.slurm.notice import signal_option
-from pybackend.launchers.slurm.queue import ask, read_job
+from pybackend.launchers.script.messages import read_script
+from pybackend.launchers.script.plan import split_variable
+from pybackend.launchers.slurm.queue import ask, read_job, signal_option
 from pybackend.launchers.slurm.settings import PER_NODE, as_count, check_tasks
 
 # Options of `tfdist run` with a value that are passed to the job unchanged.
@@ -74,7 +73,7 @@ def _split(word: str) -> tuple[str, str | bool]:
     return name, value if equals else True
 
 
-def requeue_told(environment: Mapping[str, str], seconds: float) -> bool:
+def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
     """Requeue this job if it was preempted or is out of time; return whether Slurm requeues it.
 
     Slurm requeues a job by itself only if the job runs until Slurm ends it. In both cases Slurm now

@@ -19,15 +19,14 @@ from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
-from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_gang
+from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
-from pybackend.launchers.remote.gang import run_gang
+from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
 from pybackend.launchers.slurm.batch import batch_script, srun
-from pybackend.launchers.slurm.notice import notice_seconds, signal_option
-from pybackend.launchers.slurm.queue import node_address, submit
+from pybackend.launchers.slurm.queue import node_address, notice_seconds, signal_option, submit
 from pybackend.launchers.slurm.settings import (
     PER_NODE,
     SlurmSettings,
@@ -239,7 +238,7 @@ class _Jobs:
         own = self._files(number)
         own.folder.mkdir()
         (own.folder / POST).write_bytes(Post(number, driver=meeting.address).to_json())
-        name, job = f"{self.name}-{number}", as_gang(self.job)
+        name, job = f"{self.name}-{number}", as_group(self.job)
         with _submitted(self.settings, name, job, meeting, self.folder, own, note) as follow:
             yield follow
 
@@ -272,7 +271,9 @@ def _submitted(
         watch = SlurmWatch(number, own, meeting, on_note, settings.patience, seconds)
 
         def follow(**options: Any) -> Outcome:
-            outcome = run_gang(meeting, job, own, look=watch.look, explain=watch.explain, **options)
+            outcome = run_group(
+                meeting, job, own, look=watch.look, explain=watch.explain, **options
+            )
             cancelled.let_go()
             return outcome
 

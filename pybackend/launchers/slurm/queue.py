@@ -1,4 +1,4 @@
-"""State of a Slurm job: submitted, pending, running or ended, and the reason."""
+"""Slurm's view of a job: submitted, pending, running, ended, why, and what to change."""
 
 from __future__ import annotations
 
@@ -7,15 +7,128 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.slurm.explain import explain_refusal
 from pybackend.launchers.slurm.nodes import expand_nodes
-from pybackend.launchers.slurm.notice import read_minutes
+
+_LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
+# Messages of Slurm about a missing program, and of Python about a missing package.
+_NO_PYTHON = re.compile(r"error: execve\(\): |^ModuleNotFoundError: No module named")
+# Messages of sbatch and reasons of pending jobs; the first match is the most specific.
+_ADVICE = (
+    (
+        r"gres|GRES|TRES",
+        "Change `gpus` of slurm(), or `gres` in its `options`, or choose another `partition`"
+        + _LIST,
+    ),
+    (
+        r"PartitionTimeLimit|[Tt]ime limit|Invalid --time",
+        "Change `time` of slurm(): the limits of the partition are in `sinfo -o '%P %l'`",
+    ),
+    (
+        r"AccountNotAllowed|InvalidAccount|[Aa]ccount/partition",
+        "Set `account` in `options` of slurm() to one of your accounts, or choose another "
+        "`partition`; `sacctmgr show associations user=$USER` lists your accounts",
+    ),
+    (
+        r"InvalidQOS|QOSNotAllowed|Invalid qos",
+        "Change `qos` in `options` of slurm(); `sacctmgr show qos` lists all",
+    ),
+    (
+        r"accounting/QOS policy",
+        "Request less: fewer workers, or less `time` in slurm()",
+    ),
+    (
+        r"invalid partition|Invalid partition|not permitted to use this partition",
+        "Choose another `partition` of slurm(); `sinfo` lists them",
+    ),
+    (
+        r"PartitionNodeLimit|Node count specification",
+        "Change `nodes` of slurm(), or choose another `partition`" + _LIST,
+    ),
+    (
+        r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
+        r"|more tasks than",
+        "No node of the partition is large enough. Request less, by `nodes`, `cpus` or `gpus` "
+        "of slurm() or by `resources`, or choose another `partition`" + _LIST,
+    ),
+    (
+        r"Invalid feature",
+        "Change `constraint` in `options` of slurm(); `sinfo -o '%P %f'` lists the features",
+    ),
+    (
+        r"DependencyNeverSatisfied|[Dd]ependency",
+        "Change `dependency` in `options` of slurm()",
+    ),
+    (
+        r"unrecognized option|ambiguous|Invalid --|Invalid time specification|Invalid .* spec",
+        "Correct that option in `options` of slurm(); `sbatch --help` lists all options",
+    ),
+)
+
+
+def explain_refusal(said: str) -> str:
+    """Return advice on which argument of `slurm` to change; empty if the message is unknown."""
+    return next((advice for pattern, advice in _ADVICE if re.search(pattern, said)), "")
+
+
+def explain_log(lines: Iterable[str]) -> str:
+    """Return why a task ended at its start; empty if its log does not show the reason."""
+    if not any(map(_NO_PYTHON.search, lines)):
+        return ""
+    return (
+        "`python` of slurm() must be the path of a Python that all nodes have, with the same "
+        "packages as this one; by default, it is the path of this one"
+    )
+
+
+# Slurm may send the signal this much too early.
+_EARLY_SECONDS = 60
+# For shorter jobs, the notice would take too much of their time.
+_SHORTEST_MINUTES = 10
+
+
+def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
+    """Return sbatch's option ``signal`` for a job; None if its time limit is too short.
+
+    Parameters
+    ----------
+    time
+        Time limit in sbatch's format; None: the partition's, typically a day.
+    seconds
+        Time from the signal to the limit.
+    target
+        ``"B:"`` for the batch script instead of its steps.
+    """
+    minutes = None if time is None else read_minutes(str(time))
+    if minutes is not None and minutes < _SHORTEST_MINUTES:
+        return None
+    return f"{target}TERM@{math.ceil(seconds)}"
+
+
+def notice_seconds(option: Any) -> float:
+    """Return the longest time before the limit at which ``signal`` may arrive; 0 without it."""
+    found = re.search(r"@(\d+)", str(option or ""))
+    return 0.0 if found is None else int(found[1]) + _EARLY_SECONDS
+
+
+def read_minutes(time: str) -> float:
+    """Return the minutes of ``"90"``, ``"1:30:00"`` or ``"2-12:00"``; infinity for other words."""
+    if not re.fullmatch(r"[\d:-]+", time):
+        return math.inf
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part or 0) for part in rest.split(":")]
+    if dash or len(parts) == 3:  # hours, minutes, seconds
+        weights = (60.0, 1.0, 1 / 60)
+    else:
+        weights = (1.0, 1 / 60, 0.0)
+    return int(days or 0) * 1440 + sum(w * p for w, p in zip(weights, parts, strict=False))
+
 
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pybackend.launchers.slurm.step import gang_variables
+from pybackend.launchers.slurm.step import group_variables
 
 
 def main(command: Sequence[str]) -> NoReturn:
     """Exec a command with the variables of its worker group, so that it gets Slurm's signals."""
-    os.environ.update(gang_variables(os.environ))
+    os.environ.update(group_variables(os.environ))
     sys.stdout.flush()
     os.execvp(command[0], [*command])  # noqa: S606 (the purpose)

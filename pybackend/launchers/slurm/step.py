@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pybackend.launchers.joined.slurm_place import hosts_by_rank, step_port
+from pybackend.launchers.joined.place import hosts_by_rank, step_port
 from pybackend.launchers.slurm.nodes import expand_counts
 from pybackend.tf_config import make_tf_config
 
@@ -17,7 +17,7 @@ def count_cores(environment: Mapping[str, str]) -> int:
     return max(1, int(environment.get("SLURM_CPUS_ON_NODE") or 1) // own)
 
 
-def gang_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which the script of a task finds its worker group.
 
     GPUs are not included, because Slurm restricts each task to its own.

@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.script.agent import Agent, serve_here
-from pybackend.launchers.script.command import own_python
-from pybackend.launchers.script.messages import Deliver, Ended, Prepare, Printed, StartRanks, Stream
-from pybackend.launchers.script.variables import NAMES
+from pybackend.launchers.script.messages import (
+    Deliver,
+    Ended,
+    Prepare,
+    Printed,
+    StartRanks,
+    Stream,
+    own_python,
+)
+from pybackend.launchers.script.plan import NAMES
 from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.launchers.slurm.queue import ask
 from pybackend.launchers.slurm.step_site import step_command

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pybackend
 from pybackend.errors import InputError
-from pybackend.launchers.script.command import ScriptCommand
+from pybackend.launchers.script.messages import ScriptCommand
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.slurm.batch import srun
 

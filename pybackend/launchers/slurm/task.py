@@ -16,7 +16,7 @@ import cloudpickle
 
 from pybackend.errors import ClusterError
 from pybackend.job.notice import Notice
-from pybackend.launchers.joined.slurm_place import hosts_by_rank
+from pybackend.launchers.joined.place import hosts_by_rank
 from pybackend.launchers.member import check_allotted, choose_variables
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteGroup, RemoteTask, take_part

@@ -14,9 +14,14 @@ from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import RESTARTS
 from pybackend.launchers.child import LOG_LINES
 from pybackend.launchers.remote.task import REPORT
-from pybackend.launchers.slurm.explain import explain_log, explain_refusal
 from pybackend.launchers.slurm.nodes import expand_nodes
-from pybackend.launchers.slurm.queue import SlurmJob, lost_nodes, show_job
+from pybackend.launchers.slurm.queue import (
+    SlurmJob,
+    explain_log,
+    explain_refusal,
+    lost_nodes,
+    show_job,
+)
 from pybackend.net.meeting import MeetingServer
 
 # Slurm's controller serves many users.
@@ -53,7 +58,7 @@ _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MUL
 
 
 class SlurmWatch:
-    """Slurm's information on a job; `look` is for `run_gang`.
+    """Slurm's information on a job; `look` is for `run_group`.
 
     Parameters
     ----------
@@ -174,7 +179,7 @@ class SlurmWatch:
                     f"{self._state.describe()}; it did not start within {self._patience:g} s "
                     "(`patience` of slurm()) and was cancelled"
                 )
-        # Once one has connected, `run_gang` waits for the others.
+        # Once one has connected, `run_group` waits for the others.
         elif now > self._started + _START_SECONDS and self._is_empty():
             raise ClusterError(
                 f"no worker of Slurm job {self._number} connected within {_START_SECONDS:.0f} s of "

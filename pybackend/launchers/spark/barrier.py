@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from pybackend.data.dataframe import DataFrameRows
-from pybackend.data.packed import SCHEMA as BLOB_SCHEMA
-from pybackend.data.packed import Counts, count_rows_to_send, describe_layout, pack_blobs
+from pybackend.data.row_store import SCHEMA as BLOB_SCHEMA
+from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import Job, TrainingJob, argument_of
 from pybackend.job.messages import Emit, Event
@@ -26,7 +26,6 @@ from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
-from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
     SCHEMA,
@@ -35,17 +34,25 @@ from pybackend.launchers.spark.barrier_task import (
     RowsOfFrame,
     Task,
 )
-from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
-from pybackend.launchers.spark.log import quiet_log
-from pybackend.launchers.spark.network import LIMIT_SECONDS, TOO_LONG, check_network
-from pybackend.launchers.spark.python import driver_python
-from pybackend.launchers.spark.rows_at_once import small_batches
+from pybackend.launchers.spark.preflight import (
+    LIMIT_SECONDS,
+    TOO_LONG,
+    check_network,
+    small_batches,
+)
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, is_session
-from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine, read_setting
+from pybackend.launchers.spark.slots import (
+    check_allotment,
+    check_slots,
+    cores_of_task,
+    is_one_machine,
+    read_setting,
+    take_slots,
+)
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
-from pybackend.launchers.spark.turns import take_slots
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer

@@ -15,8 +15,7 @@ import numpy as np
 
 from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
-from pybackend.data.packed import Layout, spool_blobs
-from pybackend.data.spool import SpoolWriter
+from pybackend.data.row_store import Layout, RowStoreWriter, store_blobs
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
 from pybackend.job.job import TrainingJob
@@ -122,7 +121,7 @@ class RowsOfFrame:
         """Write this worker's rows as they arrive, into one folder per data set."""
         with ExitStack() as stack:
             writers = [
-                stack.enter_context(SpoolWriter(folder / name)) for name in self.column_groups
+                stack.enter_context(RowStoreWriter(folder / name)) for name in self.column_groups
             ]
             readers = [TensorReader(column_groups) for column_groups in self.column_groups.values()]
             for batch in batches:
@@ -141,7 +140,7 @@ class RowsOfFrame:
 
 @dataclass(frozen=True)
 class Blobs:
-    """Input arrays of the driver, in the layout of `pybackend.data.packed`.
+    """Input arrays of the driver, in the layout of `pybackend.data.row_store`.
 
     ``sent`` is the number of rows for each rank.
     """
@@ -151,7 +150,7 @@ class Blobs:
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         """Write this worker's rows into one folder per data set."""
-        spool_blobs(batches, self.layout, self.sent, rank, folder)
+        store_blobs(batches, self.layout, self.sent, rank, folder)
 
 
 def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:

@@ -13,17 +13,19 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.member import Member
-from pybackend.launchers.remote.gang import run_gang
-from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
+from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.spark.barrier import driver_addresses
 from pybackend.launchers.spark.detached_task import StartMember
-from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
-from pybackend.launchers.spark.log import quiet_log
-from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine
+from pybackend.launchers.spark.slots import (
+    check_allotment,
+    check_slots,
+    cores_of_task,
+    is_one_machine,
+)
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
@@ -76,7 +78,7 @@ class DetachedLauncher:
                 if self._has_closed:
                     meeting.send({})
             try:
-                outcome = run_gang(meeting, job, hosts, on_event, self._find_failed)
+                outcome = run_group(meeting, job, hosts, on_event, self._find_failed)
                 _wait_until_gone(meeting, job.workers)
                 return outcome
             finally:

@@ -29,8 +29,8 @@ from pybackend.feed.client import Feeder
 from pybackend.feed.protocol import FEED
 from pybackend.job.job import FEED_TOKEN
 from pybackend.job.messages import Announced, Event
-from pybackend.launchers.libraries import load_own_libraries
 from pybackend.launchers.member import Member
+from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.janitor import SWEEP
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.spark.barrier_task import BarrierGroup

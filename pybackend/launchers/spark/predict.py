@@ -20,9 +20,8 @@ from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.predict_task import PredictTask
-from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, read_schema
-from pybackend.launchers.spark.shipping import ship_package
 
 _METADATA = "metadata.json"
 _VECTOR = "VectorUDT"

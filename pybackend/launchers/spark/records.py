@@ -10,15 +10,13 @@ from typing import Any
 
 from pybackend.data.tfrecord.compression import Compression
 from pybackend.data.tfrecord.files import RecordFiles
-from pybackend.data.tfrecord.manifest import Manifest
+from pybackend.data.tfrecord.folder import Manifest, begin, discard, finish
 from pybackend.data.tfrecord.part import Part
-from pybackend.data.tfrecord.publish import begin, discard, finish
 from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
-from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
-from pybackend.launchers.spark.log import quiet_log
-from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.records_task import (
     SCHEMA,
     CallTask,
@@ -27,7 +25,6 @@ from pybackend.launchers.spark.records_task import (
     read_refusal,
 )
 from pybackend.launchers.spark.session import ask, is_connect, read_schema
-from pybackend.launchers.spark.shipping import ship_package
 from pybackend.launchers.spark.slots import count_slots
 from pybackend.net.rendezvous import new_token
 

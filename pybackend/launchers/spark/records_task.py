@@ -13,8 +13,8 @@ from typing import Any
 
 from pybackend.data.tfrecord.compression import Compression
 from pybackend.data.tfrecord.files import RecordFiles
+from pybackend.data.tfrecord.folder import choose_path, is_begun
 from pybackend.data.tfrecord.part import write_part
-from pybackend.data.tfrecord.publish import choose_path, is_begun
 from pybackend.errors import InputError
 from pybackend.net.rendezvous import new_token
 

@@ -10,10 +10,9 @@ from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import column_as_array, describe_type
 from pybackend.errors import InputError
-from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
-from pybackend.launchers.spark.log import quiet_log
-from pybackend.launchers.spark.python import driver_python
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.records_task import SCHEMA, CallTask, read_refusal
 from pybackend.launchers.spark.saved_model_task import (
     SavedModel,
@@ -21,7 +20,6 @@ from pybackend.launchers.spark.saved_model_task import (
     describe_signature,
 )
 from pybackend.launchers.spark.session import ask, read_schema
-from pybackend.launchers.spark.shipping import ship_package
 
 _KINDS = {"double": "double", "int64": "bigint", "bool": "boolean", "binary": "binary"}
 

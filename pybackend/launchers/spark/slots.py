@@ -1,13 +1,19 @@
-"""Check in advance whether a Spark session can start all workers at once."""
+"""Whether Spark has slots for all workers, what each gets, and whose turn it is."""
 
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
+from pybackend.job.resources import Resources
+from pybackend.launchers.machine import count_cores, find_shortage, this_machine
 from pybackend.launchers.spark.session import ask, is_connect
 
 # Executors of a cluster register one after another once the session exists.
@@ -144,3 +150,120 @@ def _count_cores(session: Any) -> int | None:
     plan = ask(session, "a plan", lambda: session.sql(explain).collect()[0][0])
     splits = re.search(r"splits=(\d+)", plan)
     return int(splits[1]) if splits else None
+
+
+_CPUS = "spark.task.cpus"
+_GPUS = "spark.task.resource.gpu.amount"
+
+
+def check_allotment(session: Any, resources: Resources, workers: int) -> None:
+    """Raise an error if workers need more than Spark's tasks have.
+
+    Raises
+    ------
+    InputError
+        Names the setting that the session needs at its start.
+    """
+    pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
+    for setting, (name, wanted, default) in pairs.items():
+        has = float(read_setting(session, setting) or default)
+        if wanted is not None and wanted > has:
+            raise InputError(
+                f"each worker needs {wanted} {name} (resources=Resources({name}={wanted})), "
+                f"but a task of this Spark session has {has:g}: start the session with "
+                f"{setting}={wanted}"
+            )
+    if is_one_machine(session) and not is_connect(session):
+        # In a cluster, each task checks its own machine.
+        wanted_there = Resources(memory=resources.memory)
+        if shortage := find_shortage(wanted_there, workers, this_machine()):
+            raise InputError(shortage)
+
+
+def cores_of_task(session: Any, workers: int) -> int:
+    """Return the cores of each worker: a task's, or a share of a local session's cores.
+
+    In a cluster other tasks, and other applications, may use the rest of a machine.
+    """
+    given = read_setting(session, _CPUS)
+    if given is not None or not is_one_machine(session):
+        return int(given or 1)
+    cores = count_slots(session)
+    if not is_connect(session):  # it may have more slots than cores
+        cores = min(cores, count_cores())
+    return max(1, cores // workers)
+
+
+# Time of a wait before it is reported.
+_QUIET_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class _Turn:
+    """Call that holds slots, or waits for them."""
+
+    workers: int
+    began: float = field(default_factory=time.monotonic)
+    holds: bool = False
+
+
+_changed = threading.Condition()
+# By the id of their owner, which outlives its turns; in the order of arrival.
+_turns: dict[int, list[_Turn]] = {}
+
+
+@contextmanager
+def take_slots(
+    owner: object, workers: int, slots: int, on_wait: Callable[[str], object]
+) -> Iterator[None]:
+    """Wait for some of a session's slots, and hold them during the block; first come, first served.
+
+    Parameters
+    ----------
+    owner
+        SparkContext or Connect session that has the slots. Other owners have separate queues.
+    workers
+        Number of slots to wait for.
+    slots
+        Number of all slots; at least ``workers``.
+    on_wait
+        If the wait is long, called once with a description of what holds the slots.
+    """
+    key, turn = id(owner), _Turn(workers)
+
+    def is_next() -> bool:
+        ahead = _turns[key][: _turns[key].index(turn)]
+        return all(one.holds for one in ahead) and (
+            sum(one.workers for one in ahead) + workers <= slots
+        )
+
+    def wait_for_turn(seconds: float | None) -> str:
+        """Return an empty text if this call now holds its slots, else what holds them."""
+        with _changed:
+            turn.holds = _changed.wait_for(is_next, seconds)
+            return "" if turn.holds else _describe(_turns[key], turn, slots)
+
+    with _changed:
+        _turns.setdefault(key, []).append(turn)
+    try:
+        if reason := wait_for_turn(_QUIET_SECONDS):
+            on_wait(reason)
+            wait_for_turn(None)
+        yield
+    finally:  # also on Ctrl-C
+        with _changed:
+            _turns[key].remove(turn)
+            if not _turns[key]:
+                del _turns[key]
+            _changed.notify_all()
+
+
+def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
+    now = time.monotonic()
+    ahead = turns[: turns.index(turn)]
+    held = ", ".join(f"workers={t.workers} for {now - t.began:.0f} s" for t in ahead if t.holds)
+    queued = sum(not t.holds for t in ahead)
+    return (
+        f"a training waits for {turn.workers} of the session's {slots} slots: other trainings of "
+        f"this process hold them ({held}){f', and {queued} wait before it' if queued else ''}"
+    )

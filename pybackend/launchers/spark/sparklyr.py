@@ -30,7 +30,6 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
-from pybackend.launchers.spark.allotment import check_allotment, cores_of_task
 from pybackend.launchers.spark.barrier import (
     check_hosts,
     driver_addresses,
@@ -39,9 +38,14 @@ from pybackend.launchers.spark.barrier import (
     read_reports,
 )
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
+from pybackend.launchers.spark.python import ship_package
 from pybackend.launchers.spark.session import ask
-from pybackend.launchers.spark.shipping import ship_package
-from pybackend.launchers.spark.slots import check_slots, is_one_machine
+from pybackend.launchers.spark.slots import (
+    check_allotment,
+    check_slots,
+    cores_of_task,
+    is_one_machine,
+)
 from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.heartbeat import find_silence

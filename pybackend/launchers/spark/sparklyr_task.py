@@ -17,8 +17,8 @@ import cloudpickle
 
 from pybackend.data.text import decode_lines
 from pybackend.job.codec import encode
-from pybackend.launchers.libraries import load_own_libraries
 from pybackend.launchers.member import Member
+from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.task import RemoteGroup
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence

@@ -10,7 +10,7 @@ test_that("a fit says who trained from which epoch on", {
   answer <- list(
     workers = list(),
     workers_by_epoch = list(3L, 2L),
-    gangs = list(
+    generations = list(
       list(
         epoch = 1L,
         workers = list(0L, 1L, 2L),
@@ -22,10 +22,10 @@ test_that("a fit says who trained from which epoch on", {
   )
   fit <- new_fit(list(to_dict = function() answer))
   expect_identical(fit$workers_by_epoch, c(3L, 2L))
-  expect_identical(fit$gangs$workers, c("0, 1, 2", "1, 3"))
-  expect_identical(fit$gangs$joined, c("", "3"))
-  expect_identical(fit$gangs$left, c("", "0: a, 2: b"))
-  expect_identical(nrow(example_fit()$gangs), 0L)
+  expect_identical(fit$generations$workers, c("0, 1, 2", "1, 3"))
+  expect_identical(fit$generations$joined, c("", "3"))
+  expect_identical(fit$generations$left, c("", "0: a, 2: b"))
+  expect_identical(nrow(example_fit()$generations), 0L)
 })
 
 test_that("figures keep the numbers of their epochs", {

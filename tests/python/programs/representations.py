@@ -512,12 +512,12 @@ PROGRAMS = {
     "image similarity": Program(
         lambda: image_similarity(SimilarityOverBatch), PAIRS, lines=6, settings=GLOBAL
     ),
-    "triplets": Program(triplets, TRIPLES, held_out=tuple(part[:32] for part in TRIPLES)),
+    "triplets": Program(triplets, TRIPLES, validation=tuple(part[:32] for part in TRIPLES)),
     "siamese": Program(siamese, ([NUMBERS[:, :5], NUMBERS[:, 5:]], FLAGS)),
     "SimSiam": Program(lambda: views(SimSiam), PAIRS),
     "BYOL": Program(lambda: views(Byol), PAIRS),
     "masked autoencoder": Program(masked_patches, IMAGES, is_random=True),
-    "distillation": Program(distiller, ROWS_WITH_LABELS, held_out=(NUMBERS[:31], CLASSES[:31])),
+    "distillation": Program(distiller, ROWS_WITH_LABELS, validation=(NUMBERS[:31], CLASSES[:31])),
     "consistency": Program(consistent, (list(PAIRS), CLASSES)),
     "AdaMatch, a threshold of a batch": Program(
         lambda: adamatch(AdaMatch), DOMAINS, error="self.compute_loss()"

@@ -1,0 +1,164 @@
+"""The columns that a model was trained on, and those that its predictions become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
+from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
+from pybackend.data.predictions import Output, Predictions
+from pybackend.errors import InputError
+from pybackend.job.options import DataOptions
+
+
+class TrainedColumns(Protocol):
+    """Attributes of a `TrainResult` that describe the columns of its training."""
+
+    @property
+    def features(self) -> Any: ...
+    @property
+    def tensors(self) -> Any: ...
+    @property
+    def categories(self) -> Any: ...
+    @property
+    def encode(self) -> Any: ...
+    @property
+    def levels(self) -> Any: ...
+
+
+def choose_columns(
+    call: ModelCall, options: DataOptions, known: TrainedColumns | None
+) -> ColumnSpec:
+    """Return the columns of the call, or else those that a result's model was trained on."""
+    columns = ColumnSpec(
+        features=as_list(call.features),
+        label=call.label,
+        weight=call.weight,
+        tensors=options.tensors,
+        categories=options.categories,
+        encode=options.encode,
+        tfrecord_spec=options.tfrecord_spec,
+        repartition=options.repartition,
+        finds_levels=isinstance(call, TrainingCall),
+    )
+    check_column_spec(columns)
+    if isinstance(call, PredictionCall):
+        columns = replace(columns, label=None)
+    return columns if known is None else _add_defaults(columns, known)
+
+
+def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
+    """Read columns as the training did, unless the call says otherwise."""
+    named = replace(columns, features=columns.features or known.features).named_columns
+
+    def select(given: Any) -> dict[str, Any] | None:
+        return {column: v for column, v in (given or {}).items() if column in named} or None
+
+    categories = select(known.categories) if columns.categories is None else columns.categories
+    if known.levels is not None and isinstance(columns.label, str):
+        categories = {columns.label: known.levels, **(categories or {})}
+    encode = select(known.encode) if columns.encode is None else columns.encode
+    return replace(
+        columns,
+        features=known.features if columns.features is None else columns.features,
+        tensors=known.tensors if columns.tensors is None else columns.tensors,
+        categories=categories,
+        encode=encode or None,
+        known_from=None if columns.features or not known.features else "the training",
+    )
+
+
+_TYPES = ("class", "prob", "raw")
+_ON_MISSING = ("null", "error")
+
+
+def check_type(kind: Any) -> None:
+    """Reject an unknown kind of predictions."""
+    if kind is not None and kind not in _TYPES:
+        raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
+
+
+def check_on_missing(on_missing: Any) -> bool:
+    """Return whether rows that lack a value get no prediction."""
+    if on_missing not in _ON_MISSING:
+        raise InputError(f"`on_missing` must be 'null' or 'error', not {on_missing!r}")
+    return bool(on_missing == "null")
+
+
+def check_levels(levels: Any) -> tuple[str, ...] | None:
+    """Return the names of the classes, and check that they differ."""
+    if levels is None:
+        return None
+    if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
+        raise InputError(f"`levels` must be a list of names of classes, not {levels!r}")
+    names = tuple(str(level) for level in levels)
+    if len(set(names)) < len(names):
+        raise InputError(f"`levels` must be different names, not {list(names)!r}")
+    return names
+
+
+def predictions_of(
+    model: Any, kind: str | None, levels: tuple[str, ...] | None, known: tuple[str, ...] | None
+) -> Predictions:
+    """Return the predictions from a model's outputs; ``known`` levels are used if they fit.
+
+    Raises
+    ------
+    InputError
+        The outputs do not fit ``kind`` or ``levels``.
+    """
+    from pybackend.model.outputs import (
+        count_classes,
+        gives_probabilities,
+        has_class_loss,
+        has_logits,
+        is_classifier,
+        list_outputs,
+    )
+
+    outputs = list_outputs(model)
+    are_logits = has_logits(model, outputs)
+    classes = max(2 if are_logits else 0, count_classes(model, outputs))
+    are_certain = are_logits or (classes > 0 and gives_probabilities(model, outputs))
+    are_classes = are_logits or (
+        is_classifier(model, outputs) and (are_certain or has_class_loss(model))
+    )
+    if kind == "prob" and classes and not are_certain:
+        raise InputError(
+            "type='prob' needs probabilities, but this model gives scores: its last layer is not a "
+            "softmax (or, for one number, a sigmoid), and its loss is not a Keras loss with "
+            "from_logits=True. Use type='class' or type='raw'"
+        )
+    chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
+    shows_numbers = chosen.has_numbers and are_certain
+    return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
+
+
+def choose_predictions(
+    outputs: tuple[Output, ...],
+    classes: int,
+    kind: str | None,
+    levels: tuple[str, ...] | None,
+    known: tuple[str, ...] | None,
+    is_of_classes: bool,
+) -> Predictions:
+    """Choose the predictions from outputs; ``known`` levels are used if they fit."""
+    if levels is not None and len(levels) != classes:
+        given = f"has {classes} classes" if classes else "does not give a number for each class"
+        raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
+    if levels is None and known is not None and len(known) == classes:
+        levels = known
+    if kind is None:
+        kind = "both" if classes and (is_of_classes or levels) else "raw"
+    elif kind != "raw" and not classes:
+        shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
+        raise InputError(
+            f"type={kind!r} needs a model with one output: a number for each class, or a "
+            "probability with a binary loss of Keras. The rows of this model's output have shape "
+            f"{shapes}: use type='raw'"
+        )
+    if kind == "raw":
+        return Predictions(outputs)
+    return Predictions(outputs, kind in ("class", "both"), kind in ("prob", "both"), levels)

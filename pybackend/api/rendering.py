@@ -1,0 +1,186 @@
+"""A result as text and as HTML; everything from users or hosts is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from pybackend.api.curves import Panel, draw_panels
+from pybackend.job.arguments import counted
+from pybackend.job.report import Generation, WorkerReport
+
+_LINE = "border-bottom:1px solid rgba(128,128,128,0.35)"
+_CELL = f"padding:2px 12px 2px 0;{_LINE};color:inherit"
+
+
+def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a table; numbers are aligned to the right."""
+    first = "".join(f'<th style="{_CELL};text-align:left">{escape(head)}</th>' for head in heads)
+    lines = "".join(f"<tr>{''.join(map(_write_cell, row))}</tr>" for row in rows)
+    return (
+        '<table style="border-collapse:collapse;background:none;color:inherit;font-size:0.92em">'
+        f"<thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
+    )
+
+
+def write_folded(title: str, inside: str) -> str:
+    """Return content that is shown when its title is clicked."""
+    return (
+        '<details style="margin:6px 0"><summary style="cursor:pointer">'
+        f"{escape(title)}</summary>{inside}</details>"
+    )
+
+
+def write_settings(settings: Mapping[str, Any]) -> str:
+    """Return a table of the settings that are not None."""
+    rows = [(name, _show(value)) for name, value in settings.items() if _is_set(value)]
+    return write_table(("setting", "value"), rows)
+
+
+def write_text(text: str) -> str:
+    """Return a document with its own line breaks."""
+    return (
+        '<pre style="color:inherit;background:rgba(128,128,128,0.12);padding:8px;overflow:auto;'
+        f'max-height:28em;font-size:0.88em">{escape(text)}</pre>'
+    )
+
+
+def write_lines(lines: Sequence[str]) -> str:
+    """Return lines of text, the first in bold."""
+    return "".join(
+        f'<div style="{"font-weight:600" if number == 0 else "opacity:0.85"}">{escape(line)}</div>'
+        for number, line in enumerate(lines)
+    )
+
+
+def write_block(*parts: str) -> str:
+    """Return the parts as one block, for a cell of a notebook."""
+    return f'<div style="color:inherit;max-width:60em">{"".join(parts)}</div>'
+
+
+def list_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings that are not None as lines of text."""
+    return [f"{name}: {_show(value)}" for name, value in settings.items() if _is_set(value)]
+
+
+def _write_cell(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    side = "right" if is_number else "left"
+    return f'<td style="{_CELL};text-align:{side}">{escape(_show(value))}</td>'
+
+
+def _is_set(value: Any) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else [value]
+    return any(one is not None for one in inner)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_show(one)}" for name, one in value.items() if one is not None)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value}"
+    return str(value)
+
+
+def list_metrics(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any]) -> list[str]:
+    """Return lines with the metrics of the last epoch, and further metrics."""
+    lines = []
+    if history:
+        last = ", ".join(f"{k} {_figure(v[-1])}" for k, v in history.items() if v)
+        lines.append(f"last epoch: {last}")
+    if metrics:
+        lines.append(", ".join(f"{k} {_figure(v)}" for k, v in metrics.items()))
+    return lines
+
+
+def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
+    """Return lines with the result of the audit, if there was one."""
+    audit = workers[0].audit if workers else None
+    if audit is None:
+        return []
+    if not audit.steps:
+        return [f"not audited: {'; '.join(audit.skipped)}"] if audit.skipped else []
+    found = f"largest relative difference {max(audit.weights, audit.metrics):.1g}"
+    if audit.differences:
+        found = f"{len(audit.differences)} of them different"
+    return [f"audited on {audit.steps} of {workers[0].steps:,} steps against one process: {found}"]
+
+
+def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
+    """Return a line for each worker, by its number."""
+    return [
+        f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
+        f"{counted(w.steps, 'step')}, "
+        f"{w.seconds:.1f} s" + ("" if w.waited is None else f", {w.waited:.1f} s of them waiting")
+        for number, w in workers.items()
+    ]
+
+
+def list_events(
+    generations: Sequence[Generation], straggler: tuple[int, float] | None
+) -> list[str]:
+    """Return lines on workers that left or joined, and on the one that the others waited for."""
+    lines = []
+    for generation in generations[1:]:
+        left = [f"worker {number} left ({why})" for number, why in generation.left.items()]
+        joined = [f"worker {number} joined" for number in generation.joined]
+        lines.append(f"from epoch {generation.epoch} on: {', '.join([*left, *joined])}")
+    if straggler is not None:
+        lines.append(f"the others waited {straggler[1]:.1f} s for worker {straggler[0]}")
+    return lines
+
+
+def show_loss(value: float) -> str:
+    """Format with four decimals, or four digits if decimals are too few: 0.2912, 2.314e-05."""
+    is_shown = not value or 5e-5 <= abs(value) < 1e6
+    return f"{value:.4f}" if is_shown else f"{value:.4g}"
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
+
+
+_HEADS = ("worker", "host", "process", "rows", "steps", "seconds", "waiting, s")
+
+
+def describe_training(
+    facts: Sequence[str],
+    events: Sequence[str],
+    panels: Sequence[Panel],
+    workers: Mapping[int, WorkerReport],
+    settings: Mapping[str, Any],
+) -> str:
+    """Return self-contained HTML.
+
+    Parameters
+    ----------
+    facts, events
+        Lines above and below the curves.
+    workers
+        Reports by the number of the worker.
+    """
+    rows = [
+        (
+            number,
+            worker.host,
+            worker.pid,
+            worker.rows,
+            worker.steps,
+            round(worker.seconds, 2),
+            "unknown" if worker.waited is None else round(worker.waited, 2),
+        )
+        for number, worker in workers.items()
+    ]
+    parts = [
+        write_lines(facts),
+        draw_panels(panels) if panels else "",
+        write_lines(["", *events]) if events else "",
+        write_table(_HEADS, rows),
+        write_folded("settings", write_settings(settings)) if settings else "",
+    ]
+    return write_block(*parts)

@@ -1,0 +1,145 @@
+"""The model that a training returns: decoded from what the workers sent, and saved as a file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from pybackend.api.checkpoints import has_checkpoint
+from pybackend.data.files import read_file, write_whole
+from pybackend.errors import InputError, SerializationError
+from pybackend.job.checkpoint import Checkpoint, pointing_to
+from pybackend.job.pickling import pickle_value
+from pybackend.model.file_checks import check_digest
+from pybackend.model.quiet import import_tensorflow
+from pybackend.model.serialization import model_from_bytes
+
+_FORMATS = ("h5", "keras")
+
+
+def save_file(
+    path: Path, kind: str, read: Callable[[], bytes], find_model: Callable[[], Any]
+) -> Path:
+    """Write a model to ``*.h5`` or ``*.keras``; Keras converts it from the other format.
+
+    Parameters
+    ----------
+    kind
+        Format of the model file that the workers sent.
+    read, find_model
+        Return the content of this file, and the model.
+    """
+    wanted = next((one for one in _FORMATS if path.suffix == f".{one}"), None)
+    if kind not in _FORMATS:
+        if not path.name.endswith(f".{kind}"):
+            raise InputError(
+                f"this model is in {kind!r} format, weights alone for model.load_weights(): name "
+                f"the file {path.with_suffix('.' + kind).name!r}, not {path.name!r}"
+            )
+    elif wanted is None:
+        raise InputError(
+            f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, or *.json "
+            f"for the whole result, not {path.name!r}"
+        )
+    elif wanted != kind:
+        from pybackend.model.serialization import save_model
+
+        return save_model(find_model(), path, include_optimizer=True)
+    write_whole(str(path), read())
+    return path
+
+
+def export_model(model: Any, path: Path) -> Path:
+    """Write a SavedModel atomically, for `TrainResult.export`."""
+    from pybackend.model.serialization import silence_keras
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        try:
+            with silence_keras():
+                model.export(made, verbose=False)
+        except Exception as error:  # tracing runs the code of custom layers
+            raise SerializationError(
+                f"Keras cannot export the model {model.name!r}: {error}"
+            ) from error
+        made.replace(path)  # may replace an empty folder
+    return path
+
+
+def check_new_folder(path: Path) -> None:
+    """Reject a path for a SavedModel that exists and is not an empty folder."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"{str(path)!r} exists and is not an empty folder: name a new folder")
+
+
+def read_model_file(uri: str) -> bytes:
+    """Read the model that a training wrote to ``model_uri``.
+
+    Raises
+    ------
+    SerializationError
+        The model is missing, or cannot be read.
+    """
+    try:
+        return read_file(uri)
+    except OSError as error:
+        raise SerializationError(f"the model at {uri} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Build a model from its file or its weights. It can be pickled.
+
+    Attributes
+    ----------
+    kind, digest
+        As `TrainResult.model_format` and `TrainResult.model_sha256`.
+    make_copy
+        Returns the model as it was before the training; None if the file is enough.
+    inputs, weights
+        The workers' description of the model, for `pybackend.model.transfer.restore`.
+    """
+
+    kind: str
+    digest: str
+    make_copy: Callable[[], Any] | None
+    custom_objects: Mapping[str, Any]
+    safe_mode: bool
+    inputs: Any
+    weights: str
+    checkpoint: Checkpoint | None
+    verbose: int
+
+    def __call__(self, data: bytes) -> Any:
+        """Return the model from the content of its file, or of its weights file."""
+        import_tensorflow(self.verbose)
+        with pointing_to(self.checkpoint, partial(has_checkpoint, self.checkpoint)):
+            if self.make_copy is None:
+                return model_from_bytes(
+                    data,
+                    custom_objects=self.custom_objects,
+                    safe_mode=self.safe_mode,
+                    sha256=self.digest,
+                )
+            from pybackend.model.transfer import restore
+
+            check_digest(data, self.digest)
+            return restore(self.make_copy(), data, self.kind, self.inputs, self.weights)
+
+    def __reduce__(self) -> Any:
+        # Functions and classes of a session are sent as code, as to the workers.
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        owners = [part for part in (self.make_copy, *self.custom_objects.values()) if part]
+        return _restore, (pickle_value(values, "the result's model", owners),)
+
+
+def _restore(content: bytes) -> Decoder:
+    # Only called when the user unpickles a result; sockets never carry such a pickle.
+    return Decoder(**cloudpickle.loads(content))

@@ -1,0 +1,134 @@
+"""Files that rank 0 sends to the session: those of callbacks, and TensorBoard's."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pybackend.api.observer import list_callbacks
+from pybackend.errors import InputError
+from pybackend.job.messages import Emit, Event, EventBytes, Note
+from pybackend.job.tensorboard import is_uri
+from pybackend.launchers import Launcher
+
+# The attribute that holds the path, by the name of the class.
+_PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
+
+
+def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
+    """Return a note if files with relative paths will not be in this session's folder, else None.
+
+    Parameters
+    ----------
+    callbacks
+        As `barrier_train` takes them.
+    """
+    found = [file for one in list_callbacks(callbacks) for file in _relative_paths(one)]
+    if launcher.is_here or not found:
+        return None
+    return Note(
+        f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
+        "path on storage that this session can read; or use `history` of the result, `checkpoint`, "
+        "or early stopping with `restore_best_weights`"
+    )
+
+
+def _relative_paths(callback: Any) -> Iterator[str]:
+    for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
+        path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
+        if isinstance(path, (str, os.PathLike)) and not _is_found_anywhere(os.fspath(path)):
+            yield f"{kind}({os.fspath(path)!r})"
+
+
+def _is_found_anywhere(path: str) -> bool:
+    return os.path.isabs(path) or "://" in path
+
+
+class EventFiles:
+    """Write the event files of a training to a folder of this machine.
+
+    Parameters
+    ----------
+    folder
+        An absolute path, or a URI to which rank 0 writes directly. None: no files.
+    say
+        Gets notes: the location of the files when the first arrives, and at the end what is
+        missing.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be created.
+    """
+
+    def __init__(self, folder: str | None, say: Emit) -> None:
+        self._say = say
+        self._heard: set[int] = set()
+        self._folder = None if folder is None or is_uri(folder) else Path(folder)
+        self._is_complete: bool | None = None
+        self._error: OSError | ValueError | None = None
+        self._made: list[Path] = []
+        if self._folder is not None:
+            self._made = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"`tensorboard`: {folder!r} cannot be written: {error}") from error
+
+    def __call__(self, event: Event) -> None:
+        """Write the bytes of an event to its file."""
+        self._heard.add(event.rank)
+        if not isinstance(event, EventBytes) or self._folder is None:
+            return
+        if self._is_complete is None:
+            self._say(Note(f"`tfdist tensorboard {self._folder}` shows this training"))
+        self._is_complete = event.is_last
+        if event.name and self._error is None:
+            try:
+                self._write(self._folder, event)
+            # A full disk or corrupted bytes must not end the training.
+            except (OSError, ValueError) as error:
+                self._error = error
+
+    def __enter__(self) -> EventFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # removes only new folders that are empty
+            for folder in self._made:
+                folder.rmdir()
+
+    def conclude(self) -> None:
+        """After the training, send a note on what is missing, and why."""
+        if (text := self._describe_loss()) is not None:
+            self._say(Note(text))
+
+    def _describe_loss(self) -> str | None:
+        if self._folder is None:
+            return None
+        if self._error is not None:
+            return f"TensorBoard's files could not be written to {self._folder}: {self._error}"
+        # Among processes that join, only the first receives events of rank 0, and has the files.
+        if self._is_complete or (self._heard and 0 not in self._heard):
+            return None
+        return (
+            f"TensorBoard's files in {self._folder} are incomplete: the worker of rank 0 had no "
+            "connection to this process. Pass a URI that it can write to as `tensorboard`"
+        )
+
+    @staticmethod
+    def _write(folder: Path, event: EventBytes) -> None:
+        name = PurePosixPath(event.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise OSError(f"a worker sent a file with the invalid name {event.name!r}")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not appended: in a new generation a worker sends its files from their beginning.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(event.start)
+            file.write(base64.b64decode(event.data, validate=True))

@@ -1,0 +1,244 @@
+"""Protocol buffers, many at once: rows of bytes, varints, and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+
+
+def to_offsets(lengths: Index) -> Index:
+    """Return the starts of consecutive pieces, and the end of the last one."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
+    """Return consecutive bytes as rows, without a copy."""
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
+    """Return rows ``content[start:end]``, which must be in order and may have gaps."""
+    import pyarrow as pa
+
+    # The gaps between rows are rows of the array, too, so that its offsets are consecutive.
+    offsets = np.empty(2 * len(starts) + 1, np.int64)
+    offsets[0:-1:2], offsets[1::2] = starts, ends
+    offsets[-1] = ends[-1] if len(ends) else 0
+    return split_bytes(content, offsets).take(pa.array(np.arange(0, 2 * len(starts), 2)))
+
+
+def join_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """Concatenate several columns row by row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()))
+
+
+def get_bytes(rows: pa.LargeBinaryArray) -> tuple[Bytes, Index]:
+    """Return the consecutive bytes of all rows and the start of each, without a copy."""
+    _, places, content = rows.buffers()
+    # Arrow may leave out the buffers of a column without rows.
+    offsets = np.zeros(1, np.int64)
+    if len(rows):
+        offsets = np.frombuffer(places, np.int64)[rows.offset : rows.offset + len(rows) + 1]
+    whole = np.frombuffer(content or b"", np.uint8)
+    return whole[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def build_per_size(
+    sizes: Index, bytes_for: Callable[[Index], Iterable[bytes]]
+) -> pa.LargeBinaryArray:
+    """Build rows that depend only on a size, once per distinct size.
+
+    A buffer of n bytes has rows of at most sqrt(2 n) sizes.
+    """
+    import pyarrow as pa
+
+    if len(sizes) and (sizes == sizes[0]).all():
+        (only,) = bytes_for(sizes[:1])
+        return pa.repeat(pa.scalar(only, pa.large_binary()), len(sizes))
+    coded = pa.array(sizes).dictionary_encode()
+    made = pa.array(list(bytes_for(coded.dictionary.to_numpy())), pa.large_binary())
+    return made.take(coded.indices)
+
+
+Flags = npt.NDArray[np.bool_]
+
+# For 64 bits; a negative number uses all of them.
+MOST_BYTES = 10
+_LOW = np.uint64(0x7F)
+
+
+def encode_one(value: int) -> bytes:
+    """Encode one number that is not negative."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def encode_varints(values: Index) -> tuple[Bytes, Index]:
+    """Return the consecutive bytes of numbers, and the start of each; the last entry is the end."""
+    left = values.view(np.uint64)
+    if not (left > _LOW).any():
+        return values.astype(np.uint8), np.arange(len(values) + 1, dtype=np.int64)
+    sizes = _measure(left)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    found = np.empty(offsets[-1], np.uint8)
+    places = offsets[:-1]
+    while len(left):
+        more = left > _LOW
+        found[places] = (left & _LOW).astype(np.uint8) | (more.astype(np.uint8) << 7)
+        left, places = left[more] >> np.uint64(7), places[more] + 1
+    return found, offsets
+
+
+def _measure(values: npt.NDArray[np.uint64]) -> Index:
+    sizes = np.ones(len(values), np.int64)
+    for place in range(1, MOST_BYTES):
+        longer = values >= np.uint64(1 << 7 * place)
+        if not longer.any():
+            break
+        sizes += longer
+    return sizes
+
+
+def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
+    """Return the number at each place, its end, and whether it is complete within 10 bytes."""
+    first = data.take(begins, mode="clip")
+    values = (first & 0x7F).astype(np.uint64)
+    ends = begins + 1
+    rows = np.flatnonzero(first > 0x7F)
+    for place in range(1, MOST_BYTES):
+        if not len(rows):
+            break
+        following = data.take(ends[rows], mode="clip")
+        values[rows] |= (following & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+        ends[rows] += 1
+        rows = rows[following > 0x7F]
+    whole = ends <= len(data)
+    whole[rows] = False
+    return values.view(np.int64), ends, whole
+
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+
+
+class Malformed(Exception):
+    """Bytes that are not a message; ``owner`` is the index of the first such message."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__(owner)
+        self.owner = owner
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Fields of many messages, in the order of their bytes.
+
+    Attributes
+    ----------
+    owners
+        Index of the field's message.
+    numbers, wires
+        Number and wire type of the field.
+    starts, ends
+        Place of its content, after the tag and, if it has one, the length.
+    """
+
+    owners: Index
+    numbers: Index
+    wires: Index
+    starts: Index
+    ends: Index
+
+    def where(self, chosen: Flags | Index) -> Fields:
+        """Return some of the fields."""
+        return Fields(
+            self.owners[chosen],
+            self.numbers[chosen],
+            self.wires[chosen],
+            self.starts[chosen],
+            self.ends[chosen],
+        )
+
+    def messages(self, number: int) -> Fields:
+        """Return the fields with a number that are a message or bytes."""
+        chosen = (self.numbers == number) & (self.wires == LENGTH_DELIMITED)
+        return self if chosen.all() else self.where(chosen)
+
+
+def parse_fields(data: Bytes, starts: Index, ends: Index) -> Fields:
+    """Return all fields of the messages ``data[start:end]``, which must be in order.
+
+    Raises
+    ------
+    Malformed
+        Some bytes are not a message.
+    """
+    steps: list[Fields] = []
+    owners, places, limits = np.arange(len(starts)), starts, ends
+    while True:
+        left = places < limits
+        if not left.all():
+            owners, places, limits = owners[left], places[left], limits[left]
+        if not len(owners):
+            break
+        step = _next_field(data, owners, places, limits)
+        steps.append(step)
+        places = step.ends
+    return _merge(steps)
+
+
+def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fields:
+    tags, after, whole = decode_varints(data, places)
+    numbers, wires = tags >> 3, tags & 7
+    # A tag is followed by a number or by a length.
+    values, begins, whole_value = decode_varints(data, after)
+    if (wires == LENGTH_DELIMITED).all():
+        ends = begins + values
+        valid = whole & whole_value & (values >= 0) & (values <= len(data)) & (ends <= limits)
+    else:
+        kinds = [wires == VARINT, wires == FIXED64, wires == LENGTH_DELIMITED, wires == FIXED32]
+        has_length = kinds[2] & (values >= 0) & (values <= len(data))
+        ends = np.select(
+            [kinds[0], kinds[1], has_length, kinds[3]],
+            [begins, after + 8, begins + values, after + 4],
+            len(data) + 1,
+        )
+        begins = np.where(kinds[2], begins, after)
+        valid = whole & (whole_value | kinds[1] | kinds[3]) & (ends <= limits)
+    valid &= numbers > 0
+    if not valid.all():
+        raise Malformed(int(owners[np.argmin(valid)]))
+    return Fields(owners, numbers, wires, begins, ends)
+
+
+def _merge(steps: list[Fields]) -> Fields:
+    """Combine the fields of all steps, sorted by their places."""
+    if len(steps) == 1:
+        return steps[0]
+    columns = [
+        np.concatenate([np.empty(0, np.int64), *(getattr(step, name) for step in steps)])
+        for name in ("owners", "numbers", "wires", "starts", "ends")
+    ]
+    fields = Fields(*columns)
+    return fields.where(np.argsort(fields.starts, kind="stable"))

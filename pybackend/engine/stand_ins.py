@@ -1,0 +1,213 @@
+"""What replaces random numbers and loops when a step is repeated eagerly."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from pybackend.engine.overrides import override
+from pybackend.model.layers import find_layers, is_of_keras
+
+Arguments = Mapping[str, Any]
+
+PLACES: tuple[float, ...] = (0.7, 0.03)
+"""Positions of a constant in its range: an event of a small rate does not happen, or happens."""
+_SEED = 1337
+
+
+def _normal(given: Arguments, place: float) -> Any:
+    value = tf.cast(given["mean"], given["dtype"])
+    spread = tf.cast(given["stddev"], given["dtype"])
+    return tf.broadcast_to(value + place * spread, given["shape"])
+
+
+def _uniform(given: Arguments, place: float) -> Any:
+    dtype = tf.as_dtype(given["dtype"])
+    if given["minval"] is None:  # any integer
+        return tf.fill(given["shape"], tf.constant(1, dtype))
+    low = tf.cast(given["minval"], tf.float64)
+    high = tf.cast(1 if given["maxval"] is None else given["maxval"], tf.float64)
+    return tf.broadcast_to(tf.cast(low + place * (high - low), dtype), given["shape"])
+
+
+def _categorical(given: Arguments, place: float) -> Any:
+    likeliest = tf.argmax(given["logits"], -1)[:, None]
+    return tf.cast(tf.repeat(likeliest, given["num_samples"], axis=1), given["dtype"] or tf.int64)
+
+
+def _gamma(given: Arguments, place: float) -> Any:
+    beta = 1 if given["beta"] is None else given["beta"]
+    mean = tf.cast(given["alpha"], given["dtype"]) / tf.cast(beta, given["dtype"])
+    return tf.broadcast_to(mean, given["shape"])
+
+
+def _binomial(given: Arguments, place: float) -> Any:
+    mean = tf.cast(given["counts"], tf.float64) * tf.cast(given["probs"], tf.float64)
+    return tf.broadcast_to(tf.cast(tf.round(mean), given["output_dtype"]), given["shape"])
+
+
+def _first(given: Arguments, place: float) -> Any:
+    return tf.convert_to_tensor(next(iter(given.values())))
+
+
+StandIn = Callable[[Arguments, float], Any]
+_OF_MODULES: Mapping[str, StandIn] = {
+    "normal": _normal,
+    "truncated_normal": _normal,
+    "stateless_normal": _normal,
+    "stateless_truncated_normal": _normal,
+    "uniform": _uniform,
+    "stateless_uniform": _uniform,
+    "categorical": _categorical,
+    "stateless_categorical": _categorical,
+    "stateless_gamma": _gamma,
+    "stateless_binomial": _binomial,
+    "shuffle": _first,
+}
+_OF_GENERATORS = {"normal": _normal, "truncated_normal": _normal, "uniform": _uniform}
+_STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
+    (tf.random, _OF_MODULES),
+    (tf.compat.v2.random, _OF_MODULES),
+    (tf.random.Generator, _OF_GENERATORS),
+    (tf.nn, {"dropout": _first}),
+    (tf.nn.experimental, {"stateless_dropout": _first}),
+)
+
+
+class Noise:
+    """Record of the random numbers that a training's steps draw.
+
+    Attributes
+    ----------
+    is_drawn
+        True if some were drawn while `watch` lasted, also while a step was traced.
+    has_seeds
+        True if one of Keras's generators returned seeds for them.
+    is_stateless
+        True if some were drawn with a given seed.
+    """
+
+    def __init__(self) -> None:
+        self.is_drawn = False
+        self.has_seeds = False
+        self.is_stateless = False
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Record in this context whether random numbers are drawn."""
+
+        def note(draw: Callable[..., Any], stand_in: StandIn | None = None) -> Any:
+            @wraps(draw)
+            def noting(*args: Any, **options: Any) -> Any:
+                self.is_drawn = True
+                self.has_seeds |= stand_in is None
+                self.is_stateless |= draw.__name__.startswith("stateless")
+                return draw(*args, **options)
+
+            return noting
+
+        generator = keras.random.SeedGenerator
+        with _replace(note), override(generator, "next", note(generator.next)):
+            yield
+
+
+@contextmanager
+def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
+    """Replace random draws by constants in this context; the state of generators is unchanged.
+
+    Draws of other threads, such as those of a pipeline that makes the next batch, are unchanged.
+
+    Parameters
+    ----------
+    place
+        One of `PLACES`.
+    """
+    own = threading.get_ident()
+    advance = keras.random.SeedGenerator.next
+
+    def constant(draw: Callable[..., Any], stand_in: StandIn) -> Any:
+        signature = inspect.signature(draw)
+
+        def standing_in(*args: Any, **options: Any) -> Any:
+            if threading.get_ident() != own:
+                return draw(*args, **options)
+            bound = signature.bind(*args, **options)
+            bound.apply_defaults()
+            return stand_in(bound.arguments, place)
+
+        return standing_in
+
+    def keep(generator: Any, ordered: bool = True) -> Any:
+        if threading.get_ident() != own:
+            return advance(generator, ordered=ordered)
+        return tf.fill(generator.state.shape, tf.cast(_SEED, generator.state.dtype))
+
+    with _replace(constant), override(keras.random.SeedGenerator, "next", keep):
+        yield
+
+
+@contextmanager
+def _replace(wrap: Callable[..., Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, stand_ins in _STAND_INS:
+            for name, stand_in in stand_ins.items():
+                wrapped = wrap(getattr(module, name), stand_in)
+                stack.enter_context(override(module, name, wrapped))
+        yield
+
+
+@contextmanager
+def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
+    """Run Keras's own recurrent layers as graphs in this context, as in a training.
+
+    Except in models with ``run_eagerly=True``, and layers with custom cells.
+
+    Parameters
+    ----------
+    traced
+        Cache of the functions that were traced.
+    """
+    cache = {} if traced is None else traced
+    with ExitStack() as stack:
+        for layer in [] if model.run_eagerly else find_layers(model):
+            if _is_of_keras(layer):
+                own = cache.setdefault(id(layer), {})
+                stack.enter_context(override(layer, "call", _trace(layer.call, own)))
+        yield
+
+
+@contextmanager
+def running_functions(eagerly: bool) -> Iterator[None]:
+    """Run each ``tf.function`` as Python, or as its traced graph, in this context."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(eagerly)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def _is_of_keras(layer: Any) -> bool:
+    if not isinstance(layer, keras.layers.RNN) or not is_of_keras(type(layer).call):
+        return False
+    cells = getattr(layer.cell, "cells", [layer.cell])
+    return all(is_of_keras(type(cell).call) for cell in cells)
+
+
+def _trace(call: Callable[..., Any], traced: dict[Any, Any]) -> Callable[..., Any]:
+    # One for each value of `training`: TensorFlow warns if a function is traced often.
+    # A TensorFlow function that is an attribute would count as a part of the layer.
+    def run(*args: Any, training: Any = False, **options: Any) -> Any:
+        if training not in traced:
+            traced[training] = tf.function(partial(call, training=training), reduce_retracing=True)
+        with running_functions(eagerly=False):
+            return traced[training](*args, **options)
+
+    return run

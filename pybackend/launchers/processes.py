@@ -1,0 +1,166 @@
+"""Processes that a worker has started: found, ended, and stopped ones recognized."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LOOK_SECONDS = 0.01
+
+
+def adopt_orphans() -> None:
+    """Become the parent of any descendant whose own parent ends, so that no daemon escapes.
+
+    Linux only; elsewhere only process groups are ended.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def when_orphaned(number: signal.Signals) -> Callable[[], None]:
+    """Return a function that makes the system signal this process when its parent ends."""
+    library = (
+        ctypes.CDLL(None) if sys.platform == "linux" else None
+    )  # must not be loaded after a fork
+
+    def ask() -> None:
+        if library is not None:
+            library.prctl(_PR_SET_PDEATHSIG, number)
+
+    return ask
+
+
+def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
+    """Kill all descendants of a process that has adopted orphans, and wait for their end.
+
+    A killed child's own children become children of this process, so each round goes one
+    generation deeper. A process that hangs in the kernel is given up after some seconds, and
+    ``spared`` children are not killed.
+    """
+    kill_all(lambda: set(children()) - set(spared), seconds, reap)
+
+
+def kill_all(
+    find: Callable[[], Collection[int]],
+    seconds: float,
+    after: Callable[[Collection[int]], object] = lambda pids: None,
+) -> None:
+    """Find and kill processes repeatedly until none is found or the time is over.
+
+    Parameters
+    ----------
+    after
+        Called with the processes that were just killed.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := find()) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        after(found)
+        time.sleep(_LOOK_SECONDS)
+
+
+def children() -> list[int]:
+    """Return the process IDs of this process's children, including zombies."""
+    own, found = os.getpid(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == own:
+                found.append(int(entry.name))
+    return found
+
+
+def reap(pids: Collection[int]) -> None:
+    """Reap the children that have ended."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+# As in `ps`: stopped by a signal; waiting for a device. On macOS the latter is U.
+_STALLED = {"T": "stopped (by SIGSTOP?)", "D": "stuck on a disk", "U": "stuck on a disk"}
+_STALL_LOOK_SECONDS = 0.5
+
+
+class StallWatch:
+    """Watches one process; it counts as lost after ``limit`` seconds in such a state."""
+
+    def __init__(self, pid: int, limit: float) -> None:
+        self._pid = pid
+        self._limit = limit
+        self._looked = self._moved = time.monotonic()
+        self._known: tuple[str, str] | None = None
+
+    def look(self) -> str | None:
+        """Return a message if the process has been stalled for longer than the limit, else None."""
+        now = time.monotonic()
+        if now < self._looked + min(_STALL_LOOK_SECONDS, self._limit / 4):
+            return None
+        # This process, or its whole machine, may have been stopped too.
+        has_rested = now > self._looked + self._limit / 2
+        self._looked = now
+        found = read_main_thread(self._pid)
+        if found is None or found[0] not in _STALLED or found != self._known or has_rested:
+            self._known, self._moved = found, now
+            return None
+        if now < self._moved + self._limit:
+            return None
+        return f"the process has been {_STALLED[found[0]]} for {now - self._moved:.0f} s"
+
+
+def read_main_thread(pid: int) -> tuple[str, str] | None:
+    """Return state and CPU time of a process's main thread; None if it has exited."""
+    try:
+        if Path("/proc/self/stat").exists():
+            text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
+            values = text.rpartition(")")[2].split()
+            return values[0], " ".join(values[11:13])
+        shown = subprocess.run(
+            ["ps", "-o", "state=,cputime=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.split()
+        return shown[0][0], shown[1]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+_LIMIT_SECONDS = 2.0
+
+
+def end_marked(variable: str, value: str) -> None:
+    """Kill all processes of this user that inherited a variable with this value.
+
+    A child may have left its parent's process group (``setsid``), and its parent may have exited.
+    Linux only: elsewhere only process groups are killed. A process that hangs in the kernel is not
+    waited for.
+    """
+    kill_all(partial(_find, f"{variable}={value}".encode()), _LIMIT_SECONDS)
+
+
+def _find(mark: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of other users, or just exited
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    # One that has ended may wait for its parent.
+    states = {pid: read_main_thread(pid) for pid in found}
+    return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

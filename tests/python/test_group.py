@@ -1,0 +1,166 @@
+"""The driver's loop over a worker group, whose members are real connections of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+from conftest import wait_for
+
+from pybackend.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.job.codec import encode
+from pybackend.job.job import FunctionJob, Job, TrainingJob
+from pybackend.job.messages import Begun, Event, Failed, Note, PrintedLine, Reported
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.task import MODEL, REPORT
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+
+TOKEN = "token"
+
+
+class Group:
+    """A driver with its members."""
+
+    def __init__(self, stack: ExitStack, job: Job) -> None:
+        self.job = job
+        self.meeting = stack.enter_context(MeetingServer("127.0.0.1", TOKEN, job.workers))
+        self.members = [
+            stack.enter_context(MeetingClient(self.meeting.address, TOKEN, rank, 10.0))
+            for rank in range(job.workers)
+        ]
+        for member in self.members:
+            member.require()
+        self.events: list[Event] = []
+
+    def report(self, rank: int, failure: Failure | None = None) -> None:
+        report = WorkerReport(rank, f"h{rank}", 1, failure=failure)
+        self.members[rank].send(REPORT, encode(report).encode())
+        self.members[rank](Reported())
+
+    def run(
+        self, look: Callable[[], Sequence[Failure]] = list, meet_seconds: float = 60.0
+    ) -> Outcome:
+        hosts = [f"h{rank}" for rank in range(self.job.workers)]
+        return run_group(self.meeting, self.job, hosts, self.events.append, look, meet_seconds)
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    with ExitStack() as stack:
+        yield Group(stack, FunctionJob(2))
+
+
+def fail(rank: int, message: str) -> Failure:
+    return Failure(rank, f"h{rank}", "ValueError", message, time=1.0)
+
+
+def test_events_reports_and_the_model_come_back(group: Group) -> None:
+    group.members[1](PrintedLine("hello"))
+    group.members[0].send(f"{MODEL}h5", b"weights")
+    group.report(0)
+    group.report(1)
+    outcome = group.run()
+    assert [report.rank for report in outcome.reports] == [0, 1]
+    assert outcome.model == ("h5", b"weights")
+    assert group.events == [PrintedLine("hello", rank=1)]
+
+
+def test_a_failed_worker_is_the_cause_whatever_comes_after(group: Group) -> None:
+    group.report(1, fail(1, "no such luck"))
+    group.members[0](Failed(Failure(0, "h0", "PeerLostError", "lost worker 1", time=0.5)))
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: no such luck"):
+        group.run()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 100_000], ids=range(4))
+def test_a_report_that_makes_no_sense_is_its_workers_failure(group: Group, content: bytes) -> None:
+    group.report(0)
+    group.members[1].send(REPORT, content)
+    group.members[1](Reported())
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: UnreadableReport: its"):
+        group.run()
+
+
+def test_what_the_platform_knows_ends_the_group(group: Group) -> None:
+    group.report(0)
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ValueError: preempted"):
+        # After the report of a worker, nothing else counts.
+        group.run(lambda: [fail(0, "node lost"), fail(1, "preempted")])
+
+
+def test_what_a_worker_said_goes_before_what_the_platform_says(group: Group) -> None:
+    said = threading.Event()
+
+    def look() -> Sequence[Failure]:
+        if not said.is_set():
+            group.report(1, fail(1, "no such luck"))
+            said.set()
+        raise ClusterError("the job was cancelled")
+
+    with pytest.raises(WorkerFailedError, match="no such luck"):
+        group.run(look)
+
+
+def test_without_a_worker_that_knows_the_platform_is_heard(group: Group) -> None:
+    def look() -> Sequence[Failure]:
+        raise ClusterError("the job was cancelled")
+
+    with pytest.raises(ClusterError, match="the job was cancelled"):
+        group.run(look)
+
+
+def test_a_worker_that_leaves_without_a_word_is_named(group: Group) -> None:
+    group.report(0)
+    group.members[1].close()
+    with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: WorkerLost"):
+        group.run()
+
+
+def test_a_worker_that_does_not_come_is_named(group: Group) -> None:
+    def gather() -> None:
+        with pytest.raises(ClusterError, match="lost the driver"):
+            group.members[0].gather("")
+
+    thread = threading.Thread(target=gather)
+    thread.start()
+    wait_for(lambda: group.meeting.missing()[0] == [1])
+    with pytest.raises(ClusterError, match="worker 1 on h1 did not meet the others within 0 s"):
+        group.run(meet_seconds=0.2)
+    group.meeting.__exit__()
+    thread.join(60)
+
+
+def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
+    roles = (("chief", 1), ("worker", 2), ("ps", 1))
+    job = TrainingJob(4, strategy="parameter_server", roles=roles)
+    with ExitStack() as stack:
+        group = Group(stack, job)
+        group.members[0](Begun())
+        group.report(1, Failure(1, "h1", "ProcessDied", "killed"))
+        for rank in (0, 2, 3):
+            group.report(rank)
+        assert [report.ok for report in group.run().reports] == [True, False, True, True]
+        assert group.events == [
+            Note("worker 1 on h1 was lost (killed): training continues without it and its rows")
+        ]
+    with ExitStack() as stack:
+        group = Group(stack, job)
+        group.members[0](Begun())
+        group.report(1, Failure(1, "h1", "ProcessDied", "killed", time=1.0))
+        group.report(3)
+        group.members[2].close()
+        group.members[0](Failed(Failure(0, "h0", "PeerLostError", "lost worker 2", time=0.5)))
+        with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: ProcessDied") as caught:
+            group.run()
+        assert {failure.rank for failure in caught.value.others} == {0, 2}
+    with ExitStack() as stack:
+        group = Group(stack, job)
+        for rank in (0, 2, 3):
+            group.report(rank)
+        with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: HostLost"):
+            group.run(lambda: [Failure(1, "h1", "HostLost", "gone before it had begun")])
