@@ -166,7 +166,7 @@ class Replica:
         Whether the metrics passed to ``compile`` may be summed over the workers.
     plan
         How rank 0 writes the trained model; None on others.
-    held_out, validation
+    validation, validation_rows
         The validation, and its rows; None without validation data.
     """
 

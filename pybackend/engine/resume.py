@@ -93,7 +93,7 @@ class CheckpointedLifecycle(Lifecycle):
         """Open the checkpoints, and prepare to resume; raises the errors of `open_checkpoints`."""
         job, model, plan = self.job, replica.model, replica.plan
         rows = replica.rows if isinstance(replica.feed, Feed) else None
-        sets = {"train": rows, "validation": replica.validation}
+        sets = {"train": rows, "validation": replica.validation_rows}
         description = describe_training(job, model, replica.callbacks, sets, replica.collective)
         manifest = None
         if plan is not None:

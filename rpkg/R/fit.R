@@ -16,9 +16,9 @@
 #'   `rows`, the largest relative difference of `weights` and `metrics`, and the reasons why some
 #'   were `skipped`; `NULL` if the training was not audited, see [exchange()];
 #' * `workers_by_epoch`: number of workers in each epoch;
-#' * `generations`: with `min_workers`, the worker groups and their first epochs, as a data frame with
-#'   `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of those
-#'   that `left`, with the reasons;
+#' * `generations`: with `min_workers`, the worker groups and their first epochs, as a data frame
+#'   with `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of
+#'   those that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the loss (`lost`),
 #'   and the `checkpoint` from which the training resumed (`NA`: its beginning);
 #' * `tensorboard`: folder or URI of TensorBoard's event files; `NULL` if there is none;

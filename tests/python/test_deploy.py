@@ -16,7 +16,7 @@ import pytest
 from databases import ARRAYS, literal, open_duckdb, open_postgres
 
 from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
-from pybackend.sql.check import Trial
+from pybackend.sql.check import DatabaseCheck
 from pybackend.sql.connections import Connection, connect
 
 L = keras.layers
@@ -261,14 +261,14 @@ def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPat
     before = list_all(con)
     many = "(WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 2000000) "
     many = f"{many} SELECT x FROM c)" if "duckdb" not in str(type(con)) else "range(10000000000000)"
-    compare = Trial.compare
+    compare = DatabaseCheck.compare
 
-    def interrupt(trial: Trial, database: Connection, question: Any) -> float:
+    def interrupt(trial: DatabaseCheck, database: Connection, question: Any) -> float:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         database.execute(f"SELECT count(*) FROM {many} AS q")
         return compare(trial, database, question)
 
-    monkeypatch.setattr(Trial, "compare", interrupt)
+    monkeypatch.setattr(DatabaseCheck, "compare", interrupt)
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):

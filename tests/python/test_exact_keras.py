@@ -205,7 +205,7 @@ def metric_cases() -> dict[str, Case]:
 
 def callback_cases() -> dict[str, Case]:
     c = keras.callbacks
-    validated = {"epochs": 5, "held_out": (X[:31], Y[:31])}
+    validated = {"epochs": 5, "validation": (X[:31], Y[:31])}
     return {
         "EarlyStopping, best weights": Case(
             dense(optimizer=lambda: keras.optimizers.SGD(3.0)),

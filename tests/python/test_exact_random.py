@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from keras import ops
 from replicas import Case, check_equal, named
-from test_loss_trial import correlation
+from test_probes import correlation
 
 from pybackend.job.options import Exchange
 

@@ -11,7 +11,7 @@ import pytest
 from keras import ops
 from replicas import Case, check_equal, named
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, several, stack, tagger
-from test_loss_trial import (
+from test_probes import (
     batch_hard_triplet,
     correlation,
     mean_over_valid,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import ops
 from test_exact_cases import TAGS, WORDS
 from test_exact_together import Forwarding, two_taggers
-from test_loss_trial import compiled, correlation
+from test_probes import compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.collective import Alone

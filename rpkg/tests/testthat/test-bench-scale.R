@@ -5,7 +5,10 @@ test_that("wrong arguments are refused by name", {
   expect_error(bench_scale(train, workers = "1,2"), "`workers` must be")
   expect_error(bench_scale(train, mode = "linear"), "`mode` must be one of")
   expect_error(bench_scale(train, project = 1), "`project` must be a whole number of at least 2")
-  expect_error(bench_scale(train, 2, project = 9), "`project` needs at least two numbers of `workers`")
+  expect_error(
+    bench_scale(train, 2, project = 9),
+    "`project` needs at least two numbers of `workers`"
+  )
   skip_if_no_pybackend()
   expect_error(bench_scale("missing.R"), "missing.R cannot be read", class = "tfdist_error_input")
   expect_error(bench_scale(train, workers = c(1, 3)), "shared equally by 3 workers")
