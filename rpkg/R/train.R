@@ -161,7 +161,7 @@
 #'
 #' With `max_workers`, workers are added at the beginning and after each loss. They join between two
 #' epochs, as soon as they are ready. On [hosts()] all slots are used; one where no worker can be
-#' started is retried every 30 seconds.
+#' started is retried after 30 seconds, and then after pauses that double up to 16 minutes.
 #'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and
