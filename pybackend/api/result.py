@@ -367,7 +367,7 @@ class TrainResult:
         Parameters
         ----------
         path
-            File to write: .png, .pdf, .svg or another format of matplotlib.
+            File to write: .png, .pdf or .svg.
         metrics
             One metric or several, in order, each with its validation. None (default): all.
         smooth

@@ -251,7 +251,7 @@ def barrier_train(
     rows, and holds the state at the epoch's beginning in memory. With ``max_workers``, workers are
     added at the beginning and whenever a worker is lost. They join between two epochs, as soon as
     they are ready. On `hosts` all slots are used; a slot in which a worker fails to start is
-    retried every 30 seconds.
+    retried after 30 seconds, and then after pauses that double up to 16 minutes.
 
     **Resuming.** ``resume`` needs the same call: a different model, data or settings raise
     an error, but ``epochs`` may be larger. The result, including its history, is that of an

@@ -247,4 +247,5 @@ def store_blobs(
         for name, writer in writers.items():
             writer.rows = counts[name][rank]
     if missing:
-        raise RuntimeError(f"Spark delivered {missing} bytes too few to worker {rank}")
+        kind = "few" if missing > 0 else "many"
+        raise RuntimeError(f"Spark delivered {abs(missing)} bytes too {kind} to worker {rank}")

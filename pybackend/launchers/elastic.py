@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from pybackend.net.rendezvous import new_token
 
 # Pause before a worker is started again in a slot whose start failed, or whose host was lost.
 _REST_SECONDS = 30.0
+_MOST_DOUBLED = 5
 # Losses in a row, without a new worker that trained an epoch: then no more are started.
 _MOST_LOST_IN_A_ROW = 10
 _NO_STATE = "none of the remaining workers has the state of the training"
@@ -181,6 +183,7 @@ class _Training:
         self._deadline: float | None = None
         self._lost: dict[int, float] = {}  # time of the last loss, by slot
         self._rests: dict[int, float] = {}
+        self._rested: Counter[int] = Counter()
 
     def begin(self) -> None:
         """Start the first workers; training begins when all that have not failed stand by."""
@@ -252,13 +255,21 @@ class _Training:
         self._lost_in_a_row += losses
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._job.max_workers is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
-        now = self._lost[member.place] = time.monotonic()
+        self._lost[member.place] = time.monotonic()
+        if member.orders:
+            self._rested.pop(member.place, None)
         if self._generations and not member.orders:
-            self._rests[member.place] = now + _REST_SECONDS
             text = f"no worker could join on {member.host}: {failure.message}"
-            self._note(f"{text}. Another one is started there every {_REST_SECONDS:.0f} s")
+            self._note(f"{text}. Another one is started there in {self._rest(member.place):.0f} s")
         elif failure.exception_type == "HostLost":
-            self._rests[member.place] = now + _REST_SECONDS
+            self._rest(member.place)
+
+    def _rest(self, place: int) -> float:
+        """Start no worker in a place for some seconds; return them. They double each time."""
+        seconds = _REST_SECONDS * 2.0 ** min(self._rested[place], _MOST_DOUBLED)
+        self._rested[place] += 1
+        self._rests[place] = time.monotonic() + seconds
+        return seconds
 
     def _fill(self) -> None:
         """Start workers in free slots, up to ``max_workers``."""
@@ -277,7 +288,7 @@ class _Training:
             try:
                 self._start(place)
             except (OSError, ClusterError) as error:  # a full disk, too many processes
-                self._rests[place] = now + _REST_SECONDS
+                self._rest(place)
                 self._note(f"another worker could not be started: {error}")
 
     def _invite(self) -> None:

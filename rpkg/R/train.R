@@ -161,7 +161,8 @@
 #'
 #' With `max_workers`, workers are added at the beginning and whenever a worker is lost. They join
 #' between two epochs, as soon as they are ready. On [hosts()] all slots are used; a slot in which a
-#' worker fails to start is retried every 30 seconds.
+#' worker fails to start is retried after 30 seconds, and then after pauses that double up to 16
+#' minutes.
 #'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and

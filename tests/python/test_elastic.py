@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,11 @@ from conftest import largest_difference, wait_for, worker_processes
 from killing import KillAt
 
 from pybackend import TrainResult, WorkerFailedError, barrier_train, replay_batches
-from pybackend.job.report import Generation, count_by_epoch
+from pybackend.errors import Failure
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import Note, Order, Standby
+from pybackend.job.report import Generation, WorkerReport, count_by_epoch
+from pybackend.launchers import elastic
 
 BATCH, SEED = 5, 7
 RNG = np.random.default_rng(0)
@@ -256,3 +262,53 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     assert text.startswith(f"{cause}; fewer than min_workers=2 are left")
     assert "with `restarts` it starts again by itself" in text
     assert caught.value.is_loss(is_kept=False)
+
+
+class ScriptedSite:
+    """Two slots; in the second one, no worker after the first can join."""
+
+    places = 2
+    host = "here"
+
+    def __init__(self, clock: Iterator[float]) -> None:
+        self.clock, self.starts = clock, list[float]()
+        self.say: Callable[[Any], None] = print
+
+    def start(self, number: int, place: int, say: Callable[[Any], None]) -> ScriptedSite:
+        if number == 0:
+            self.say = say
+        if number < 2:
+            say(Standby("here:1", 0, rank=number))
+        else:
+            self.starts.append(next(self.clock))
+            say(WorkerReport(number, "here", 0, failure=Failure(number, "here", "Rejected", "no")))
+            if len(self.starts) == 5:
+                self.say(WorkerReport(0, "here", 0))
+        return self
+
+    def go(self, order: Any) -> None:
+        if isinstance(order, Order) and len(order.peers) == 2 and order.rank == 1:
+            self.say(WorkerReport(1, "here", 0, failure=Failure(1, "here", "Preempted", "SIGTERM")))
+            self.say(Standby("here:1", 1, epoch=0, rank=0))
+
+    def model(self) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing is left of it."""
+
+
+def test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(elastic.time, "monotonic", lambda: next(clock))
+    job = TrainingJob(2, min_workers=1, max_workers=2, epochs=3)
+    said: list[Any] = []
+    site = ScriptedSite(clock)
+    elastic.train_elastically(job, {"train": {"x": X}}, said.append, site)
+    pauses = np.diff(site.starts)
+    assert all(30 * 2**n <= pause < 30 * 2**n + 50 for n, pause in enumerate(pauses))
+    notes = [event.text for event in said if isinstance(event, Note)]
+    assert notes[1] == "no worker could join on here: no. Another one is started there in 30 s"
+    assert len(notes) == 6
