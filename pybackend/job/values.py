@@ -128,7 +128,7 @@ def _refuse(value: Any, where: str) -> str:
             f"return it as {base.__name__}(...)"
         )
     return (
-        f"{where} is a {_name(value)}: return plain "
+        f"{where} is a {_name(value)}, which cannot be sent; expected plain "
         "data (None, numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy "
         "arrays, pandas and Arrow tables) or a Keras model. Return a model whose classes need "
         "`custom_objects` as `model_to_base64(model)`"

@@ -101,7 +101,7 @@ def test_an_error_of_r_arrives_with_its_calls() -> None:
         full(r("function(ctx) 1", packages=["nosuchpackage"]), "nosuchpackage is not installed on"),
         full(r("function() 1"), "unused argument"),
         full(r(b"X\n\0\0\0\3"), "read error"),
-        full(r("function(ctx) globalenv()"), "return plain data"),
+        full(r("function(ctx) globalenv()"), "expected plain data"),
     ],
 )
 def test_what_goes_wrong_is_named(function: RFunction, message: str) -> None:

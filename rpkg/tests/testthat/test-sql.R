@@ -271,7 +271,7 @@ test_that("a single logit has two levels, and the categories of a label are no f
   fit$tensors <- rlang::set_names(list("float32"), features[[2]])
   expect_error(
     to_sql(fit, "duckdb", "flowers", "id"),
-    "by `tensors`",
+    "with `tensors`",
     class = "tfdist_error_input"
   )
 })
