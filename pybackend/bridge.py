@@ -107,12 +107,12 @@ def model_of(result: Any) -> Any:
 
 
 def read_model(uri: str, **options: Any) -> Any:
-    """Read the model that a training wrote to ``model_uri``; options of `model_from_bytes`."""
+    """Read the model that a training run wrote to ``model_uri``; options of `model_from_bytes`."""
     return model_from_bytes(read_model_file(uri), **options)
 
 
 def read_model_text(uri: str) -> str:
-    """Return the model that a training wrote to ``model_uri``, as base64 text."""
+    """Return the model that a training run wrote to ``model_uri``, as base64 text."""
     return base64.b64encode(read_model_file(uri)).decode("ascii")
 
 
@@ -156,7 +156,7 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 
 
 def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
-    """Predict in this process from arrays, with a training's checks; return the model's outputs."""
+    """Predict in this process from arrays, checked as in training; return the model's outputs."""
     call = PredictionCall(model=model, batch_size=batch_size, type="raw", on_missing="error")
     try:
         return predict_here(lambda: model, None, rows, call)
@@ -165,7 +165,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
-    """Evaluate in this process; ``data`` are arrays, as for a training."""
+    """Evaluate in this process; ``data`` are arrays, as for a training run."""
     call = EvaluationCall(model=model, batch_size=batch_size)
     return evaluate_here(lambda: model, None, data, call)
 

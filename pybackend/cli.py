@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "folder",
         nargs="?",
         metavar="FOLDER",
-        help="folder of the logs, as shown by a training's result (default: logs)",
+        help="log folder, as shown in a training result (default: logs)",
     )
     tensorboard.set_defaults(command=_tensorboard)
 
@@ -304,7 +304,7 @@ def _bench_scale(options: argparse.Namespace) -> int:
         raise InputError("name a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
     if options.plot:
         check_figure(options.plot)
-    for path in filter(None, (options.json, options.plot)):  # checked before the trainings
+    for path in filter(None, (options.json, options.plot)):  # checked before the training runs
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: its folder does not exist")
     if options.project == 1:

@@ -105,7 +105,7 @@ _LOSSES = {
     "WorkerStalled",
 }
 
-# A training with checkpoints may run into several of these.
+# A training run with checkpoints may run into several of these.
 _LIMITS = {"TimeLimit"}
 
 # Errors of TensorFlow's own collectives, and of its coordinator, on the other workers.

@@ -112,7 +112,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
     Parameters
     ----------
     what
-        A `TrainResult`, or a folder. None (default): ``logs``, where trainings with
+        A `TrainResult`, or a folder. None (default): ``logs``, where training runs with
         ``tensorboard=True`` write.
 
     Returns

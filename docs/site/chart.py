@@ -1,4 +1,4 @@
-"""The chart of milliseconds per step beside the alternatives, as SVG.
+"""Chart of milliseconds per step compared with the alternatives, as SVG.
 
 usage: chart.py [FILE]. Writes the README's chart, docs/steps.svg unless FILE is given.
 """

@@ -36,7 +36,7 @@ GROUPS = {
         "join",
         "TF_CONFIG: make_tf_config read_tf_config ClusterSpec",
     ],
-    "Options of a training": [
+    "Training options": [
         "DataOptions",
         "Exchange, LocalSteps: Exchange LocalSteps",
         "Checkpoints: Checkpoint load_checkpoint",
@@ -53,7 +53,7 @@ GROUPS = {
         "Models in databases: deploy_model Deployment undeploy_model",
         "to_sql: to_sql SqlModel",
     ],
-    "Watch a training": ["Observer", "report", "TensorBoard: view_tensorboard TensorBoardView"],
+    "Watch training": ["Observer", "report", "TensorBoard: view_tensorboard TensorBoardView"],
     "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult ScalingRow"],
     "Errors": [
         "Errors: TfdistError InputError ClusterError WorkerFailedError Failure PeerLostError "

@@ -31,7 +31,7 @@ def load_checkpoint(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> Any:
-    """Load the model of the newest intact checkpoint of a training.
+    """Load the model of the newest intact checkpoint of a training run.
 
     Damaged checkpoints are skipped with a warning.
 
@@ -65,7 +65,7 @@ def load_checkpoint(
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(
-            f"there is no checkpoint at {uri!r}: name the folder of a training's `checkpoint`"
+            f"there is no checkpoint at {uri!r}: name the folder of a training run's `checkpoint`"
         )
     from pybackend.model.saved import restore_saved
 
@@ -75,8 +75,8 @@ def load_checkpoint(
 def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     """Return the call with its arguments about checkpoints resolved.
 
-    A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training that resumes without
-    a seed gets the one of its checkpoint, if this process can see it.
+    A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training run that resumes
+    without a seed gets the one of its checkpoint, if this process can see it.
 
     Raises
     ------

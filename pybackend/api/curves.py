@@ -1,4 +1,4 @@
-"""The curves of a training's history: which are drawn, and as SVG without matplotlib."""
+"""The curves of a training run's history: which are drawn, and as SVG without matplotlib."""
 
 from __future__ import annotations
 

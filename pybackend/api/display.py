@@ -1,4 +1,4 @@
-"""Where progress is shown: as lines, live in a terminal or notebook, or by a session of R."""
+"""Displays of progress: as lines, live in a terminal or notebook, or by an R session."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Lines(Display):
         self._shows_printed = shows_printed
 
     def line(self, text: str) -> None:
-        """Print a line; an output that cannot be written does not end a training."""
+        """Print a line; an output that cannot be written does not end a training run."""
         try:
             print(text, flush=True)
         except UnicodeEncodeError:  # a terminal of ASCII

@@ -127,9 +127,9 @@ def predictions_of(
     )
     if kind == "prob" and classes and not are_certain:
         raise InputError(
-            "type='prob' needs probabilities, but this model gives scores: its last layer is not a "
-            "softmax (or, for one number, a sigmoid), and its loss is not a Keras loss with "
-            "from_logits=True. Use type='class' or type='raw'"
+            "type='prob' needs probabilities, but this model outputs scores: its last layer is "
+            "not a softmax (or a sigmoid, for a single output), and its loss is not a Keras loss "
+            "with from_logits=True. Use type='class' or type='raw'"
         )
     chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
     shows_numbers = chosen.has_numbers and are_certain

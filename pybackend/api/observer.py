@@ -1,4 +1,4 @@
-"""Observers: functions that the session calls during a training, and that may stop it."""
+"""Observers: functions that the session calls during training, and that may stop it."""
 
 from __future__ import annotations
 

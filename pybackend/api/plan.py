@@ -1,4 +1,4 @@
-"""Show what a training would start, without starting it."""
+"""Show what a training run would start, without starting it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class PlannedWorker:
-    """A worker that a training would start.
+    """A worker that a training run would start.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class PlannedWorker:
 
 @dataclass(frozen=True)
 class Plan:
-    """Description of a training that was not started, as `plan` returns it.
+    """Description of a training run that was not started, as `plan` returns it.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class Plan:
     def _title(self) -> str:
         count = len(self.workers)
         processes = "process" if count == 1 else "processes"
-        return f"nothing was started: a training by {count} {processes}, {self.launcher}"
+        return f"nothing was started: a training run by {count} {processes}, {self.launcher}"
 
     @property
     def _facts(self) -> list[str]:
@@ -256,7 +256,7 @@ def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
 
 def _list_choices(job: TrainingJob) -> list[str]:
     """List what is decided only when the training starts."""
-    found = [] if job.is_seeded else ["the seed, drawn at random: pass `seed` to repeat a training"]
+    found = [] if job.is_seeded else ["the seed, drawn at random: pass `seed` to repeat the run"]
     if job.workers > 1 and job.strategy is None:
         found.append("which metrics the workers can sum: they check it on some rows")
     return found

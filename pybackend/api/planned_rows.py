@@ -1,4 +1,4 @@
-"""Rows of each worker of a training, as far as they are known before it starts."""
+"""Rows of each worker of a training run, as far as they are known before it starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlannedRows:
 
 
 def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
-    """Describe how the rows of a training are distributed; ``data`` is in the launchers' form."""
+    """Describe how a training run's rows are distributed; ``data`` is in the launchers' form."""
     what = describe_data(data)
     if isinstance(data, DataFrameRows):
         which = "an equal share, at random"
@@ -102,7 +102,7 @@ def describe_data(data: Any) -> str:
 
 
 def role_of(job: TrainingJob, rank: int) -> str:
-    """Return the role of a process of a training."""
+    """Return the role of a process of a training run."""
     return place_of(job.roles, rank)[0] if job.strategy else "worker"
 
 

@@ -1,4 +1,4 @@
-"""The history of a training as a figure (imports matplotlib: the extra ``plots``)."""
+"""The history of a training run as a figure (imports matplotlib: the extra ``plots``)."""
 
 from __future__ import annotations
 

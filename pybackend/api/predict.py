@@ -78,7 +78,7 @@ def predict_spark(
         numbers.
     on_missing
         Treatment of a row that has a null, a NaN or a value outside its column's categories.
-        ``"null"`` (default): its predictions are null. ``"error"``: an error, as in a training,
+        ``"null"`` (default): its predictions are null. ``"error"``: an error, as in training,
         where a NaN is passed to the model.
     batch_size
         Rows that a task computes at once.
@@ -128,7 +128,7 @@ def predict_spark(
 
 
 def check_model(model: Any) -> None:
-    """Reject a value that is neither a model nor the result of a training."""
+    """Reject a value that is neither a model nor the result of a training run."""
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         message = f"`model` must be a Keras 3 model or a TrainResult, not a {kind}"

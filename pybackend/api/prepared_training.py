@@ -1,4 +1,4 @@
-"""All checks of a training before anything is started."""
+"""All checks of a training run before anything is started."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         if is_dataset(value) or callable(value):
             raise InputError(
                 f"`{name}` must be rows with strategy={strategy!r} (arrays, a data frame, files): "
-                "batches of a data set or a function belong to steps of one sequence"
+                "its workers take steps independently, so batches of a data set or a function "
+                "cannot be assigned to them"
             )
     roles = _choose_roles(launcher, roles, call.workers)
     count = sum(roles.values())
@@ -110,7 +111,7 @@ def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int
         )
     if workers not in (None, counts["worker"]):
         raise InputError(
-            f"`workers` is {workers!r}, but `roles` has {counts['worker']} of them: leave it out"
+            f"`workers` is {workers!r}, but `roles` has {counts['worker']} workers: omit `workers`"
         )
     return counts
 

@@ -1,4 +1,4 @@
-"""Restart a training after a worker was lost, with any launcher."""
+"""Restart a training run after a worker was lost, with any launcher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_with_restarts(
     restarts: int,
     listen: Emit = lambda event: None,
 ) -> Outcome:
-    """Run a training; if a worker is lost, run it again from the newest checkpoint.
+    """Run a training run; if a worker is lost, run it again from the newest checkpoint.
 
     After the first run, an error at the start is also retried: a host may be rebooting.
 

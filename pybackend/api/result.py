@@ -1,4 +1,4 @@
-"""Result of a training."""
+"""Result of a training run."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ class TrainResult:
         on_missing
             Treatment of a data frame's row that has a null, a NaN or a value outside its column's
             categories. ``"null"`` (default): its predictions are null (NaN in arrays). ``"error"``:
-            an error, as in a training, where a NaN is passed to the model.
+            an error, as in training, where a NaN is passed to the model.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""The model that a training returns: decoded from what the workers sent, and saved as a file."""
+"""Model that a training run returns: decoded from the workers' messages, and saved as a file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def check_new_folder(path: Path) -> None:
 
 
 def read_model_file(uri: str) -> bytes:
-    """Read the model that a training wrote to ``model_uri``.
+    """Read the model that a training run wrote to ``model_uri``.
 
     Raises
     ------

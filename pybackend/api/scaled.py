@@ -1,4 +1,4 @@
-"""A training in a script that `tfdist bench-scale` runs, with its number of workers.
+"""A training run in a script that `tfdist bench-scale` runs, with its number of workers.
 
 The script makes its normal call. An order in an environment variable sets the number of workers,
 whether they share the batch, and the folder for the measurements.
@@ -29,7 +29,7 @@ _FILE = "training.json"
 
 @dataclass(frozen=True)
 class ScaleOrder:
-    """Settings of a training that `tfdist bench-scale` runs.
+    """Settings of a training run that `tfdist bench-scale` runs.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class ScaleOrder:
 
 @dataclass(frozen=True)
 class ScaledTraining:
-    """Measurements of a training.
+    """Measurements of a training run.
 
     Attributes
     ----------

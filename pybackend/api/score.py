@@ -54,9 +54,9 @@ def barrier_evaluate(
     Parameters
     ----------
     model
-        As in `barrier_train`, or the `TrainResult` of a training. The model must be compiled. With
-        a `TrainResult`, ``features`` and the options of columns default to those of that training;
-        ``label`` and ``weight`` are not remembered.
+        As in `barrier_train`, or the `TrainResult` of a training run. The model must be compiled.
+        With a `TrainResult`, ``features`` and the options of columns default to those of that
+        training; ``label`` and ``weight`` are not remembered.
     spark, data, workers, batch_size, features, label, weight
         As in `barrier_train`.
     data_options
@@ -131,7 +131,7 @@ def barrier_predict(
         Inputs: an array with one entry per row, a list or dict of arrays, or a data frame. All
         columns of a data frame are inputs; with a `TrainResult`, those of the training.
     model
-        As in `barrier_train`, or the `TrainResult` of a training. It need not be compiled.
+        As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
     on_missing
         Treatment of a data frame's row that has a null, a NaN or a value outside its column's
         categories. ``"null"`` (default): its predictions are NaN. ``"error"``: an error, as in a
@@ -142,7 +142,7 @@ def barrier_predict(
     Returns
     -------
     numpy array, or a list or dict of arrays if the model has several outputs
-        One entry per row, in the order of ``x``: the model's raw outputs, also for a data frame, as
+        One entry per row, in the order of ``x``: the model's raw outputs, even for a data frame, as
         `TrainResult.predict` returns them with ``type="raw"``.
 
     Raises

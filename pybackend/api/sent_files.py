@@ -49,7 +49,7 @@ def _is_found_anywhere(path: str) -> bool:
 
 
 class EventFiles:
-    """Write the event files of a training to a folder of this machine.
+    """Write the event files of a training run to a folder of this machine.
 
     Parameters
     ----------

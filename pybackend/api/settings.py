@@ -1,4 +1,4 @@
-"""The settings of a training as plain data, with Keras's global ones."""
+"""The settings of a training run as plain data, with Keras's global ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> dict[str, Any]:
-    """Return the settings of a training, for `TrainResult.settings`."""
+    """Return the settings of a training run, for `TrainResult.settings`."""
     return {
         "launcher": launcher.where,
         "workers": job.workers,
@@ -47,7 +47,7 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
 
 
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
-    """Return the versions of tfdist, Python and the packages of a training, in this process."""
+    """Return the versions of tfdist, Python and the packages of a training run, in this process."""
     packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")
     found = {name: find_version(name) for name in packages}
     return {"tfdist": pybackend.__version__, "python": platform.python_version(), **found}
@@ -65,7 +65,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# Settings with which Keras ends trainings early, and the arguments that replace them.
+# Settings with which Keras ends training early, and the arguments that replace them.
 _LIMITS = {"max_epochs": "epochs", "max_steps_per_epoch": "steps_per_epoch"}
 
 

@@ -239,7 +239,7 @@ def barrier_train(
     - a function ``data(context)``, called on each worker with a `WorkerContext`, that returns a
       ``tf.data.Dataset`` of local batches. They are used unchanged; ``batch_size``, ``shuffle`` and
       ``in_memory`` are ignored. A worker whose data end earlier adds nothing to the remaining
-      steps. Endless data need ``steps_per_epoch``. With it, data continue from epoch to epoch, and
+      steps. Infinite data need ``steps_per_epoch``. With it, data continue from epoch to epoch, and
       start again at their end.
 
     **Elastic training.** ``min_workers`` works on this machine, on `hosts`, on `kubernetes`, and on
@@ -249,15 +249,15 @@ def barrier_train(
     each epoch uses each row exactly once, and the result is that of one process on the batches of
     as many workers as each epoch had (`TrainResult.workers_by_epoch`). Every worker stores all
     rows, and holds the state at the epoch's beginning in memory. With ``max_workers``, workers are
-    added at the beginning and after each loss. They join between two epochs, as soon as they are
-    ready. On `hosts` all slots are used; one where no worker can be started is retried every 30
-    seconds.
+    added at the beginning and whenever a worker is lost. They join between two epochs, as soon as
+    they are ready. On `hosts` all slots are used; a slot in which a worker fails to start is
+    retried after 30 seconds, and then after pauses that double up to 16 minutes.
 
-    **Resuming.** ``resume`` needs the same call: another model, other data or other settings raise
+    **Resuming.** ``resume`` needs the same call: a different model, data or settings raise
     an error, but ``epochs`` may be larger. The result, including its history, is that of an
-    uninterrupted training. ``workers`` may change between two epochs. Then the weights, the
-    optimizer and the history are those of the checkpoint, and training continues as one process
-    does on the batches of the new number of workers, with other dropout masks.
+    uninterrupted training. ``workers`` may change between two epochs. Then training continues from
+    the weights, the optimizer state and the history of the checkpoint, as one process would with
+    the batches of the new number of workers, but with different dropout masks.
 
     **Parameter servers.** ``strategy="parameter_server"`` uses TensorFlow's
     ``ParameterServerStrategy`` and ``ClusterCoordinator``. The weights are on parameter servers,

@@ -65,8 +65,8 @@ class Link:
     def _explain(self, error: OSError) -> PeerLostError | ClusterError:
         if isinstance(error, AlteredError):
             return ClusterError(
-                f"the connection to worker {self.rank} on {self.host} delivers other bytes than "
-                f"were sent: {error}. They were not used. Something between the two hosts "
+                f"the connection to worker {self.rank} on {self.host} delivers different bytes "
+                f"than were sent: {error}. They were not used. Something between the two hosts "
                 "alters, repeats or drops data: a proxy, a broken device, or an attacker. "
                 "Connect the hosts without it, then start again"
             )

@@ -1,4 +1,4 @@
-"""Check that a training may resume from a checkpoint: it must be the training that wrote it."""
+"""Check that a training run may resume from a checkpoint: it must be the training that wrote it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROWS = [argument_of(name) for name in ("train", "validation")]
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
-    """Return the settings that determine the result of a training, as plain JSON data."""
+    """Return the settings that determine the result of a training run, as plain JSON data."""
     described = {name: getattr(job, name) for name in _SETTINGS}
     described["exchange"] = json.loads(encode(job.exchange))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
@@ -58,7 +58,7 @@ def check_is_same(
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
-                f"{which} belongs to another training: its {how}, or name another folder in "
+                f"{which} belongs to another training: its {how}, or choose another folder in "
                 "`checkpoint`"
             )
     is_other_group = saved.workers != job.workers
@@ -83,13 +83,13 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
         if there and here is not None and there != here:
             raise InputError(
                 f"the checkpoint of {saved.place} at {uri!r} belongs to another training: its "
-                f"`{argument}` had {there} rows, and here it has {here}. Make the same call again, "
-                "or name another folder in `checkpoint`"
+                f"`{argument}` had {there} rows, and here it has {here}. Repeat the original call, "
+                "or choose another folder in `checkpoint`"
             )
 
 
 def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | None:
-    """Describe how a training differs from the one in the checkpoint; None if it does not."""
+    """Describe how a training run differs from the one in the checkpoint; None if it does not."""
     there = saved.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
@@ -97,27 +97,29 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
         there, here = [sum(count for count, _ in rows) for rows in (there, here)]
     if there == here:
         return None
-    return f"`{name}` has other rows, or the rows in another order. Make the same call again"
+    return (
+        f"`{name}` has different rows, or the rows in a different order. Repeat the original call"
+    )
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
     """Describe what differs and what to do."""
     differs = f"is {there!r}, and here it is {here!r}"
     if name == "seed":
-        return f"`seed` {differs}: give seed={there!r}"
+        return f"`seed` {differs}: pass seed={there!r}"
     if name in _KERAS_SETTINGS:
         setter = f"keras.config.set_{name}({there!r})"
         return f"{_KERAS_SETTINGS[name]} {differs}: call {setter} first"
     if name == "model":
         return (
-            "model has other compile settings, or other arguments of layers: build and compile it "
-            "as before"
+            "model has different compile settings or layer arguments: build and compile it as "
+            "before"
         )
     if name == "weights":
-        return f"model has other weights ({_find_first(there, here)}): build it as before"
+        return f"model has different weights ({_find_first(there, here)}): build it as before"
     if name == "batches":
-        return "data set had batches of other sizes: batch it as before"
-    return f"`{name}` {differs}. Make the same call again"
+        return "data set had batches of different sizes: batch it as before"
+    return f"`{name}` {differs}. Repeat the original call"
 
 
 def _find_first(there: Any, here: Any) -> str:

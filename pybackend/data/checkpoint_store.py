@@ -18,7 +18,7 @@ from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
 
 VERSION = 1
-# Limit for a folder to which a training writes faster than it can be read.
+# Limit for a folder to which a training run writes faster than it can be read.
 _MOST_LISTINGS = 20
 _MANIFEST = re.compile(r"checkpoint-(\d{6})-(\d{9})\.json")
 # All names that a store writes, and the partial files that a killed `write_whole` leaves.
@@ -49,7 +49,7 @@ class Manifest:
     is_stopped
         Whether a callback stopped the training there.
     job
-        Settings that must be the same in a training that resumes from here, by name.
+        Settings that must be the same in training that resumes from here, by name.
     model
         File of the model with its initial weights.
     model_format, model_weights, inputs
@@ -106,7 +106,7 @@ class CheckpointStore:
     """The checkpoints of one training.
 
     It removes only files that it wrote or that existed when `open` was called, never files of
-    other programs or trainings.
+    other programs or training runs.
     """
 
     def __init__(self, uri: str) -> None:
@@ -155,8 +155,8 @@ class CheckpointStore:
         """
         if names := self.names():
             raise InputError(
-                f"there are checkpoints at {self.uri!r} already ({names[-1]}): give resume=True to "
-                "resume from the newest one, or name another folder in `checkpoint`"
+                f"{self.uri!r} already contains checkpoints ({names[-1]}): pass resume=True to "
+                "resume from the newest one, or choose another folder in `checkpoint`"
             )
 
     def find_newest(
@@ -193,7 +193,7 @@ class CheckpointStore:
         elif names:
             raise InputError(
                 f"there is no intact checkpoint at {self.uri!r}: all {len(names)} are damaged. "
-                "Name another folder, or remove them to start from scratch"
+                "Choose another folder, or remove them to start from scratch"
             )
         return kept
 
@@ -269,8 +269,8 @@ class CheckpointStore:
     def _list_own(self) -> list[str]:
         """Return the files that may be removed.
 
-        Before its second commit a training cannot know that it is alone. If two begin at once, one
-        of them then finds the other's manifest and fails.
+        Before its second commit a training run cannot know that it is alone. If two begin at once,
+        one of them then finds the other's manifest and fails.
         """
         own = self._own if self._commits > 1 else self._own - self._orphans
         return [name for name in self._list() if name in own]
@@ -283,8 +283,8 @@ class CheckpointStore:
                 runs.add(self._read_manifest(name).run)
         if runs - self._runs:
             raise InputError(
-                f"another training writes to {self.uri!r}: name another folder in `checkpoint`, or "
-                "stop that one and pass resume=True"
+                f"another training writes to {self.uri!r}: choose another folder in `checkpoint`, "
+                "or stop that one and pass resume=True"
             )
 
     def _write(self, name: str, content: bytes) -> Part:

@@ -106,7 +106,7 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         held += sum(array.nbytes for array in leaves.values())
         if held > MOST_BYTES:
             raise InputError(
-                f"`{name}` is a data set of more than {MOST_BYTES >> 30} GiB, or an endless one, "
+                f"`{name}` is a data set of more than {MOST_BYTES >> 30} GiB, or an infinite one, "
                 f"and this process would have to hold all of it. {_ELSE}"
             )
         parts.append(leaves)
@@ -138,7 +138,7 @@ def _check_ends(data: Any, name: str) -> None:
         is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
     if is_endless:
         raise InputError(
-            f"`{name}` is an endless data set: limit it (.take(), or a PyDataset's __len__). "
+            f"`{name}` is an infinite data set: limit it (.take(), or a PyDataset's __len__). "
             f"{_ELSE}"
         )
 

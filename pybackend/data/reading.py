@@ -147,7 +147,7 @@ def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapp
 
 def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise InputError(f"the function `{argument}` returns endless data: use .take()")
+        raise InputError(f"the function `{argument}` returns infinite data: use .take()")
     with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
@@ -166,6 +166,6 @@ def _to_storable(leaf: Any, argument: str) -> Any:
         return leaf
     texts = leaf.reshape(-1).tolist()
     if len(texts) != len(leaf):
-        raise InputError(f"strings of the function `{argument}` must be one per row")
+        raise InputError(f"the function `{argument}` must return one string per row")
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
     return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)

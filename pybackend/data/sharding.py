@@ -180,7 +180,7 @@ def replay_batches(
         Number of rows. Arrays and data frames are counted in their order; files one after the
         other, as their paths sort or are listed. The rows of a Spark DataFrame have no order.
     workers, batch_size, seed, shuffle
-        As in `barrier_train`. The seed of a training without one is ``result.seed``.
+        As in `barrier_train`. The seed of a training run without one is ``result.seed``.
     epoch
         Index of the epoch, from 0. With ``steps_per_epoch``, the steps are those of epochs of all
         rows, one list after the other.

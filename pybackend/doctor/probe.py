@@ -1,4 +1,4 @@
-"""Check of a cluster before a training: one short barrier job over its slots."""
+"""Check of a cluster before training: one short barrier job over its slots."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
         return f"{slots}, the only one"
     cut_off = sum(not worker["reaches"] for worker in there)
     if cut_off == 0:
-        return f"{slots}, reaching all other workers"
+        return f"{slots}, which can reach all other workers"
     return f"{slots}, of which {cut_off} cannot reach all other workers"
 
 

@@ -103,7 +103,7 @@ class _Window:
 
 
 class Auditor:
-    """Audit of a training by two callbacks: `beginning` is the last of all, `ending` the first.
+    """Audit of a training run by two callbacks: `beginning` is the last of all, `ending` the first.
 
     Parameters
     ----------

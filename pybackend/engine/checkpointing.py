@@ -1,4 +1,4 @@
-"""Make checkpoints during a training and write them from a thread."""
+"""Make checkpoints during training and write them from a thread."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class CheckpointWriter:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Checkpoints of a training, and the point from which it resumes.
+    """Checkpoints of a training run, and the point from which it resumes.
 
     Attributes
     ----------
@@ -302,7 +302,7 @@ class Checkpointing(keras.callbacks.Callback):
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
-    """Callbacks of a training that begins in the middle of an epoch, which needs two fits.
+    """Callbacks of a training run that resumes in the middle of an epoch, which takes two fits.
 
     They see one fit, with the step numbers of an uninterrupted epoch.
     """

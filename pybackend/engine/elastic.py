@@ -167,8 +167,8 @@ class ElasticLifecycle(Lifecycle):
 class EpochKeeper(keras.callbacks.Callback):
     """Last of the callbacks: stores each epoch's beginning, and lets workers leave and join.
 
-    An epoch is over once every worker has stored the beginning of the next one: a worker that has
-    passed the exchange after it knows that all have.
+    An epoch is complete once every worker has stored the state at the start of the next one. A
+    worker that completes the next exchange knows that all workers have stored theirs.
     """
 
     def __init__(

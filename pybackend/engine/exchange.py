@@ -205,7 +205,7 @@ class GradientExchange:
 
     @property
     def error(self) -> BaseException | None:
-        """Error of an exchange, or None: TensorFlow only passes on its text."""
+        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
         return self._error or self._host.error or self._gathered.error or self._statistics.error
 
     @property

@@ -120,7 +120,7 @@ def _fit_from(
     epoch, is_stopped = start.epoch, start.is_stopped
     if start.is_within_epoch:
         once = {**options, "epochs": epoch + 1}
-        # This ends a training: it would replace the weights by their averages.
+        # This ends a training run: it would replace the weights by their averages.
         with override(model.optimizer, "finalize_variable_values", lambda variables: None):
             model.fit(feed.dataset(start.step), callbacks=resumed, initial_epoch=epoch, **once)
         resumed.begin_rest()

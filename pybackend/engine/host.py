@@ -68,7 +68,7 @@ class HostExchange:
         self._is_repeating = False
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
-        """Error of an exchange, or None: TensorFlow only passes on its text."""
+        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
 
     @property
     def mean_loss(self) -> float | None:

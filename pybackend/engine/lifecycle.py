@@ -1,4 +1,4 @@
-"""Start and end of a training, and the state that is saved in between.
+"""Start and end of training, and the state that is saved in between.
 
 `Lifecycle` saves nothing. `engine.resume` has the lifecycle with checkpoints, `engine.elastic` that
 of an elastic training. `train` and `fit` call the methods of any of them.
@@ -32,7 +32,7 @@ from pybackend.model.load import LoadedModel, load_job_model
 
 @dataclass(frozen=True)
 class Start:
-    """Start of a training: after ``epoch`` epochs, and ``step`` steps of the next.
+    """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
 
     ``state`` is None if the training is not resumed.
     """
@@ -49,7 +49,7 @@ class Start:
 
 
 class Lifecycle:
-    """Lifecycle of a training that saves no state before its end.
+    """Lifecycle of a training run that saves no state before its end.
 
     Attributes
     ----------

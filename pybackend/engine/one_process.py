@@ -206,7 +206,7 @@ class OneProcess:
 
     @contextmanager
     def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
-        """Normalize separately by each worker's rows, in layers that do so in a training."""
+        """Normalize separately by each worker's rows, in layers that do so in training."""
         with ExitStack() as stack:
             spread = {
                 id(inner)

@@ -95,7 +95,7 @@ class PipelineFeed:
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
-                f"the function `data` returns endless data on worker {endless[0]}: give "
+                f"the function `data` returns infinite data on worker {endless[0]}: pass "
                 "`steps_per_epoch`"
             )
         if not endless and max(batches) == 0:

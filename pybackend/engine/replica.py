@@ -106,7 +106,7 @@ def read_memory() -> float:
 
 
 def read_peak_memory() -> float:
-    """Return the largest number of bytes that this process has had in memory."""
+    """Return the peak memory of this process, in bytes."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -1,4 +1,4 @@
-"""A training with checkpoints: find the one to resume from, check it, and share it."""
+"""A training run with checkpoints: find the one to resume from, check it, and share it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe_training(
     rows: Mapping[str, Rows | None],
     collective: Collective,
 ) -> dict[str, Any]:
-    """Describe a training by the names of its arguments, as JSON values.
+    """Describe a training run by the names of its arguments, as JSON values.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ _ABOUT_PIPELINES = (
 
 
 class CheckpointedLifecycle(Lifecycle):
-    """Lifecycle of a training whose state is saved in a folder, from which it resumes."""
+    """Lifecycle of a training run whose state is saved in a folder, from which it resumes."""
 
     _checkpoints: Checkpoints
     _keeper: Checkpointing | None = None
@@ -145,7 +145,7 @@ class CheckpointedLifecycle(Lifecycle):
 def describe_model(
     job: TrainingJob, model: Any, plan: SavingPlan, inputs: Any, description: Mapping[str, Any]
 ) -> Manifest:
-    """Return what all checkpoints of a training have in common, before its model is written."""
+    """Return what all checkpoints of a training run have in common, before its model is written."""
     return Manifest(
         epoch=job.initial_epoch,
         step=0,
@@ -242,6 +242,6 @@ def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:
     if feed.fit_options:
         raise InputError(
             "`checkpoint` needs a function `data` whose batches end with each epoch: the position "
-            "in endless batches cannot be restored. Omit `steps_per_epoch`, or pass rows or files"
+            "in infinite data cannot be restored. Omit `steps_per_epoch`, or pass rows or files"
         )
     emit(Note(_ABOUT_PIPELINES))

@@ -180,7 +180,7 @@ class _Summary:
 
 
 class _Send(keras.callbacks.Callback):
-    """Callback that sends what was added to the files."""
+    """Callback that sends the bytes that were appended to the files."""
 
     def __init__(self, folder: Path, emit: Emit) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What replaces random numbers and loops when a step is repeated eagerly."""
+"""Replacements for random numbers and loops when a step is repeated eagerly."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _STAND_INS: tuple[tuple[Any, Mapping[str, StandIn]], ...] = (
 
 
 class Noise:
-    """Record of the random numbers that a training's steps draw.
+    """Record of the random numbers that a training run's steps draw.
 
     Attributes
     ----------
@@ -165,7 +165,7 @@ def _replace(wrap: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Run Keras's own recurrent layers as graphs in this context, as in a training.
+    """Run Keras's own recurrent layers as graphs in this context, as in training.
 
     Except in models with ``run_eagerly=True``, and layers with custom cells.
 

@@ -48,7 +48,7 @@ class GlobalStatistics:
         self._weigh = weigh
         self._is_active = False
         self.error: BaseException | None = None
-        """Error of an exchange, or None: TensorFlow only passes on its text."""
+        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
 
     @contextmanager
     def install(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Where the time of a worker's steps goes: data, computing, communication, waiting."""
+"""Time of a worker's steps, split into data, computing, communication and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks that keep all workers in one state, and end a training together on preemption."""
+"""Callbacks that keep all workers in one state, and end a training run together on preemption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What couples the steps of a model to those of the other workers, chosen for a job."""
+"""Synchronizers, which couple a model's steps to those of the other workers, chosen for a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training changes on one worker, callbacks included: read and restored."""
+"""State that training changes on one worker, callbacks included: read and restored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str
             raise InputError(
                 f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, but "
                 f"{own} now. Pass the old value, set it in `on_train_begin` if it is not a "
-                "setting, or name another folder in `checkpoint`"
+                "setting, or choose another folder in `checkpoint`"
             )
     unchanged = (here - set(state["changed"])) | _find_derived_paths(callback)
     operations = {name: getattr(keras.ops, one) for name, one in state["operations"].items()}
@@ -284,7 +284,7 @@ class TrainingState:
         return encode_state({"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped})
 
     def restore(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Restore the state of a training.
+        """Restore the state of a training run.
 
         If the number of workers differs, the random generators are not restored, and callbacks get
         the state of rank 0.

@@ -1,4 +1,4 @@
-"""Validation during a training: each worker evaluates its part of the rows."""
+"""Validation during training: each worker evaluates its part of the rows."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Root:
             return self._ended
 
     def leave(self) -> None:
-        """Notify all ranks, also those that connect later, that rank 0 shares no more values."""
+        """Notify all ranks, including later ones, that rank 0 shares no more values."""
         with self._changed:
             is_over = 0 in self._returned
             self._farewell = (

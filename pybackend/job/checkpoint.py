@@ -1,4 +1,4 @@
-"""Options for checkpoints, from which a training can resume."""
+"""Options for checkpoints, from which a training run can resume."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 @dataclass(frozen=True, init=False)
 class Checkpoint:
-    """Save the state of a training, so that it can resume after an interruption.
+    """Save the state of a training run, so that it can resume after an interruption.
 
     A checkpoint holds the weights and all other variables of the model, its loss, metrics and
     optimizers, the random generators of each worker, callback attributes that are plain data or
     arrays, and the history. It is written in the background, and is either complete or absent. A
-    training that resumes from it ends with the same weights and history, bit for bit, as an
-    uninterrupted one. Callbacks must have the same settings, except for paths. Not saved are
+    training that resumes from it ends with weights and history that are bit-for-bit identical to
+    those of an uninterrupted one. Callbacks must have the same settings, except for paths. Not
+    saved are
 
     - TensorFlow's own stateful random operations (``tf.random.uniform``; ``keras.random`` with a
       ``SeedGenerator`` is saved);

@@ -315,7 +315,7 @@ Kind = TypeVar("Kind", bound=Job)
 
 
 def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
-    """Check the arguments of a call and make a job of them; missing ones have their defaults.
+    """Check the arguments of a call and build a job from them; missing ones get their defaults.
 
     For a seed of None, a random one is drawn.
 

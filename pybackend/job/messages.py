@@ -1,4 +1,4 @@
-"""What the processes of a job send each other, apart from the job and the reports."""
+"""Messages between the processes of a job, except for the job and the reports."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Standby:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Event: a training resumed from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
+    """Event: a training run resumed from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
 
     place: str
     rank: int = 0

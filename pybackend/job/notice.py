@@ -91,7 +91,7 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
 
 
 class PreemptedError(TfdistError):
-    """All workers left a training after the same step, because some were preempted.
+    """All workers left a training run after the same step, because some were preempted.
 
     Parameters
     ----------

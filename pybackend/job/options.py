@@ -1,4 +1,4 @@
-"""Less common options of a training, in groups that reject wrong combinations."""
+"""Less common options of a training run, in groups that reject wrong combinations."""
 
 from __future__ import annotations
 
@@ -237,10 +237,10 @@ class DataOptions:
     encode
         Encoding of feature columns that are text or have ``categories``. ``"one_hot"``: one number
         per value, 1 if the row has it, else 0. ``"integer"``: the value's code, for an
-        ``Embedding`` layer. Or a mapping from columns to one of these, also for columns of whole
-        numbers. None (default): text is one-hot if it shares an input with other columns, text that
-        is an input by itself stays text, and columns with ``categories`` become codes. Without
-        ``categories``, the values are those of the training data, sorted
+        ``Embedding`` layer. Or a mapping from columns to one of these, including for columns of
+        whole numbers. None (default): text is one-hot if it shares an input with other columns,
+        text that is an input by itself stays text, and columns with ``categories`` become codes.
+        Without ``categories``, the values are those of the training data, sorted
         (`TrainResult.categories`).
     repartition
         False uses a DataFrame's own partitions, of which there must be ``workers``, and gives each

@@ -43,7 +43,7 @@ def find_difference(
     found: Sequence[Mapping[str, Any]],
     remedy: str = SET_PYSPARK_PYTHON,
 ) -> tuple[int, str] | None:
-    """Return the first rank whose packages prevent a training, and the reason; None if none do.
+    """Return the first rank whose packages prevent a training run, and the reason; None if none do.
 
     Parameters
     ----------

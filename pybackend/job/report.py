@@ -16,7 +16,7 @@ _ADVICE = (
     "same release on all machines, and start again"
 )
 
-# Share of a training's time: workers always wait for each other a little.
+# Share of a training run's time: workers always wait for each other a little.
 _SHARE_OF_NOTE = 0.05
 
 PARTS = ("data", "compute", "communication", "waiting")
@@ -76,7 +76,7 @@ class StepTimes:
 
 @dataclass
 class Audit:
-    """Comparison of some steps of a training with the same steps in one process.
+    """Comparison of some steps of a training run with the same steps in one process.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class WorkerReport:
     value
         Return value of the function (`barrier_run`), or the history (training).
     weights_sha256
-        Digest of the final weights, equal on all ranks after a training.
+        Digest of the final weights, equal on all ranks after training.
     model_sha256
         Digest of the model file, on the rank that wrote it.
     inputs
@@ -181,7 +181,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Restart:
-    """Restart of the workers in the middle of a training.
+    """Restart of the workers in the middle of training.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Folder or URI of a training's event files for TensorBoard."""
+"""Folder or URI of a training run's event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from pybackend.errors import InputError
 
 FOLDER = "logs"
-"""Default folder in the working directory; `tfdist tensorboard` shows all trainings in it."""
+"""Default folder in the working directory; `tfdist tensorboard` shows all training runs in it."""
 
 
 def check_tensorboard(value: Any) -> str | None:
@@ -63,7 +63,7 @@ def is_uri(folder: str) -> bool:
 
 
 def _choose_folder() -> str:
-    """Return a new folder named by the time; a number follows if it exists already."""
+    """Return a new folder named by the time; a number is appended if it already exists."""
     first = os.path.abspath(os.path.join(FOLDER, time.strftime("%Y%m%d-%H%M%S")))
     folder, number = first, 1
     while os.path.exists(folder):

@@ -143,7 +143,7 @@ def _rebuild(kind: type, values: Mapping[str, Any]) -> Any:
     Raises
     ------
     UnfitError
-        That is not possible.
+        Such an object cannot be created.
     """
     if hasattr(kind, "__del__"):
         raise UnfitError(f"its class {kind.__qualname__} has a finalizer (__del__)")

@@ -76,7 +76,7 @@ class Launcher(Protocol):
 
     @property
     def why_fixed(self) -> str | None:
-        """Reason why workers cannot leave or join during a training; None: they can."""
+        """Reason why workers cannot leave or join during training; None: they can."""
 
     def launch(
         self,

@@ -57,7 +57,9 @@ _STALL_ADVICE = (
     "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
     "disk with that host's folder for temporary files"
 )
-_PREEMPTED_ADVICE = f"with `checkpoint` a training saves its state before it ends, and {RESTARTS}"
+_PREEMPTED_ADVICE = (
+    f"with `checkpoint` a training run saves its state before it ends, and {RESTARTS}"
+)
 _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (
     "give it more `memory`, lower batch_size, or use more workers, which share the rows"

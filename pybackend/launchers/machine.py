@@ -1,4 +1,4 @@
-"""What a machine has for workers, and each worker's share of its cores and GPUs."""
+"""Resources of a machine, and each worker's share of its cores and GPUs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Group(Protocol):
         Raises
         ------
         ClusterError
-            The members cannot meet.
+            The members cannot rendezvous.
         """
 
 

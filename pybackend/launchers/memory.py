@@ -1,4 +1,4 @@
-"""The memory of a worker and its processes, and whether the system ended one for it."""
+"""Memory use of a worker and its processes, and detection of out-of-memory kills."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class PredictionParams(
 
 
 class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
-    """Params for trainings: the arguments of `barrier_train`, in pyspark's spelling."""
+    """Params for training: the arguments of `barrier_train`, in pyspark's spelling."""
 
     labels = param(
         "labels",

@@ -28,7 +28,7 @@ from pybackend.model.serialization import model_from_bytes, sha256_of
 
 @dataclass(frozen=True)
 class Trained:
-    """History and columns of a training, as in `TrainResult`, with levels as text."""
+    """History and columns of a training run, as in `TrainResult`, with levels as text."""
 
     history: Mapping[str, Any] = field(default_factory=dict)
     levels: Sequence[str] | None = None
@@ -157,7 +157,7 @@ class ModelReader(_Reader):
         try:
             trained = codec.read_fields(Trained, found)
         except (ValueError, TypeError) as error:
-            raise SerializationError(f"the metadata of {path!r} are damaged: {error}") from error
+            raise SerializationError(f"the metadata of {path!r} is damaged: {error}") from error
         stage = self.cls(content, trained=trained, uid=metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage

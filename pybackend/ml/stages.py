@@ -28,7 +28,7 @@ def save_stages(
     Raises
     ------
     InputError
-        The path exists already, or a stage cannot be saved.
+        The path already exists, or a stage cannot be saved.
     """
     stages = [stage for part in parts for stage in _list_stages(session, part)]
     pipeline = PipelineModel(stages) if is_fitted else Pipeline(stages=stages)
@@ -37,7 +37,7 @@ def save_stages(
         (writer.overwrite() if overwrite else writer).save(path)
     except Exception as error:
         if "already exists" in str(error):
-            raise InputError(f"{path!r} exists already: use `overwrite = TRUE`") from error
+            raise InputError(f"{path!r} already exists: use `overwrite = TRUE`") from error
         raise
 
 

@@ -175,7 +175,10 @@ class _LocalPickler(_Pickler):
         self.shared: list[Any] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return a number, or None. A function with a closure may hold copied objects."""
+        """Return the index of a class or function in ``shared``; None: the value is pickled.
+
+        A function with a closure may hold copied objects, so it is pickled.
+        """
         is_plain = isinstance(value, FunctionType) and value.__closure__ is None
         if not is_plain and not isinstance(value, type):
             return None

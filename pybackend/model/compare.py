@@ -1,4 +1,4 @@
-"""Whether a copy of a model equals the model, by its parts and by what it computes."""
+"""Compare a copy of a model with the model, by its parts and its outputs."""
 
 from __future__ import annotations
 

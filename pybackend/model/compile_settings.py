@@ -1,4 +1,4 @@
-"""How a model was compiled, and its optimizer's state, in model files."""
+"""Compile settings and optimizer state in model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model file must pass before Keras reads it: format, bounds, digest, version."""
+"""Checks of a model file before Keras reads it: format, bounds, digest, version."""
 
 from __future__ import annotations
 

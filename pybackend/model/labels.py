@@ -316,7 +316,7 @@ def _name_loss(loss: Any) -> str:
 
 
 def _is_usual(model: Any) -> bool:
-    """Return whether Keras computes the loss of a training from what `compile` was given."""
+    """Return whether Keras computes the loss of a training run from what `compile` was given."""
     return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 

@@ -91,7 +91,7 @@ def build_model(model: Any, inputs: Any) -> None:
 
 
 def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
-    """Return all variables of a model, its losses and metrics, also TensorFlow's and of closures.
+    """Return all variables of a model, its losses and metrics, including those of closures.
 
     Only scalars of the optimizer are included, such as its number of steps.
 

@@ -46,7 +46,7 @@ def import_tensorflow(verbose: int = 1) -> None:
 
 
 def import_unless_importing() -> None:
-    """Call `import_tensorflow`, unless this or another thread is importing it already.
+    """Call `import_tensorflow`, unless this or another thread is already importing it.
 
     For hooks of the import system: waiting there for a thread that waits for a module would never
     end.

@@ -196,7 +196,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     if hash_weights(model) != digest:
         raise SerializationError(
             f"the weights of the trained model {model.name!r} cannot be loaded into a copy of the "
-            "one that was passed: a callback changed which of them are trained, or a layer does "
+            "one that was passed: a callback changed which of them are trainable, or a layer does "
             "not save all of its variables"
         )
     return model

@@ -210,7 +210,7 @@ class MeetingServer:
         start_beating(beat, silence, self._closed)
 
     def adopt(self, stream: LineStream, rank: int) -> None:
-        """Add a worker whose connection is authenticated already, e.g. by ssh."""
+        """Add a worker whose connection is already authenticated, e.g. by ssh."""
         self._welcome(stream, rank)
 
     def join(self, rank: int, message: str) -> None:
@@ -226,7 +226,7 @@ class MeetingServer:
         return decided.messages if isinstance(decided, Everyone) else None
 
     def refuse(self, reason: str) -> None:
-        """Send all workers, also later ones, the reason why they cannot work together."""
+        """Send all workers, including later ones, the reason why they cannot work together."""
         self._decide(Refused(reason))
 
     def send(self, contents: Mapping[str, bytes]) -> None:

@@ -72,7 +72,7 @@ class MeetingClient:
     is_early
         Whether the driver may not listen yet: then a refused connection is tried again, too.
     stream
-        A connection to the driver that is authenticated already, instead of an address.
+        A connection to the driver that is already authenticated, instead of an address.
     silence
         Seconds without a sign of life after which the driver counts as lost; infinite if it sends
         none.
@@ -165,7 +165,7 @@ class MeetingClient:
         start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
-        """Meet the others, once; ``on_wait`` is called repeatedly meanwhile.
+        """Rendezvous with the others, once; ``on_wait`` is called repeatedly meanwhile.
 
         Returns
         -------

@@ -91,7 +91,7 @@ class _Connection:
         try:
             line = self._waiting.get(timeout=seconds)
         except queue.Empty:
-            raise TimeoutError("the other end was silent for too long") from None
+            raise TimeoutError("the peer sent no data before the timeout") from None
         self._has_ended = not line
         if len(line) > limit:
             raise ValueError(f"a line of more than {limit} bytes was received")

@@ -331,7 +331,7 @@ class Stream:
         """Receive at least one byte after those that were read ahead."""
         while not (count := self._receive([buffer])):
             if not self._wait(_remaining(deadline)):
-                raise TimeoutError("the other end was silent for too long")
+                raise TimeoutError("the peer sent no data before the timeout")
         return count
 
     def _take_ahead(self, buffer: memoryview) -> int:

@@ -1,1 +1,1 @@
-"""The report of a training: one HTML page."""
+"""The report of a training run: one HTML page."""

@@ -1,4 +1,4 @@
-"""Write the report of a training."""
+"""Write the report of a training run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pybackend.reporting.training import make_training_page
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
-    """Write the report of a training as one HTML page that works offline.
+    """Write the report of a training run as one HTML page that works offline.
 
     It shows the curves of all metrics, the work of each worker, the time of its steps by part,
     failures and restarts, the model, settings and versions, in light and dark, on wide and narrow
@@ -56,7 +56,7 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
     """
     target = check_page_path(path)
     if isinstance(what, WorkerFailedError):
-        return _write(target, make_failure_page(what, title or "A training that failed"))
+        return _write(target, make_failure_page(what, title or "A training run that failed"))
     if not isinstance(what, TrainResult):
         raise InputError(
             f"report() needs a TrainResult or a WorkerFailedError, not {type(what).__name__}"

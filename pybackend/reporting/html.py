@@ -1,4 +1,4 @@
-"""Elements of the page. All text from a training is escaped here."""
+"""Elements of the page. All text from a training run is escaped here."""
 
 from __future__ import annotations
 

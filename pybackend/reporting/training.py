@@ -147,7 +147,7 @@ _TITLES = {"tfdist": "tfdist", "python": "Python", "tensorflow": "TensorFlow", "
 
 
 def make_training_page(record: Record, title: str, summary: str | None) -> str:
-    """Return the page of a training.
+    """Return the page of a training run.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
 
 
 def to_float(value: Any) -> float:
-    """Return a number of a record, where infinity is text."""
+    """Convert a number of a record to float; None becomes NaN, and infinity is stored as text."""
     return float("nan") if value is None else float(value)
 
 

@@ -1,1 +1,1 @@
-"""Scaling of a training: measured with several numbers of workers, and projected to more."""
+"""Scaling of training: measured with several numbers of workers, and projected to more."""

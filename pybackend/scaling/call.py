@@ -1,4 +1,4 @@
-"""Measure how a training scales."""
+"""Measure how training scales."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def bench_scale(
         `barrier_train` and returns its result; or the path of a script that calls `barrier_train`.
         A script runs in its own process, where `barrier_train` uses the workers and the batch size
         from here instead of the script's, and saves no checkpoint. If it is called several times,
-        the last call counts. A training should take at least 50 steps: the first three are not
+        the last call counts. A training run should take at least 50 steps: the first three are not
         measured.
     workers
         The numbers of workers.
@@ -199,7 +199,7 @@ def bench_scale(
     steps
         Steps of a script's training, which then takes one epoch. None: the script's number.
     repeats
-        Number of runs of each training, in turns.
+        Number of runs of each configuration, interleaved.
     arguments
         Arguments of the script.
     verbose

@@ -22,7 +22,7 @@ _INTERNAL = ("stretches", "buffers", "costs")
 
 @dataclass(frozen=True)
 class ScalingResult:
-    """Measured step times of a training by number of workers.
+    """Measured step times of a training run by number of workers.
 
     Attributes
     ----------
@@ -44,10 +44,10 @@ class ScalingResult:
     def project(self, to: int = 480, confidence: float = 0.9) -> Projection:
         """Predict step times with more workers, from a model of their parts fitted to the rows.
 
-        The intervals cover noise between stretches of steps, and noise between trainings as far as
-        the errors of the fit show it. They do not cover effects that appear only with more workers:
-        a shared network, stragglers, buckets whose exchange is no longer hidden behind the backward
-        pass.
+        The intervals cover noise between stretches of steps, and noise between training runs as far
+        as the errors of the fit show it. They do not cover effects that appear only with more
+        workers: a shared network, stragglers, buckets whose exchange is no longer hidden behind the
+        backward pass.
 
         Parameters
         ----------

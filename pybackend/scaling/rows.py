@@ -68,12 +68,12 @@ class ScalingRow:
 
 
 def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
-    """Return the row of one or more trainings of the same kind, still without speed-up.
+    """Return the row of one or more training runs of the same kind, still without speed-up.
 
     Raises
     ------
     InputError
-        The trainings have no step times.
+        The training runs have no step times.
     """
     stretches, rows, steps, jitter = [], [], 0, []
     for training in trainings:
@@ -81,8 +81,8 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
         known = [one for one in times if one is not None]
         if len(known) < len(times):
             raise InputError(
-                "the workers measured no step times: a training must take more than 3 steps, and "
-                'use transport="tcp"'
+                "the workers measured no step times: a training run must take more than 3 steps, "
+                'and use transport="tcp"'
             )
         shortest = min(len(one.stretches) for one in known)
         each = np.array([one.stretches[-shortest:] for one in known])

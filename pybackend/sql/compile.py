@@ -284,7 +284,7 @@ def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...
 
 
 def features_of(result: Any) -> Any:
-    """Return the columns that were the inputs of a training."""
+    """Return the columns that were the inputs of a training run."""
     found = result.features if isinstance(result, TrainResult) else None
     if found is None:
         raise InputError("`features` is needed: the columns that the model's input is made of")

@@ -435,7 +435,7 @@ class Spark(Connection):
         with self._named(f"DESCRIBE {view}"):
             if self.raw.catalog.tableExists(view):
                 raise InputError(
-                    f"`name`: Spark has a table or view {view} already: choose another"
+                    f"`name`: a table or view {view} already exists in Spark: choose another name"
                 )
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:

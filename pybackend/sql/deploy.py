@@ -1,4 +1,4 @@
-"""A model in a database: as a view beside its rows, or once beside those of a query."""
+"""Deploy a model to a database: as a view over a table, or for the rows of a single query."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class _Coded:
 def find_encodings(
     columns: Iterable[str], categories: Mapping[str, Sequence[Any]] | None, encode: Any
 ) -> dict[str, Encoding]:
-    """Return the encodings of the columns that have categories, by the rules of a training."""
+    """Return the encodings of the columns that have categories, by the rules of a training run."""
     spec = ColumnSpec(encode=encode)
     return {
         column: Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)

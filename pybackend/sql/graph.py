@@ -1,4 +1,4 @@
-"""What a trained network computes for one row, as a few kinds of operations."""
+"""Graph that a trained network computes for one row, from a few kinds of operations."""
 
 from __future__ import annotations
 

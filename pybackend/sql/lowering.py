@@ -1,4 +1,4 @@
-"""What layers add to a graph: values with the shapes of tensors, and windows over them."""
+"""Nodes that layers add to a graph: values with the shapes of tensors, and windows over them."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def numbers_of(variable: Any) -> Array:
 
 
 def _find_period(factor: Array, shift: Array) -> tuple[Array, Array]:
-    """Return the shortest pieces, in whole axes, whose repetitions are the arrays."""
+    """Return the smallest blocks of trailing axes that both arrays repeat."""
     for axis in range(factor.ndim, -1, -1):
         period = size_of(factor.shape[axis:])
         pieces = [array.reshape(-1, period) for array in (factor, shift)]

@@ -153,7 +153,7 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
 
 
 def _count_steps(job: TrainingJob, counts: Counts) -> int:
-    """Return the number of batches of all rows, on the workers that have them."""
+    """Return the total number of batches over all workers that have rows."""
     shares = count_shares(job, counts["train"])
     if 0 in shares:
         rank = ranks_of(job.roles, "worker")[shares.index(0)]
@@ -241,7 +241,7 @@ def variables_of(model: Any) -> list[Any]:
 
 
 class Keeping:
-    """Checkpoints of a training after each epoch, when all steps have ended, if requested.
+    """Checkpoints of a training run after each epoch, when all steps have ended, if requested.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
         return f"{root}/user/{getpass.getuser()}/{path}"
     if root.startswith("file://"):
         return f"{root}/{ctx.working_dir[1:]}/{path}"
-    logger.warning("%s is not a known file system: %s is treated as a path below it", root, path)
+    logger.warning("%s is not a supported file system: %s is treated as relative to it", root, path)
     return f"{root}/{path}"
 
 

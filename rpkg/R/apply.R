@@ -20,7 +20,7 @@
 #'   its own environment and from the workspace, and all functions of the workspace. Packages that
 #'   it uses and that are attached here are attached there. Names that appear only as text, as in
 #'   `get("x")`, or that are used only in an R6 object of the workspace, are not found. Python
-#'   objects are not sent: create them inside.
+#'   objects are not sent: create them inside the function.
 #' @param ... Further arguments for `f`.
 #' @param packages Names of additional packages to attach on the workers.
 #' @param roles Number of workers by role, such as `c(chief = 1, worker = 2, ps = 1)`, instead of

@@ -1,4 +1,4 @@
-#' Measure how a training scales with its workers
+#' Measure how training scales with its workers
 #'
 #' Trains with several numbers of workers, and compares the times of their steps. In strong scaling
 #' the workers share one batch; in weak scaling each has its own batch. The time of a step is
@@ -7,7 +7,7 @@
 #' @param train A function of `workers` and `batch_size` that passes both to [barrier_train()] and
 #'   returns its fit; or the path of a script (R or Python) that calls it. A script runs in its own
 #'   process, where the measured workers and batch size replace the script's, and no checkpoint is
-#'   saved. A training should take at least 50 steps: the first three are left out.
+#'   saved. A training run should take at least 50 steps: the first three are left out.
 #' @param workers The numbers of workers.
 #' @param ... Must be empty.
 #' @param mode `"strong"`, `"weak"` or `"both"`.
@@ -15,7 +15,7 @@
 #'   scaling, every number of workers must divide it. `NULL`: 32, or the script's value.
 #' @param steps Steps of a script's training, which then takes one epoch. `NULL`: the script's
 #'   number.
-#' @param repeats Number of runs of each training, in turns.
+#' @param repeats Number of runs of each configuration, interleaved.
 #' @param arguments Arguments of the script.
 #' @param project `NULL`, or a number of workers up to which step times are predicted, by a model
 #'   that is fitted to the measured steps.

@@ -1,9 +1,10 @@
-#' Save checkpoints and resume a training
+#' Save checkpoints and resume training
 #'
-#' `checkpoint()` is for the argument `checkpoint` of [barrier_train()]: where and how often the
-#' state of the training is saved. A training that resumes from there, with `resume = TRUE` or
-#' automatically with `restarts`, ends with the same weights and history, bit for bit, as an
-#' uninterrupted one. `load_checkpoint()` returns the saved model.
+#' `checkpoint()` returns a value for the `checkpoint` argument of [barrier_train()], which
+#' specifies where and how often the state of the training is saved. A training run that resumes
+#' from there, with `resume = TRUE` or automatically with `restarts`, ends with weights and history
+#' that are bit-for-bit identical to those of an uninterrupted one. `load_checkpoint()` returns the
+#' saved model.
 #'
 #' A checkpoint holds the weights, the optimizer's state, the random generators of each worker,
 #' callback attributes that are plain data, and the history. It is written in the background, and is
@@ -12,18 +13,18 @@
 #' exit.
 #'
 #' @param uri A folder for this training only: a path that the machines of all workers share, or a
-#'   URI with a scheme that Python's fsspec knows. On one machine it may be any path.
+#'   URI with a scheme that Python's fsspec supports. On one machine it may be any path.
 #' @param every `"epoch"` (default), a number of steps, or a time such as `"600s"`, `"10min"` or
-#'   `"1h"`. The end of the training is always saved.
-#' @param keep Maximum number of checkpoints. The training ends if this many in a row, but at least
-#'   two, could not be written.
+#'   `"1h"`. The final state is always saved.
+#' @param keep Maximum number of checkpoints. The training ends after this many consecutive failed
+#'   writes, but not before the second.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param model A compiled model like the trained one, which gets the weights. Needed for models of
 #'   which Keras cannot write a file.
 #' @inheritParams model_from_base64
 #'
 #' @return `checkpoint()` returns an object for [barrier_train()], `load_checkpoint()` a Keras
-#'   model. Bad arguments are an error of class `tfdist_error_input`.
+#'   model. Invalid arguments raise an error of class `tfdist_error_input`.
 #' @export
 #' @examples
 #' checkpoint("run-1", every = "10min", keep = 3)

@@ -10,8 +10,8 @@
 #' `make_tf_config()` does not start Python in this session. If Python is already running, set the
 #' variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
 #'
-#' @param workers Addresses of the workers, as `"host:port"`. Names, if given, are the indices of
-#'   the workers; then workers may be left out.
+#' @param workers Addresses of the workers, as `"host:port"`. Names, if given, are the workers'
+#'   indices; then some workers may be left out.
 #' @param index Index of this process within its role, from 0. `NULL` if the role has only one
 #'   process.
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.

@@ -5,8 +5,8 @@
 #'
 #' * `tfdist_error_input`: an argument, a model or data that cannot be used. Nothing was started.
 #' * `tfdist_error_cluster`: workers that cannot be started, reached or described.
-#' * `tfdist_error_worker_failed`: the training code failed on a worker. The error is the failure
-#'   that came first; its message lists the others.
+#' * `tfdist_error_worker_failed`: the training code failed on a worker. The error reports the first
+#'   failure; its message lists the others.
 #' * `tfdist_error_peer_lost`: a worker disappeared without a report.
 #' * `tfdist_error_serialization`: a model that cannot be written or read back.
 #' * `tfdist_error_database`: a database rejected a model, or its numbers differ from Keras's.

@@ -1,6 +1,6 @@
 #' Options for reading and storing rows
 #'
-#' For the argument `data_options` of [barrier_train()] and [barrier_evaluate()].
+#' Value for the `data_options` argument of [barrier_train()] and [barrier_evaluate()].
 #'
 #' @param tensors Type and shape of the rows of columns in tables and files, as a named list:
 #'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays row by
@@ -12,19 +12,19 @@
 #'   [write_tfrecords()] writes next to the files, or else the types in the first records.
 #' @param encode Encoding of feature columns that are text or factors or have `categories`.
 #'   `"one_hot"`: one number per value, 1 if the row has it, else 0. `"integer"`: the code of the
-#'   value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, also for whole
-#'   numbers. `NULL` (default): text and factors are one-hot, and columns with `categories` become
-#'   codes. In a table or files, text that is an input by itself stays text, and so does a character
-#'   column of a data frame if `model` has an input of strings for it. Without `categories`, the
-#'   values are the levels of a factor, or those of the training data, sorted.
+#'   value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, including for
+#'   whole numbers. `NULL` (default): text and factors are one-hot, and columns with `categories`
+#'   become codes. In a table or files, text that is an input by itself stays text, and so does a
+#'   character column of a data frame if `model` has an input of strings for it. Without
+#'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
 #' @param repartition `FALSE` uses the partitions of a table, of which there must be `workers`, and
 #'   gives each worker one contiguous range of the rows of files. This reads faster, but sorted rows
 #'   then give the workers different classes.
 #' @param in_memory `TRUE`: workers hold their rows in memory, if the rows fit into half of its free
 #'   space. `FALSE` (default): all rows are on disk, and memory use does not grow with them.
 #'
-#' @return An object for [barrier_train()] or [barrier_evaluate()]. Bad arguments are an error of
-#'   class `tfdist_error_input`.
+#' @return An object for [barrier_train()] or [barrier_evaluate()]. Invalid arguments raise an error
+#'   of class `tfdist_error_input`.
 #' @export
 #' @examples
 #' data_options(categories = list(color = c("blue", "red")), in_memory = TRUE)

@@ -5,7 +5,7 @@
 most_one_hot <- 1000L
 
 # Categories and encodings of the encoded feature columns: those that were passed or are known from
-# a training, and those found in the data.
+# a training run, and those found in the data.
 encode_frame <- function(data, features, columns, arg, call) {
   texts <- list_text_columns(features, columns$text_inputs)
   features <- unique(unlist(features))

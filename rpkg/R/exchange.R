@@ -1,8 +1,8 @@
 #' Options for the exchange between workers
 #'
-#' For the argument `exchange` of [barrier_train()]. `exchange()` averages the gradients in every
-#' step, so that the result is that of one process on the global batches. `local_steps()` lets each
-#' worker take several steps before the weights are averaged (local SGD): less traffic for slow
+#' Value for the `exchange` argument of [barrier_train()]. `exchange()` averages the gradients in
+#' every step, so that the result is that of one process on the global batches. `local_steps()` lets
+#' each worker take several steps before the weights are averaged (local SGD): less traffic for slow
 #' networks, but another result. With one worker these options have no effect.
 #'
 #' @param transport `"tcp"` (default), or `"tf"` for TensorFlow's collectives (NCCL between GPUs).
@@ -27,7 +27,7 @@
 #' @param learning_rate,momentum Learning rate and momentum with which the average change of the
 #'   weights is applied. 0.7 and 0.9 give DiLoCo.
 #'
-#' @return An object for [barrier_train()]. Bad arguments are an error of class
+#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

@@ -1,4 +1,4 @@
-#' Result of a training
+#' Result of a training run
 #'
 #' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It contains the
 #' trained model as text, so you can save it with `saveRDS()` and use it in another session.
@@ -19,12 +19,13 @@
 #' * `generations`: with `min_workers`, the worker groups and their first epochs, as a data frame
 #'   with `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of
 #'   those that `left`, with the reasons;
-#' * `restarts`: a data frame with a row for each restart of the workers: `time`, the loss (`lost`),
-#'   and the `checkpoint` from which the training resumed (`NA`: its beginning);
+#' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that
+#'   reported the lost worker (`lost`), and the `checkpoint` from which the training resumed (`NA`:
+#'   its beginning);
 #' * `tensorboard`: folder or URI of TensorBoard's event files; `NULL` if there is none;
 #' * `record`: all values, including those of each worker's steps, as JSON text for [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
-#' * `epochs`, `seconds` (of the whole call), `seed`;
+#' * `epochs`, `seconds` (duration of the whole call), `seed`;
 #' * `settings`: the arguments of the training that are plain values, as a list; `call`: those that
 #'   named data and columns, for [update()][update.tfdist_fit];
 #' * `features`, `levels`: the feature columns (for a model with several inputs, a list of them by
@@ -40,7 +41,7 @@
 #'   `model_base64` is empty;
 #' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
 #'   builds it. `model_base64` then has only the weights and the optimizer's state (`"weights.h5"`).
-#'   `model` calls the function and sets them, also in another session.
+#'   `model` calls the function and sets them, even in another session.
 #'
 #' Any other name is an error.
 #'

@@ -1,6 +1,6 @@
 #' Run workers on hosts over ssh
 #'
-#' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
+#' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()]. The hosts need an ssh server that accepts this user
 #' without a password, and Python with TensorFlow. tfdist, the model and the rows are sent to them.
 #' This machine uses only ssh to reach them; the workers connect to each other. When a call ends for
@@ -19,7 +19,7 @@
 #' @param environment Environment variables of the workers, as a named vector. With `TMPDIR`, they
 #'   store their rows there during the call.
 #'
-#' @return An object for the argument `sc`. Bad arguments are an error of class
+#' @return An object for the `sc` argument. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

@@ -6,8 +6,8 @@
 #'
 #' @section Versions:
 #' The newest Python from 3.10 to 3.13 on this machine is used, because TensorFlow has no releases
-#' for others. `extras = "spark"` installs a PySpark below 4.3: in later ones sparklyr's workers
-#' need another jar to start. If your cluster runs another version of Spark, name it in
+#' for others. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's workers
+#' need an additional jar with later ones. If your cluster runs another version of Spark, name it in
 #' `pip_options`, for example `"pyspark==3.5.8"`.
 #'
 #' @section Spark for sparklyr:

@@ -1,8 +1,8 @@
 #' Run workers on a Kubernetes cluster
 #'
-#' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
+#' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()]. Each call creates a Job with one pod per worker, shows
-#' what the pods wait for, and deletes the Job at the end, also after an interrupt. This session
+#' what the pods wait for, and deletes the Job at the end, even after an interrupt. This session
 #' reaches the pods only through the cluster's API server.
 #'
 #' @param image Container image with TensorFlow, and Python of the same release as this session's.
@@ -14,14 +14,14 @@
 #' @param secrets Names of Secrets whose keys become environment variables of the workers.
 #' @param service_account Service account of the pods.
 #' @param image_pull_secrets Names of Secrets with which nodes pull the image.
-#' @param time_limit Seconds after which Kubernetes ends the Job. `NULL` (default): a week.
+#' @param time_limit Seconds after which Kubernetes terminates the Job. `NULL` (default): a week.
 #' @param ttl Seconds that a finished Job stays if this session could not delete it. `NULL`
 #'   (default): 300.
 #' @param python Python in the image. `NULL` (default): `"python3"`.
 #' @param labels Further labels of the Job, its pods and the Service, as a named vector.
-#' @param patience Seconds until all pods must run. `NULL` (default): 600.
+#' @param patience Seconds to wait until all pods are running. `NULL` (default): 600.
 #'
-#' @return An object for the argument `sc`. Bad arguments are an error of class
+#' @return An object for the `sc` argument. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

@@ -1,7 +1,7 @@
 #' Scale the learning rate with the number of workers
 #'
-#' For the argument `scale_lr` of [barrier_train()]. N workers take steps on N times the rows of
-#' one. Each step's rate is the optimizer's own, as compiled or as callbacks set it, times a
+#' Value for the `scale_lr` argument of [barrier_train()]. N workers take steps on N times the rows
+#' of one. Each step's rate is the optimizer's own, as compiled or as callbacks set it, times a
 #' multiple. The optimizer's variable does not change: the trained model, and every checkpoint, have
 #' the unscaled rate.
 #'
@@ -12,7 +12,7 @@
 #' @param decay Multiples of the rate, named by the number of completed epochs at which they begin:
 #'   `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
 #'
-#' @return An object for [barrier_train()]. Bad arguments are an error of class
+#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

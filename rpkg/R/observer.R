@@ -1,4 +1,4 @@
-#' Observe a training from this session
+#' Observe a training run from this session
 #'
 #' Pass it in `callbacks` of [barrier_train()], together with Keras's own callbacks, which run on
 #' the workers. Its R functions run in this session while the workers train. They may plot, log or

@@ -5,13 +5,13 @@
 #'   the training, an array, or a list of arrays for a model with several inputs. Or a sparklyr
 #'   table, whose rows stay in Spark.
 #' @param ... Must be empty: the arguments that follow must be named.
-#' @param type Type of the predictions, by the names of tidymodels:
+#' @param type Type of the predictions, with the names used in tidymodels:
 #'   * `"class"`: the column `.pred_class`;
 #'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model's loss is
 #'     one of Keras's with `from_logits`, this is the softmax or sigmoid of the output. An error if
-#'     the model's numbers are not probabilities. A model with one number per row and one of Keras's
+#'     the model's outputs are not probabilities. A model with one number per row and one of Keras's
 #'     binary losses gives the probability of the second class;
-#'   * `"raw"`: the model's unchanged numbers, as an array; for a Spark table the column `.pred`, or
+#'   * `"raw"`: the model's raw outputs, as an array; for a Spark table the column `.pred`, or
 #'     `.pred_<output>` for each of several outputs;
 #'   * `NULL` (default): `"raw"` for arrays. For data frames and tables: class and probabilities;
 #'     only the class, if the numbers distinguish classes but are not probabilities; for regression
@@ -32,8 +32,8 @@
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
 #'   several outputs. Its columns are named after the levels of the label, if it was a factor.
 #' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
-#'   Spark computes it when its rows are needed, and again each time: `dplyr::compute()` stores
-#'   them. It is a temporary view, which exists as long as the connection.
+#'   Spark computes it lazily, and again at each use: `dplyr::compute()` stores the rows. It is a
+#'   temporary view, which exists as long as the connection.
 #' @seealso [barrier_predict()], which distributes the rows over several workers;
 #'   `generics::augment()`, which adds the predictions to the rows.
 #' @export

@@ -14,7 +14,8 @@
 #'
 #' @param tbl A sparklyr table (`tbl_spark`), which may be a dplyr pipeline, or a PySpark DataFrame.
 #' @param path A folder, new or empty, to write to; a file or a folder of files to read. It is a
-#'   path that all machines of the cluster share, or a URI with a scheme that Python's fsspec knows.
+#'   path that all machines of the cluster share, or a URI with a scheme that Python's fsspec
+#'   supports.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param compression `"gzip"`, `"zlib"` or `NULL`.
 #' @param overwrite `TRUE` replaces records that are already in the folder.

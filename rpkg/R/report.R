@@ -1,11 +1,11 @@
-#' Write the report of a training as a page
+#' Write the report of a training run as a page
 #'
 #' Writes one HTML page that works offline. It shows the curves of all metrics, the work of each
 #' worker and the time of its steps by part, failures and restarts, the model, settings and
 #' versions, in light and dark, on wide and narrow screens. All numbers are also in tables. For
 #' programs, the element `tfdist-run` has them as JSON.
 #'
-#' @param x A [tfdist_fit], also one from `readRDS()`; or the error of a failed training (see
+#' @param x A [tfdist_fit], including one from `readRDS()`; or the error of a failed training (see
 #'   [tfdist_error]), for a page with the failure, its traceback and the last lines that the worker
 #'   printed.
 #' @param path The file to write, `*.html`.

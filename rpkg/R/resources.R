@@ -1,8 +1,8 @@
 #' Resources of each worker
 #'
-#' For the argument `resources` of [barrier_train()] and the other calls that start workers. It
-#' means the same on every launcher. If a launcher cannot provide the resources, an error is raised
-#' before the training starts.
+#' Value for the `resources` argument of [barrier_train()] and the other functions that start
+#' workers. It means the same on every launcher. If a launcher cannot provide the resources, an
+#' error is raised before the training starts.
 #'
 #' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): workers on the same
 #'   machine divide its cores.
@@ -12,7 +12,7 @@
 #' @param gpus Number of GPUs for each worker's exclusive use; 0 hides all of them. `NULL`
 #'   (default): workers on the same machine get its GPUs in turn.
 #'
-#' @return An object for [barrier_train()]. Bad arguments are an error of class
+#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

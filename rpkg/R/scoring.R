@@ -22,15 +22,16 @@
 #'   column, `encode` are those of the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): those of the fit.
-#' @param safe_mode As in [barrier_train()]. A fit of a training with `FALSE` sets it to `FALSE`.
+#' @param safe_mode As in [barrier_train()]. A fit of a training run with `FALSE` sets it to
+#'   `FALSE`.
 #' @param verbose 0 and 1: silent; 2: also what the workers print.
 #'
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
-#' * `barrier_predict()`: the model's numbers, as [predict.tfdist_fit()] returns them for `"raw"`.
-#'   An array with a row for each row of `x`, with the levels of the label as column names if
-#'   `model` is a fit that has them; a list of arrays for a model with several outputs.
+#' * `barrier_predict()`: the model's raw outputs, as [predict.tfdist_fit()] returns them for
+#'   `"raw"`. An array with a row for each row of `x`, with the levels of the label as column names
+#'   if `model` is a fit that has them; a list of arrays for a model with several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'

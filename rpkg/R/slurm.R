@@ -1,10 +1,10 @@
 #' Run workers on the nodes of a Slurm cluster
 #'
-#' For the argument `sc` of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
+#' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()], in a session on a login node. Each call submits a job with
 #' one task per worker, shows its position in the queue and its progress, and returns the result. An
 #' interrupt, or the end of this session, cancels the job. Without `workers`, a call has one worker
-#' per node, or as many as the option `"ntasks-per-node"`. A training with `checkpoint` is saved
+#' per node, or as many as the option `"ntasks-per-node"`. A training run with `checkpoint` is saved
 #' when Slurm sends the termination signal: 60 seconds before the time limit (limits of ten minutes
 #' and more), or as set by the option `signal`: `"TERM@300"`. An elastic training (`min_workers`)
 #' has one job per worker.
@@ -26,7 +26,7 @@
 #'   the route to them.
 #' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
 #'
-#' @return An object for the argument `sc`. Bad arguments are an error of class
+#' @return An object for the `sc` argument. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
 #' @export
 #' @examples

@@ -9,7 +9,7 @@
 #' Models of `keras_model_sequential()` and `keras_model()` can be translated to SQL if their layers
 #' are among dense, convolution, pooling, normalization, embedding, recurrent and merging layers.
 #' For any other layer, an error names it before anything is written. Numbers are float32 or better,
-#' and are added in another order than in Keras: expect differences of about 1e-6. A row with a
+#' and are summed in a different order than in Keras: expect differences of about 1e-6. A row with a
 #' feature that is missing, not a number, infinite or too large for float32 has no prediction. Text
 #' and factors are encoded as in the training of a fit, and a value that was not in the training has
 #' no prediction. Any other column that does not hold numbers raises an error with its name. In
@@ -42,7 +42,7 @@
 #'
 #' @param model A [tfdist_fit] or a Keras model.
 #' @param con A DBI connection to DuckDB, PostgreSQL or SQLite, outside of a transaction, or a
-#'   connection of sparklyr.
+#'   sparklyr connection.
 #' @param dialect A connection, or one of `"duckdb"`, `"postgresql"`, `"sqlite"`, `"spark"` and
 #'   `"oracle"` (whose text no test has run in Oracle).
 #' @param name Name of the view.

@@ -1,15 +1,15 @@
-#' View a training in TensorBoard
+#' View a training run in TensorBoard
 #'
 #' Starts TensorBoard on a free port of this machine, reachable only from this machine, and opens it
 #' in the browser, or in RStudio's viewer. It ends with this session, or with `view$close()`. You
-#' can watch a training with `tensorboard = TRUE` while it runs, from another session or with
+#' can watch a training run with `tensorboard = TRUE` while it runs, from another session or with
 #' `tfdist tensorboard` on the command line.
 #'
 #' The functions `tensorboard()` of the packages keras3 and tensorflow are different, but can show
 #' the same folder, `fit$tensorboard`.
 #'
-#' @param x A [tfdist_fit] of a training with `tensorboard`; or a folder, or a URI. `NULL`
-#'   (default): the folder `logs`, where trainings with `tensorboard = TRUE` write.
+#' @param x A [tfdist_fit] of a training run with `tensorboard`; or a folder, or a URI. `NULL`
+#'   (default): the folder `logs`, where training runs with `tensorboard = TRUE` write.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param open `TRUE` opens it in the browser. By default only in interactive sessions.
 #'

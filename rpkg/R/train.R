@@ -140,12 +140,12 @@
 #' * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet. Its
 #'   rows reach the workers without passing through R. Its columns contain numbers, arrays of
 #'   numbers, ML vectors, bytes or text;
-#' * paths or URIs (with a scheme that Python's fsspec knows) of Parquet or TFRecord files: files,
-#'   folders or patterns such as `"day=*/rows.parquet"`. The workers read them themselves, so all
-#'   their machines must share the paths;
+#' * paths or URIs (with a scheme that Python's fsspec supports) of Parquet or TFRecord files:
+#'   files, folders or patterns such as `"day=*/rows.parquet"`. The workers read them themselves, so
+#'   all their machines must share the paths;
 #' * an R function `data(ctx)`, called on each worker with its context, that returns a
 #'   `tf.data.Dataset` of local batches `x`, `(x, y)` or `(x, y, sample_weight)`. They are used
-#'   unchanged. Endless data need `steps_per_epoch`. [barrier_apply()] describes the context, what
+#'   unchanged. Infinite data need `steps_per_epoch`. [barrier_apply()] describes the context, what
 #'   is sent with the function, and what the machines need. Build the data set from TensorFlow's own
 #'   operations: TensorFlow calls a generator from its own threads, in which R cannot run;
 #' * a PySpark or pandas DataFrame, a Python function, a tuple of numpy arrays, or any other data of
@@ -159,9 +159,10 @@
 #' row exactly once, and the result is that of one process on the batches of as many workers as each
 #' epoch had (`workers_by_epoch` of the fit). Every worker stores all rows.
 #'
-#' With `max_workers`, workers are added at the beginning and after each loss. They join between two
-#' epochs, as soon as they are ready. On [hosts()] all slots are used; one where no worker can be
-#' started is retried after 30 seconds, and then after pauses that double up to 16 minutes.
+#' With `max_workers`, workers are added at the beginning and whenever a worker is lost. They join
+#' between two epochs, as soon as they are ready. On [hosts()] all slots are used; a slot in which a
+#' worker fails to start is retried after 30 seconds, and then after pauses that double up to 16
+#' minutes.
 #'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and
@@ -170,9 +171,10 @@
 #' `log(y) ~ poly(a, 2) + b:c`, by base R's `model.frame()` and `model.matrix()`. A logical column
 #' is 0 or 1, and has a column for each in an interaction such as `flag:a` without `a`. Values from
 #' the training data (levels, the mean in `scale()`) are stored in the fit, and
-#' [predict.tfdist_fit()] and [barrier_evaluate()] apply them to later data frames. Variables of
-#' this session are not stored: write their values. Predictions of `log(y)` are on that scale. On a
-#' Spark table, a formula that computes raises an error: use `dplyr::mutate()` first.
+#' [predict.tfdist_fit()] and [barrier_evaluate()] apply them to later data frames. Variables
+#' from this session are not stored: write their values into the formula. Predictions of `log(y)`
+#' are on that scale. On a Spark table, a formula that computes raises an error: use
+#' `dplyr::mutate()` first.
 #'
 #' A recipe of the package recipes is prepared (`prep()`) with all rows of the data frame `data`,
 #' unless it is already prepared. Its outcome is the label, its predictors are the features, and
@@ -184,7 +186,7 @@
 #' The columns are expanded in their order, a one-hot column into `column_level` for each of its
 #' levels in their order: `feature_names` of the fit. A model with another number of inputs raises
 #' an error with these names before the training. A row with a value that was not in the training is
-#' later predicted as missing, and raises an error in a training or an evaluation. For a recipe, its
+#' later predicted as missing, and raises an error in training or evaluation. For a recipe, its
 #' steps decide: `step_dummy()` gives a missing value, `step_integer()` 0.
 #'
 #' @section Runs of tfruns:
@@ -308,7 +310,7 @@ barrier_train <- function(
   fit
 }
 
-#' Show what a training would start
+#' Show what a training run would start
 #'
 #' `plan()` makes all checks of [barrier_train()] and starts no worker. Spark runs only the jobs
 #' that find the values of text.
@@ -341,7 +343,7 @@ plan <- rlang::new_function(
   environment(barrier_train)
 )
 
-# The arguments of a training, in the frame of its call, checked.
+# The arguments of a training run, in the frame of its call, checked.
 prepare_training <- function(frame = caller_env()) {
   names <- c("sc", "model", "model_fn", "data", "formula", "data_options", "validation_data")
   args <- mget(c(names, "exchange", "shuffle", "class_weight"), envir = frame)

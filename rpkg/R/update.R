@@ -119,7 +119,7 @@ passing_settings <- c(
   c("model_uri", "checkpoint", "resume", "restarts")
 )
 
-# The settings of a training as plain values of R, without those that were left out.
+# The settings of a training run as plain values of R, without those that were left out.
 plain_settings <- function(settings) {
   settings <- settings[setdiff(names(settings), passing_settings)]
   settings[!vapply(settings, function(value) is.null(value) || is_python(value), NA)]

@@ -22,7 +22,7 @@ phrases <- c(
   "\\b(pybackend\\.)?DataOptions\\(" = "data_options(",
   "\\ba Resources\\b" = "made by `resources()`",
   "\\b(pybackend\\.)?Resources\\(" = "resources(",
-  "\\ba TrainResult\\b" = "the result of a training",
+  "\\ba TrainResult\\b" = "the result of a training run",
   "\\bbarrier_run\\b" = "barrier_apply",
   "\\(df\\.sparkSession, model, df, " = "(sc, model, data, ",
   "\\(df\\.sparkSession, fn, data=df\\)" = "(sc, f, data = data)",

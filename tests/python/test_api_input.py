@@ -362,7 +362,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "roles and workers": (
         train(strategy="parameter_server", roles={"chief": 1, "worker": 3, "ps": 1}),
-        "`workers` is 2, but `roles` has 3 of them",
+        "`workers` is 2, but `roles` has 3 workers",
     ),
     "timeout": (train(timeout=0), "`timeout`"),
     "run spark": (run(spark="yarn"), "`spark`"),

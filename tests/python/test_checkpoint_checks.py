@@ -26,10 +26,10 @@ KEPT = Manifest(
 @pytest.mark.parametrize(
     ("settings", "of_model", "message"),
     [
-        ({"seed": 8}, {}, "`seed` is 5, and here it is 8: give seed=5, or name another folder"),
+        ({"seed": 8}, {}, "`seed` is 5, and here it is 8: pass seed=5, or choose another folder"),
         ({"floatx": "float16"}, {}, r"call keras.config.set_floatx\('float32'\) first"),
-        ({"batches": (20, 10, 20)}, {}, "its data set had batches of other sizes"),
-        ({}, {"model": "b2"}, "its model has other compile settings, or other arguments of layers"),
+        ({"batches": (20, 10, 20)}, {}, "its data set had batches of different sizes"),
+        ({}, {"model": "b2"}, "its model has different compile settings or layer arguments"),
         (
             {},
             {"weights": ["float32 (6, 3)"]},

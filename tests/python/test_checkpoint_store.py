@@ -80,7 +80,7 @@ def test_all_are_damaged_and_the_model_alone(tmp_path: Path) -> None:
     for path in tmp_path.glob("*.state"):
         flip(path)
     said: list[str] = []
-    with pytest.raises(InputError, match=r"all 2 are damaged\. Name another folder"):
+    with pytest.raises(InputError, match=r"all 2 are damaged\. Choose another folder"):
         store.find_newest(said.append)
     assert len(said) == 2
 

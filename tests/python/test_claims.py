@@ -48,7 +48,10 @@ def test_what_may_differ(own: Any) -> None:
             "worker 1 (b:1) passes model.pkl, worker 0 (a:1) passes none",
         ),
         ({"rows": {"x": ROWS["x"][:3], "y": ROWS["y"][:3]}}, "`data` has 3 rows in worker 1"),
-        ({"rows": {**ROWS, "y": ROWS["y"][::-1]}}, "`y` of `data` has other values in worker 1"),
+        (
+            {"rows": {**ROWS, "y": ROWS["y"][::-1]}},
+            "`y` of `data` has different values in worker 1",
+        ),
         (
             {"rows": {**ROWS, "y": ROWS["y"].astype("int32")}},
             "`y` of `data` is int32 (4,) in worker 1 (b:1), and int64 (4,) in worker 0 (a:1)",
@@ -117,7 +120,7 @@ def test_files_are_compared_by_name_rows_size_and_what_is_read_of_them(tmp_path:
     other = claims("three", 6, spec)
     assert "the files `data` of worker 1 (b:1)" in str(find_disagreement(PEERS, [first, other]))
     other = claims("two", 5, ColumnSpec(features=["label"], label="a"))
-    assert "worker 1 (b:1) reads other columns" in str(find_disagreement(PEERS, [first, other]))
+    assert "worker 1 (b:1) reads different columns" in str(find_disagreement(PEERS, [first, other]))
 
 
 def test_callbacks_are_compared_by_class_and_numbers() -> None:

@@ -84,7 +84,7 @@ def test_doctor_probes_a_cluster_of_its_own() -> None:
     first, *lines, verdict = shown.stdout.splitlines()
     assert first == socket.gethostname()
     assert lines[0] == f"  Python {platform.python_version()}, {sys.executable}"
-    assert lines[-1] == "  2 slots here, reaching all other workers"
+    assert lines[-1] == "  2 slots here, which can reach all other workers"
     assert verdict == "ready: 2 workers on 1 host, and each reaches all others"
 
 

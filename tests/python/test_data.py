@@ -223,7 +223,7 @@ def test_endless_data_go_on_from_epoch_to_epoch() -> None:
     import tensorflow as tf
 
     data = tf.data.Dataset.from_tensor_slices((np.arange(6.0), np.arange(6))).batch(2).repeat()
-    with pytest.raises(InputError, match="endless data on worker 0: give `steps_per_epoch`"):
+    with pytest.raises(InputError, match="infinite data on worker 0: pass `steps_per_epoch`"):
         PipelineFeed(data, Alone(), None)
     feed = PipelineFeed(data, Alone(), 2)
     assert feed.fit_options == {"steps_per_epoch": 2}

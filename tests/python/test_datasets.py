@@ -165,8 +165,8 @@ def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], wo
 
 
 REJECTED = {
-    "endless": (lambda: batches().repeat(), "`data` is an endless data set: limit it"),
-    "endless PyDataset": (Endless, "`data` is an endless data set"),
+    "endless": (lambda: batches().repeat(), "`data` is an infinite data set: limit it"),
+    "endless PyDataset": (Endless, "`data` is an infinite data set"),
     "shuffled": (lambda: batches().shuffle(5), "yields other rows at each reading"),
     "shuffled PyDataset": (Shuffled, "yields other rows at each reading"),
     "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "have 4 parts; expected"),
@@ -213,7 +213,7 @@ def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) ->
             yield X[:50], Y[:50]
 
     shapes = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
-    with pytest.raises(InputError, match="data set of more than 0 GiB, or an endless one"):
+    with pytest.raises(InputError, match="data set of more than 0 GiB, or an infinite one"):
         read(tf.data.Dataset.from_generator(rows, output_signature=shapes))
 
 

@@ -129,7 +129,8 @@ def test_a_worker_that_does_not_come_is_named(group: Group) -> None:
     thread = threading.Thread(target=gather)
     thread.start()
     wait_for(lambda: group.meeting.missing()[0] == [1])
-    with pytest.raises(ClusterError, match="worker 1 on h1 did not meet the others within 0 s"):
+    expected = "worker 1 on h1 did not connect to the others within 0 s"
+    with pytest.raises(ClusterError, match=expected):
         group.run(meet_seconds=0.2)
     group.meeting.__exit__()
     thread.join(60)

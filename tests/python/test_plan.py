@@ -52,7 +52,9 @@ def test_a_plan_says_what_the_training_then_does(
     assert made.steps_per_epoch == result.workers[0].steps / 2
     assert made.workers[2] == PlannedWorker(2, "worker", "this machine", 133)
     lines = str(made).splitlines()
-    assert lines[0] == "nothing was started: a training by 3 processes, processes of this machine"
+    assert lines[0] == (
+        "nothing was started: a training run by 3 processes, processes of this machine"
+    )
     assert lines[1:6] == [
         "data: arrays of 400 rows: x float32 (8,), y int64 ()",
         "validation data: arrays of 100 rows: x float32 (8,), y int64 ()",

@@ -270,7 +270,7 @@ def test_a_model_of_a_class_of_its_own(table: Any, rows: Any) -> None:
     # Scores distinguish classes, if the classes are named, but are not probabilities.
     named = predict_spark(model, table, features=FEATURES, levels=["a", "b"])
     assert named.columns[-2:] == ["label", ".pred_class"]
-    with pytest.raises(InputError, match=r"type='prob' needs probabilities, .*gives scores"):
+    with pytest.raises(InputError, match=r"type='prob' needs probabilities, .*outputs scores"):
         predict_spark(model, table, features=FEATURES, type="prob")
 
 

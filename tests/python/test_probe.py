@@ -327,7 +327,7 @@ def test_what_is_printed_of_a_host() -> None:
     assert two["lines"][2:] == [
         "no R, no reticulate, no rpy2",
         "1 core, unknown memory, no GPU",
-        "1 slot here, reaching all other workers",
+        "1 slot here, which can reach all other workers",
     ]
 
 

@@ -203,7 +203,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     check_same(train(never, checkpoint=tmp_path, epochs=2, resume=True), half)
     with pytest.raises(InputError, match="its `batch_size` is 10, and here it is 20"):
         train(never, checkpoint=tmp_path, resume=True, batch_size=20)
-    with pytest.raises(WorkerFailedError, match="its `data` has other rows"):
+    with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
         train(never, checkpoint=tmp_path, resume=True, rows=X + 1)
     check_same(train(never, checkpoint=tmp_path, resume=True), undisturbed)
     more = train(never, checkpoint=tmp_path, resume=True, workers=3, epochs=EPOCHS + 1)

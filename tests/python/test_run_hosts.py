@@ -210,6 +210,6 @@ def test_a_dry_run_shows_ssh_and_reaches_nobody(there: SshHosts, start: Any) -> 
     process = start("", *options(there, "no-host:2,[fd00::1]:1", "--dry-run"))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert "the agent on no-host, by: " in out
+    assert "agent on no-host, started with: " in out
     assert f"-F {there.folder}/ssh_config" in out
     assert "rank 2 of 3 on fd00::1 (local rank 0 of 1):" in out

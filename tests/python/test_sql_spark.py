@@ -98,7 +98,8 @@ def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
         ):
             with pytest.raises(InputError, match=said):
                 deploy_model(spark, build(3), "scores", **{**given, **changed})
-        with pytest.raises(InputError, match=f"`name`: Spark has a table or view `{table}`"):
+        taken = f"`name`: a table or view `{table}` already exists in Spark"
+        with pytest.raises(InputError, match=taken):
             deploy_model(spark, build(3), table, **given)
         assert list_all(spark) == deployed
         undeploy_model(spark, "scores", version=2)

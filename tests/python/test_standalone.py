@@ -187,7 +187,7 @@ def test_the_doctor_names_the_two_hosts_of_a_firewall(cluster: Cluster) -> None:
     assert all(one in line and two in line and "a firewall between" in line for line in problems), (
         problems
     )
-    assert "1 slot here, reaching all other workers" in told.stdout
+    assert "1 slot here, which can reach all other workers" in told.stdout
 
 
 JOIN = """

@@ -36,7 +36,7 @@ _READ_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some records of a file.
+    """Consecutive records of a file.
 
     Attributes
     ----------

@@ -58,7 +58,7 @@ class Features:
     ends: Index
 
     def at(self, rows: Index) -> Features:
-        """Return some of the entries."""
+        """Return the entries at these indices."""
         return Features(
             self.records[rows],
             self.key_starts[rows],

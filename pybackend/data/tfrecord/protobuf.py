@@ -66,7 +66,7 @@ def build_per_size(
 ) -> pa.LargeBinaryArray:
     """Build rows that depend only on a size, once per distinct size.
 
-    A buffer of n bytes has rows of at most sqrt(2 n) sizes.
+    The rows of a buffer of n bytes have at most sqrt(2 n) distinct sizes.
     """
     import pyarrow as pa
 

@@ -33,8 +33,8 @@ _NAME_SECONDS = 10.0
 _ADVICE = (
     (
         r"Could not resolve hostname",
-        "Check the name's spelling, and that this machine knows it (/etc/hosts, or a `HostName` in "
-        "~/.ssh/config)",
+        "Check the spelling of the name, and that this machine can resolve it (/etc/hosts, or a "
+        "`HostName` in ~/.ssh/config)",
     ),
     (
         r"Connection refused",

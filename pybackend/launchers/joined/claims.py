@@ -208,7 +208,7 @@ def _explain_columns(
         what = f"{where} is {kinds[0]} in {other}, and {kinds[1]} in {first}"
         return what, "give it the same type and shape in all processes"
     advice = "pass the same rows in the same order in every process, which trains on its share"
-    return f"{where} has other values in {other} than in {first}", advice
+    return f"{where} has different values in {other} than in {first}", advice
 
 
 def _explain_files(
@@ -221,7 +221,7 @@ def _explain_files(
     if wanted["rows"] != found["rows"]:
         return f"the files `{argument}` of {other} and of {first} are not the same", advice
     advice = "pass the same `features`, `label`, `weight` and `data_options` in all processes"
-    return f"{other} reads other columns of the files `{argument}` than {first}", advice
+    return f"{other} reads different columns of the files `{argument}` than {first}", advice
 
 
 def _list(names: Sequence[str] | None) -> str:

@@ -211,7 +211,7 @@ class AtTheFirst:
 def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
     place = call.place
     if isinstance(error, socket.gaierror):
-        return f"this host cannot resolve {place.meeting}, where the processes meet: {error}"
+        return f"this host cannot resolve {place.meeting}, where the processes rendezvous: {error}"
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return (
             f"{place.name(0)} at {place.meeting} does not accept {place.name(place.rank)}: the two "

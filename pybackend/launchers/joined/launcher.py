@@ -53,7 +53,7 @@ _REPORT = "report"
 _RESULTS = "results"
 _MODEL = "model."
 _LOOK_SECONDS = 0.1
-# The callbacks of the first process may take long after a training.
+# The callbacks of the first process may take long after training.
 _RESULT_SECONDS = 6 * 3600.0
 _LEAVE_SECONDS = 60.0
 
@@ -79,7 +79,7 @@ class JoinedLauncher:
         places = known or ["a process of its own"] * job.workers
         places[place.rank] = "this process"
         return Submission(
-            tuple(places), later=("the calls of all processes are compared when they meet",)
+            tuple(places), later=("the calls of all processes are compared when they connect",)
         )
 
     def launch(
@@ -303,7 +303,7 @@ class _Others:
 
 def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
     host = _host(place, rank)
-    advice = "see what that process printed, and start all of them again"
+    advice = "see the output of that process, and restart all of them"
     failure = Failure(
         rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
     )

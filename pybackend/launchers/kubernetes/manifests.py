@@ -1,4 +1,4 @@
-"""Manifests of a training: an Indexed Job, and the Service that names its pods."""
+"""Manifests of a training run: an Indexed Job, and the Service that names its pods."""
 
 from __future__ import annotations
 

@@ -166,8 +166,8 @@ class _RemoteGroup:
         if missing and seconds > self._meet_seconds:
             named = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in missing)
             raise ClusterError(
-                f"worker {named} did not meet the others within {self._meet_seconds:.0f} s: see "
-                "the logs of these hosts, and check that they run"
+                f"worker {named} did not connect to the others within {self._meet_seconds:.0f} s: "
+                "see the logs of these hosts, and check that they run"
             )
 
     def _model(self) -> tuple[str, bytes] | None:

@@ -18,7 +18,7 @@ SWEEP = (
 
 @contextmanager
 def swept_folder(parent: str | None = None) -> Iterator[Path]:
-    """Make a private folder, which is removed on exit, also if this process is killed."""
+    """Make a private folder, which is removed on exit, even if this process is killed."""
     folder = tempfile.mkdtemp(prefix="tfdist-", dir=parent)
     janitor = subprocess.Popen(
         ["/bin/sh", "-c", SWEEP, folder],

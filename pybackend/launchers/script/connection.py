@@ -246,7 +246,8 @@ class SshConnection(AgentConnection):
             return str(self._ssh.explain(self._slots, printed))
         if status in _NOT_FOUND:
             return (
-                f"there is no Python at {self._python}: name one that all hosts have with --python"
+                f"there is no Python at {self._python}: pass --python with a path that exists on "
+                "all hosts"
             )
         return f"{self._python} exited there with status {status}{said}"
 

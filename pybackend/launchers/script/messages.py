@@ -1,4 +1,4 @@
-"""What `tfdist run` starts, and the JSON lines between its driver and its agents."""
+"""Ranks that `tfdist run` starts, and the JSON lines between its driver and its agents."""
 
 from __future__ import annotations
 

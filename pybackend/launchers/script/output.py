@@ -65,7 +65,7 @@ class ScriptOutput:
     def _keep(self, rank: int, stream: Stream, content: bytes) -> None:
         try:
             self._file(rank, stream).write(content)
-        except OSError as error:  # such as a full disk, which must not end a training
+        except OSError as error:  # such as a full disk, which must not end a training run
             say(f"nothing more is written to {self._folder}: {error}")
             self._folder = None
 

@@ -1,4 +1,4 @@
-"""What `tfdist run` was asked for, checked, and the environment variables of each rank."""
+"""Checked options of `tfdist run`, and the environment variables of each rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = "127.0.0.1"
 
 @dataclass(frozen=True)
 class HostRanks:
-    """Some ranks on one host.
+    """Ranks that run on one host.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class HostRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class SshSite(HostRanks):
-    """Some ranks on a host that is reachable by ssh, and the Python that runs them."""
+    """Ranks on a host that is reachable by ssh, and the Python that runs them."""
 
     host: HostSlots
     ssh: Ssh

@@ -104,7 +104,7 @@ def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
     python = sys.executable
     if isinstance(site, SshSite):
         python = site.python
-        yield f"the agent on {site.name}, by: {shlex.join(site.command()[:-1])} ..."
+        yield f"agent on {site.name}, started with: {shlex.join(site.command()[:-1])} ..."
     for place, variables in enumerate(_variables(plan, site)):
         yield (
             f"rank {site.ranks[place]} of {plan.world_size} on {site.name} "

@@ -41,7 +41,7 @@ _WANTED_DRIVER_SECONDS = 30.0
 
 
 class BarrierGroup:
-    """The tasks of a barrier stage, which meet at the driver if all of them reach it."""
+    """The tasks of a barrier stage, which rendezvous at the driver if all of them reach it."""
 
     def __init__(
         self, context: Any, meeting: MeetingClient, cores: int, needs_driver: bool = False
@@ -96,8 +96,9 @@ class Task:
             meeting.start_beating(find_silence(member.job.timeout))
 
             def give_up() -> str | None:
-                is_lost = is_observed and meeting.has_ended
-                return "the driver, which observes the training, was lost" if is_lost else None
+                if is_observed and meeting.has_ended:
+                    return "lost the connection to the driver, which monitors the training"
+                return None
 
             group = BarrierGroup(context, meeting, self.cores, is_observed)
             report, model = member.work(

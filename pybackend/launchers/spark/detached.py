@@ -130,7 +130,7 @@ class DetachedLauncher:
 
 @contextmanager
 def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
-    """Yield the server at which the workers meet, and their token."""
+    """Yield the rendezvous server of the workers, and their token."""
     host, announced = driver_addresses(session)
     token, silence = new_token(), find_silence(job.timeout)
     try:
@@ -139,8 +139,9 @@ def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
         server = MeetingServer(host, token, job.workers, announced, silence=silence)
     except ClusterError as error:
         raise ClusterError(
-            f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
-            "by which executors reach it, and spark.driver.bindAddress to the one to listen on"
+            f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
+            "address by which executors reach it, and spark.driver.bindAddress to the one to "
+            "listen on"
         ) from error
     with server:
         yield server, token

@@ -172,7 +172,7 @@ class IdleWatch:
         self._answer: queue.Queue[tuple[bool, str]] = queue.Queue()
         self._is_waiting = self._has_said = False
         self.is_busy = False
-        """Whether a task ran when Spark last answered."""
+        """True if a task was running when Spark last answered."""
 
     def look(self) -> None:
         """Ask Spark once a second, without waiting for the answer.

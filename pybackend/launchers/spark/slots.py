@@ -1,4 +1,4 @@
-"""Whether Spark has slots for all workers, what each gets, and whose turn it is."""
+"""Spark's slots: their number, the resources of each, and the queue of waiting training runs."""
 
 from __future__ import annotations
 
@@ -264,6 +264,7 @@ def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
     held = ", ".join(f"workers={t.workers} for {now - t.began:.0f} s" for t in ahead if t.holds)
     queued = sum(not t.holds for t in ahead)
     return (
-        f"a training waits for {turn.workers} of the session's {slots} slots: other trainings of "
-        f"this process hold them ({held}){f', and {queued} wait before it' if queued else ''}"
+        f"a training run waits for {turn.workers} of the session's {slots} slots: other training "
+        f"runs of this process hold them ({held})"
+        f"{f', and {queued} wait before it' if queued else ''}"
     )

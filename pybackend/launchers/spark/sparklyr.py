@@ -153,8 +153,9 @@ def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> M
         return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
     except ClusterError as error:
         raise ClusterError(
-            f"the workers cannot meet at the driver: {error}. Set spark.driver.host to the address "
-            "by which executors reach it, and spark.driver.bindAddress to the one to listen on"
+            f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
+            "address by which executors reach it, and spark.driver.bindAddress to the one to "
+            "listen on"
         ) from error
 
 
@@ -260,7 +261,7 @@ class _Watch:
             self.failures(event)
 
     def _look(self, idle: IdleWatch) -> None:
-        """Raise `ClusterError` if the workers cannot meet any more."""
+        """Raise `ClusterError` if the workers can no longer connect."""
         missing, seconds = self._meeting.missing()
         if not missing:
             return
@@ -269,8 +270,8 @@ class _Watch:
         if max(seconds, time.monotonic() - self._busy_since) > _MEET_SECONDS:
             named = ", ".join(map(str, missing))
             raise ClusterError(
-                f"worker {named} did not meet the others within {_MEET_SECONDS:.0f} s: see the "
-                "logs of the executors, and check whether all of them reach the driver at "
+                f"worker {named} did not connect to the others within {_MEET_SECONDS:.0f} s: see "
+                "the logs of the executors, and check whether all of them reach the driver at "
                 f"{self._meeting.address}"
             )
         idle.look()

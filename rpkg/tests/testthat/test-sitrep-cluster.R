@@ -65,7 +65,7 @@ test_that("hosts are printed, then what to fix", {
       "TensorFlow 2.21.0, Keras 3.15.1, numpy 2.4.6, h5py 3.14.0, cloudpickle 3.1.2, pyarrow 26.0.1",
       r,
       "8 cores, 31 GB of memory, no GPU",
-      "2 slots here, reaching all other workers"
+      "2 slots here, which can reach all other workers"
     )
     list(name = name, slots = 2L, lines = as.list(lines))
   }
