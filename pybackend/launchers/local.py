@@ -23,7 +23,7 @@ from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.machine import find_shortage, share_of_machine, this_machine
+from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"

@@ -1,15 +1,13 @@
-"""Resources of a machine, and each worker's share of its cores and GPUs."""
+"""Cores, memory and GPUs of a machine.
 
-from __future__ import annotations
+The text of this file is also sent to ssh hosts, in front of `bootstrap`. The same limits apply:
+only the standard library, and the syntax of Python 3.6.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pybackend.job.resources import Resources, show_bytes
 
 _DEVICES = Path("/dev")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -67,95 +65,3 @@ def list_gpus(environment: Any = os.environ, devices: Path = _DEVICES) -> Any:
     if chosen is not None:
         return [number for number in chosen.split(",") if number]
     return [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]
-
-
-__all__ = [
-    "Machine",
-    "count_cores",
-    "find_shortage",
-    "limit_threads",
-    "share_of_machine",
-    "this_machine",
-]
-
-_ADVICE = "request less in `resources`, or start fewer workers there"
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Cores, bytes of memory, and numbers of the GPUs of a machine."""
-
-    cores: int
-    memory: int
-    gpus: Sequence[str]
-
-    @property
-    def usable_gpus(self) -> list[str]:
-        """GPUs without -1, with which users hide all of them."""
-        return [number for number in self.gpus if not number.startswith("-")]
-
-
-def this_machine() -> Machine:
-    """Return the part of this machine that this process may use."""
-    return Machine(**read_machine())
-
-
-def limit_threads(cores: int) -> dict[str, str]:
-    """Return the variables that limit a process to this number of cores."""
-    return {"TF_NUM_INTRAOP_THREADS": str(cores), "OMP_NUM_THREADS": str(cores)}
-
-
-def share_of_machine(
-    workers: int,
-    environment: Mapping[str, str] = os.environ,
-    resources: Resources | None = None,
-    gpus: Sequence[str] | None = None,
-) -> list[dict[str, str]]:
-    """Divide this machine's cores and GPUs among the workers, unless the user did so.
-
-    Parameters
-    ----------
-    environment
-        Variables in which the user may have done so.
-    resources
-        Requested for each worker; not checked against the machine, as `find_shortage` does.
-    gpus
-        Numbers of the GPUs; None: the GPUs of this machine.
-    """
-    wanted = resources or Resources()
-    limits = limit_threads(wanted.cpus or max(1, count_cores() // workers))
-    shared = {n: cores if wanted.cpus else environment.get(n, cores) for n, cores in limits.items()}
-    devices = list_gpus(environment) if gpus is None else gpus
-    if wanted.gpus is not None:
-        devices = [number for number in devices if not number.startswith("-")]
-        parts = [devices[rank * wanted.gpus :][: wanted.gpus] for rank in range(workers)]
-        return [{**shared, "CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
-    if not devices:
-        return [shared] * workers
-    return [
-        {**shared, "CUDA_VISIBLE_DEVICES": devices[rank % len(devices)]} for rank in range(workers)
-    ]
-
-
-def find_shortage(
-    resources: Resources, workers: int, machine: Machine, place: str = "this machine"
-) -> str | None:
-    """Return a message if a machine has too little for its workers, else None."""
-    gpus = len(machine.usable_gpus)
-    for kind, each, has, show in (
-        ("cpus", resources.cpus, machine.cores, str),
-        ("memory", resources.bytes, machine.memory, show_bytes),
-        ("gpus", resources.gpus, gpus, str),
-    ):
-        if each is not None and each * workers > has:
-            many = f"{workers} workers need" if workers > 1 else "a worker needs"
-            total = f" ({show(each)} each)" if workers > 1 else ""
-            return (
-                f"{many} {_name(kind, show(each * workers))}{total}, but {place} has {show(has)}: "
-                f"{_ADVICE}"
-            )
-    return None
-
-
-def _name(kind: str, amount: str) -> str:
-    return f"{amount} of memory" if kind == "memory" else f"{amount} {kind}"

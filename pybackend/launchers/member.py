@@ -25,7 +25,7 @@ from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_ver
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
-from pybackend.launchers.machine import find_shortage, limit_threads, this_machine
+from pybackend.launchers.machine_share import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
 from pybackend.net.secret import derive_token
 

@@ -31,13 +31,8 @@ from pybackend.job.resources import read_meminfo
 from pybackend.launchers import local
 from pybackend.launchers.joined.gathering import find_share
 from pybackend.launchers.joined.place import Place
-from pybackend.launchers.machine import (
-    Machine,
-    count_cores,
-    find_shortage,
-    list_gpus,
-    share_of_machine,
-)
+from pybackend.launchers.machine import count_cores, list_gpus
+from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine
 from pybackend.launchers.memory import MemoryWatch, find_family
 from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
 

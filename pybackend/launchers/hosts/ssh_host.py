@@ -19,7 +19,7 @@ from pybackend.job.packages import TITLES
 from pybackend.job.resources import Resources
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
-from pybackend.launchers.machine import Machine, find_shortage
+from pybackend.launchers.machine_share import Machine, find_shortage
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle, bootstrap_command
 from pybackend.launchers.remote.greeting import HostGreeting, read_greeting

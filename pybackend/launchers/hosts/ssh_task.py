@@ -17,7 +17,7 @@ import cloudpickle
 
 from pybackend.job.messages import Failed
 from pybackend.job.notice import Notice
-from pybackend.launchers.machine import share_of_machine
+from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.remote.elastic_task import POST, follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
 from pybackend.net.meeting_client import MeetingClient

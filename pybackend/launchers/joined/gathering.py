@@ -15,13 +15,8 @@ from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
 from pybackend.launchers.joined.place import Place, is_loopback, split_host
-from pybackend.launchers.machine import (
-    Machine,
-    find_shortage,
-    list_gpus,
-    share_of_machine,
-    this_machine,
-)
+from pybackend.launchers.machine import list_gpus
+from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.slurm.step import count_cores
 from pybackend.net.meeting import MeetingServer

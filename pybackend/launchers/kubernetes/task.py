@@ -16,7 +16,8 @@ import cloudpickle
 
 from pybackend.job.messages import Event, Failed, PrintedLine
 from pybackend.job.notice import Notice
-from pybackend.launchers.machine import count_cores, limit_threads
+from pybackend.launchers.machine import count_cores
+from pybackend.launchers.machine_share import limit_threads
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
 from pybackend.net.meeting_client import MeetingClient

@@ -8,7 +8,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import read_fields
-from pybackend.launchers.machine import Machine
+from pybackend.launchers.machine_share import Machine
 from pybackend.launchers.remote.bootstrap import MARK
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import IO, Any
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.machine import share_of_machine
+from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.processes import (
     adopt_orphans,
     children,

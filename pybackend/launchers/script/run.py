@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.machine import share_of_machine
+from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.processes import adopt_orphans, children, end_descendants
 from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
 from pybackend.launchers.script.output import ScriptOutput, say

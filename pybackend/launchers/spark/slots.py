@@ -13,7 +13,8 @@ from typing import Any
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
 from pybackend.job.resources import Resources
-from pybackend.launchers.machine import count_cores, find_shortage, this_machine
+from pybackend.launchers.machine import count_cores
+from pybackend.launchers.machine_share import find_shortage, this_machine
 from pybackend.launchers.spark.session import ask, is_connect
 
 # Executors of a cluster register one after another once the session exists.
