@@ -191,7 +191,7 @@ def test_an_end_by_any_signal_is_told() -> None:
 
         os.kill(os.getpid(), signal.SIGRTMIN + 6)
 
-    with pytest.raises(WorkerFailedError, match="ended by signal"):
+    with pytest.raises(WorkerFailedError, match="killed by signal"):
         barrier_run(None, work, workers=1, verbose=0)
 
 
