@@ -71,7 +71,7 @@ class ArrayRows:
 
 
 class StoredRows:
-    """Rows of a folder that a `SpoolWriter` wrote; only requested rows are in memory.
+    """Rows of a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
 
     Parameters
     ----------
-    is_dealt
+    is_sharded
         True if consecutive rows of the batch belong to consecutive ranks; else the rows are
         listed rank by rank.
 

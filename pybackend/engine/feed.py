@@ -51,7 +51,7 @@ class Feed:
         Rows of the global batch by step; int64 array of shape (steps,).
     arrivals
         Times at which the batches of this epoch were read.
-    is_dealt
+    is_sharded
         True if consecutive rows of a batch belong to consecutive ranks.
     """
 

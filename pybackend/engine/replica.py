@@ -57,7 +57,7 @@ def fit_in_memory(
     Parameters
     ----------
     folders
-        Folders of the rows, as written by a `SpoolWriter`.
+        Folders of the rows, as written by a `RowStoreWriter`.
     limit
         Bytes that the worker may use; None: all free memory.
     """

@@ -34,7 +34,7 @@ class Judge:
 
     Parameters
     ----------
-    is_dealt
+    is_sharded
         True if consecutive rows of a batch belong to consecutive ranks.
     """
 

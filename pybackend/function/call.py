@@ -49,7 +49,7 @@ class Hooks:
     host
         The worker's address.
     on_end
-        As in `Spoke`, for a worker that is ended after others have returned.
+        As in `Peer`, for a worker that is ended after others have returned.
     announce
         Sends a message to the driver.
     note

@@ -126,7 +126,7 @@ def pointing_to(
 
     Parameters
     ----------
-    sees_some
+    has_checkpoint
         Whether this process sees a checkpoint there.
 
     Raises

@@ -70,7 +70,7 @@ def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_byt
     columns = {**rows_of(100), "y": np.arange(100)}
     write_columns(tmp_path / "rows", columns)
     with (
-        mock.patch("pybackend.data.rows._KEPT_BYTES", kept_bytes),
+        mock.patch("pybackend.data.rows._MAPPED_BYTES", kept_bytes),
         mock.patch.object(module, "_BLOCK_BYTES", 300),
     ):
         batches = Feed(StoredRows(tmp_path / "rows"), [100], 0, 7, shuffle=True).dataset()

@@ -80,7 +80,7 @@ def test_any_rows_are_found_whatever_is_kept_in_memory(
     y = np.arange(rows)
     places = np.array([random.randrange(rows) for _ in range(17)])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "_KEPT_BYTES", kept)
+        patch.setattr(rows_module, "_MAPPED_BYTES", kept)
         with RowStoreWriter(Path(folder) / "train") as writer:
             for first in range(0, rows, piece):
                 part = slice(first, first + piece)
@@ -94,7 +94,7 @@ def test_any_rows_are_found_whatever_is_kept_in_memory(
 def test_ragged_rows_are_padded_to_the_longest_of_all(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "_KEPT_BYTES", kept)
+    monkeypatch.setattr(rows_module, "_MAPPED_BYTES", kept)
     with RowStoreWriter(tmp_path / "train") as writer:
         writer.append({"x": ragged([1, 2], []), "y": np.array([0, 1])})
         writer.append({"x": ragged([3], [4, 5, 6]), "y": np.array([2, 3])})
@@ -109,7 +109,7 @@ def test_ragged_rows_are_padded_to_the_longest_of_all(
 def test_strings_come_back_as_bytes(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "_KEPT_BYTES", kept)
+    monkeypatch.setattr(rows_module, "_MAPPED_BYTES", kept)
     with RowStoreWriter(tmp_path / "train") as writer:
         writer.append({"x": texts("größe", "", "b\0c")})
     found = StoredRows(tmp_path / "train").take(np.array([2, 0, 1]))["x"]
