@@ -286,7 +286,7 @@ def test_an_object_of_many_names_is_looked_at_once(data: bytes, tmp_path: Path) 
 
 
 def test_a_file_in_which_hdf5_loops_forever_is_given_up(monkeypatch: Any) -> None:
-    monkeypatch.setattr(file_checks, "_TRIAL_SECONDS", 3.0)
+    monkeypatch.setattr(file_checks, "_PROBE_SECONDS", 3.0)
     with pytest.raises(SerializationError, match="did not end within 3 s"):
         model_from_bytes(Path(__file__).with_name("files").joinpath("endless.h5").read_bytes())
 
