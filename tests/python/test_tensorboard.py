@@ -61,7 +61,7 @@ def test_what_is_not_installed_here_is_named_before_anything_starts(monkeypatch:
     rows = np.ones((8, 1)), np.ones(8)
     with pytest.raises(InputError, match=r"pip install 'tfdist\[tensorboard\]'"):
         barrier_train("local", lambda: None, rows, tensorboard=True)
-    with pytest.raises(InputError, match=r"R run in workers .* pip install 'tfdist\[r\]'"):
+    with pytest.raises(InputError, match=r"written in R need .* pip install 'tfdist\[r\]'"):
         barrier_train("local", RFunction("function() NULL"), rows)
 
 
