@@ -261,7 +261,7 @@ class Reshaped:
 
 
 class ShardedRows:
-    """One worker's shard, by `sharding.deal`, of rows that every worker holds."""
+    """One worker's shard, by `sharding.shard_slice`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
         self._rows = rows

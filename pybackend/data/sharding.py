@@ -128,12 +128,12 @@ def shard_slice(rows: int, workers: int, rank: int) -> slice:
 
 
 def count_sharded(rows: int, workers: int) -> list[int]:
-    """Return the number of rows in each rank's shard of `deal`."""
+    """Return the number of rows in each rank's shard of `shard_slice`."""
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
 def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
-    """Return the places that restore the data's order after `deal`, for a range of each shard.
+    """Return the places that restore the data's order, for a range of each shard of `shard_slice`.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) 
 
 
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
-    """Return the start of a worker's share of each batch, as a row of its shard of `deal`.
+    """Return the start of a worker's share of each batch, as a row of its shard of `shard_slice`.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def fit(
     ----------
     clock
         Times the steps.
-    board
+    tensorboard
         Further callbacks, whose state is not saved.
     answers
         Messages from observers of the training.

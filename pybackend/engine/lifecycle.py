@@ -57,7 +57,7 @@ class Lifecycle:
         Start of the training; known after `begin`.
     audit
         The report of audits that is continued, or None.
-    leaving
+    preemption
         How workers leave before the end, or None if they may not.
     """
 

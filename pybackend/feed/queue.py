@@ -27,7 +27,7 @@ class PartitionFeed:
         Number of rows that the function took, and of results that it returned for them.
     results
         Encoded results that were not sent yet, with their numbers of rows.
-    is_told
+    is_notified
         Whether all messages to the task were sent.
     mark
         Place and digest, as in `RowsAhead`, of the last batch of which rows were taken.

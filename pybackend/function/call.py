@@ -141,7 +141,7 @@ def take_part(
     server, on_end
         As in `call_function` and `Hooks`.
     patient
-        As in `Hub.finish`.
+        As in `Root.finish`.
     tell
         Called on rank 0 with the ranks that it ended.
     """

@@ -26,7 +26,7 @@ class Peer:
     Parameters
     ----------
     peers, token, timeout, encrypt
-        As in `Hub`.
+        As in `Root`.
     rank
         This rank.
     on_end
@@ -75,7 +75,7 @@ class Peer:
             raise self._error
 
     def gather(self, call: str, text: str) -> list[str]:
-        """Return the texts of all ranks, by rank; errors as in `Hub.gather`."""
+        """Return the texts of all ranks, by rank; errors as in `Root.gather`."""
         with self._turn:
             self.wait()
             self._send(Share(call, text))

@@ -338,7 +338,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
         raise ClusterError(f"{command[0]} did not respond within {_ASK_SECONDS:g} s") from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        # For errors of sbatch, explain.py has the advice.
+        # For errors of sbatch, `explain_refusal` has the advice.
         by_hand = "" if command[0] == "sbatch" else ". Try it by hand on a login node"
         raise ClusterError(f"{command[0]} failed: {said}{by_hand}")
     return done.stdout
