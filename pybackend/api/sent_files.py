@@ -117,7 +117,8 @@ class EventFiles:
             return None
         return (
             f"TensorBoard's files in {self._folder} are incomplete: the worker of rank 0 had no "
-            "connection to this process. Pass a URI that it can write to as `tensorboard`"
+            "connection to this process while it trained. Pass a URI that it can write to as "
+            "`tensorboard`"
         )
 
     @staticmethod
