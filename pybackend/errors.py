@@ -1,4 +1,17 @@
-"""Errors and warnings of tfdist."""
+"""Errors and warnings of tfdist.
+
+TfdistError
+├── InputError            an argument is wrong; nothing was started (also a ValueError)
+├── ClusterError          the cluster, or its description, cannot run the job
+├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
+├── PeerLostError         a worker lost the connection to another worker
+├── DatabaseError         a database rejected a model, or computes other numbers
+├── RError                a function written in R failed, or R cannot run here
+└── SerializationError    a model or value cannot be encoded or decoded
+
+UserWarning
+└── UnverifiedFileWarning a model file has no digest: damage cannot be detected
+"""
 
 from __future__ import annotations
 
@@ -242,15 +255,3 @@ def _describe(root: Failure, others: Sequence[Failure]) -> str:
     if root.advice:
         lines += ["", f"What to do: {root.advice}"]
     return "\n".join(lines)
-
-
-class StreamEndError(ConnectionError):
-    """The other end has closed the connection, and all of its data was read."""
-
-
-class SilentError(ConnectionError):
-    """The other end has shown no sign of life for too long, though it is connected."""
-
-
-class AlteredError(ConnectionError):
-    """The received data is not what the other end sent."""

@@ -9,16 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from pybackend.api.rendering import show_loss
 from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StepEnded
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
 
 Tell = Callable[[str, Mapping[str, Any]], object]
 
@@ -134,12 +134,14 @@ class Live(Lines):
     shows_steps = True
 
     def __init__(self, shows_printed: bool, console: Console | None = None) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
         super().__init__(shows_printed)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[values]}"),
             console=console,
             transient=True,
             refresh_per_second=4,
@@ -157,10 +159,12 @@ class Live(Lines):
         self._workers = counted(job.workers, "worker")
         self.line(text)
         self._progress.start()
-        self._task = self._progress.add_task(f"{self._workers}  starting", total=None, figures="")
+        self._task = self._progress.add_task(f"{self._workers}  starting", total=None, values="")
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
+        from rich.text import Text
+
         # As text: rich would interpret brackets as markup, and colour numbers.
         self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
 
@@ -180,7 +184,7 @@ class Live(Lines):
             description=f"{self._workers}  epoch {event.epoch}/{event.epochs}",
             completed=event.step,
             total=event.steps,
-            figures="  ".join(filter(None, values)),
+            values="  ".join(filter(None, values)),
             refresh=True,
         )
 
@@ -193,7 +197,7 @@ class Live(Lines):
                 self._task,
                 description=f"{self._workers}  epoch {following}/{event.epochs}",
                 completed=0,
-                figures="",
+                values="",
             )
         self.line(text)
 

@@ -1,4 +1,8 @@
-"""A result as text and as HTML; everything from users or hosts is escaped."""
+"""A result as text and as HTML; everything from users or hosts is escaped.
+
+Styles are inline and use the page's own text colour, because notebooks are light or dark, and some
+remove style sheets.
+"""
 
 from __future__ import annotations
 

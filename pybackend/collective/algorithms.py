@@ -1,4 +1,18 @@
-"""Collectives: by recursive doubling or along the ring, whichever is predicted to be faster."""
+"""Collectives: by recursive doubling or along the ring, whichever is predicted to be faster.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
+(2005). If the number of ranks is not a power of two, the first ranks are folded in pairs before,
+and unfolded after. Both ranks of an exchange add the same two sums in the same order, so all ranks
+get identical bits.
+
+The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
+buffer, for any N. Each segment is summed along one chain of ranks and then passed on, so all ranks
+get identical bits.
+
+The model of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+MPICH" (2005): a message of n bytes takes alpha + n beta, and adding n bytes takes n gamma.
+"""
 
 from __future__ import annotations
 

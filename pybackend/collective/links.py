@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pybackend.errors import AlteredError, ClusterError, PeerLostError
+from pybackend.errors import ClusterError, PeerLostError
+from pybackend.net.connection_errors import AlteredError
 from pybackend.net.stream import Stream
 
 _SOCKET_BUFFER = 4 << 20

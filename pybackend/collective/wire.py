@@ -1,4 +1,9 @@
-"""Arrays as bytes on the wire, in half precision where asked for."""
+"""Arrays as bytes on the wire, in half precision where asked for.
+
+Rounding errors are stored and added the next time: error feedback, as in Seide et al., "1-bit
+stochastic gradient descent" (2014), and Karimireddy et al., "Error feedback fixes SignSGD and other
+gradient compression schemes" (2019).
+"""
 
 from __future__ import annotations
 

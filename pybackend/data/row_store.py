@@ -1,4 +1,13 @@
-"""A worker's rows on disk or packed as bytes, read back by row number in bounded memory."""
+"""A worker's rows on disk or packed as bytes, read back by row number in bounded memory.
+
+Columns of fixed width are stored row by row in one ``.npy`` file of a structured type, so that one
+read returns a whole row. For a ragged column, this file has the place and length of each row's
+values; the values are in a separate ``.npy`` file.
+
+All but the first rows are read by ``pread``, not through a memory map: reading shuffled rows from a
+map makes the whole file resident, which counts towards the memory limits of containers and resource
+managers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The numpy half of the gradient exchange: one flat buffer, sent in buckets by a thread."""
+"""The numpy half of the gradient exchange: one flat buffer, sent in buckets by a thread.
+
+Every gradient is weighted by the rows (or other units) that it is the mean over; the weights are
+sent after the gradients, and the sum is divided by their total.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Probes on a few rows: whether metrics and losses can be combined over workers."""
+"""Probes on a few rows: whether metrics and losses can be combined over workers.
+
+A mean over rows equals the mean over parts of them, weighted by the parts' rows. Sums do not, nor
+do losses that compare the rows of a batch: in the loss, `add_loss`, an activity regularizer or a
+custom `compute_loss`. The loss of a training is checked by its audit.
+"""
 
 from __future__ import annotations
 

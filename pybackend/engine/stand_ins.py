@@ -1,4 +1,12 @@
-"""Replacements for random numbers and loops when a step is repeated eagerly."""
+"""Replacements for random numbers and loops when a step is repeated eagerly.
+
+Keras's layers, `keras.random` and most custom code draw with a few functions of TensorFlow. Each
+draw becomes one number, the same for all rows, and dropout drops nothing. Seed generators return
+one seed, so other draws from it are equal if their shapes are.
+
+An eager layer takes milliseconds for each time step of a sequence: with hundreds of them, and
+dozens of calls, the checks before a training would take minutes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Means of one number per step, such as the losses of several outputs, over all rows."""
+"""Means of one number per step, such as the losses of several outputs, over all rows.
+
+Keras averages such values over the steps, without regard to their rows. A worker's value is
+weighted by its share of the step's rows, so that the values of all workers together count as one
+step.
+"""
 
 from __future__ import annotations
 

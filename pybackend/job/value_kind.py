@@ -1,4 +1,7 @@
-"""One kind of value that workers send, and values of a program's own classes."""
+"""One kind of value that workers send, and values of a program's own classes.
+
+A value from a worker never causes a class to be imported, or code of it to run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Memory use of a worker and its processes, and detection of out-of-memory kills."""
+"""Memory use of a worker and its processes, and detection of out-of-memory kills.
+
+Control groups could limit memory in the system, but need privileges that workers of Spark, ssh and
+Slurm rarely have, and remain if a launcher is killed. So the memory of processes is summed here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Processes that a worker has started: found, ended, and stopped ones recognized."""
+"""Processes that a worker has started: found, ended, and stopped ones recognized.
+
+A function may compute or wait for hours without output; its main thread then runs or sleeps. The
+system shows other states for a stopped process (SIGSTOP) and one that waits for a frozen disk.
+"""
 
 from __future__ import annotations
 

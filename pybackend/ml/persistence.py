@@ -1,4 +1,8 @@
-"""Stages on Spark's file systems: metadata as pyspark writes them, and the model's file."""
+"""Stages on Spark's file systems: metadata as pyspark writes them, and the model's file.
+
+A stage's folder contains ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of
+the model's file as Parquet. Reading does not unpickle or import anything.
+"""
 
 from __future__ import annotations
 

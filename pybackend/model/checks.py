@@ -1,4 +1,10 @@
-"""Models whose distributed training would not equal that of a single process."""
+"""Models whose distributed training would not equal that of a single process.
+
+A loss with a mask is a mean over valid steps, not over rows.
+
+The checks raise an error before the training starts, because a wrong result would look like a
+correct one.
+"""
 
 from __future__ import annotations
 

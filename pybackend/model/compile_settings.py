@@ -1,4 +1,13 @@
-"""Compile settings and optimizer state in model files."""
+"""Compile settings and optimizer state in model files.
+
+Keras 3 restores an optimizer from its own group of an HDF5 file with no variables to update: the
+next `fit` fails with "Unknown variable". So the state is stored in a separate group, and Keras's
+group is removed before Keras reads it (a loaded model then starts with a fresh optimizer).
+
+From HDF5, Keras reads neither short names of losses nor those of metrics ("mae" would be called
+"mean_absolute_error"), nor `jit_compile` and similar settings. When it writes HDF5, it removes the
+optimizer from the model's own settings. Neither format has `auto_scale_loss`.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pybackend.errors import SilentError
+from pybackend.net.connection_errors import SilentError
 from pybackend.net.stream import LineStream
 
 # On a loaded machine, a process may not run for a while.

@@ -25,9 +25,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from pybackend.errors import SilentError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event, FromLauncher
+from pybackend.net.connection_errors import SilentError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.rendezvous import Acceptor, address_of, listen
 from pybackend.net.stream import LineStream

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from pybackend.errors import AlteredError, ClusterError, SilentError
+from pybackend.errors import ClusterError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Event, FromLauncher
+from pybackend.net.connection_errors import AlteredError, SilentError
 from pybackend.net.greeting import RejectedError
 from pybackend.net.heartbeat import Beat, read_lines, start_beating
 from pybackend.net.meeting import (

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pybackend.errors import AlteredError, StreamEndError
+from pybackend.net.connection_errors import AlteredError, StreamEndError
 
 if TYPE_CHECKING:
     from pybackend.net.tls import Tls

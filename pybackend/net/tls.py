@@ -1,4 +1,14 @@
-"""TLS 1.3 between processes that know the same token, with a certificate derived from it."""
+"""TLS 1.3 between processes that know the same token, with a certificate derived from it.
+
+TLS needs a certificate, and a job has a token. So both ends derive the same key from the token: a
+private key on the curve P-256, and a self-signed certificate for it. Nothing is sent, stored or
+installed for it, and processes without the token have neither. Only this derivation is done here;
+OpenSSL handles connection keys, encryption and verification.
+
+Each end presents the certificate of the job, and accepts no other one. So other processes and
+network devices can neither read the data, nor alter, repeat or drop a part of it unnoticed. OpenSSL
+works in memory: the stream waits for the socket, and no thread holds the lock while it waits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +24,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import cast
 
-from pybackend.errors import AlteredError, StreamEndError
+from pybackend.net.connection_errors import AlteredError, StreamEndError
 
 _Point = tuple[int, int]
 

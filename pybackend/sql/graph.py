@@ -1,4 +1,8 @@
-"""Graph that a trained network computes for one row, from a few kinds of operations."""
+"""Graph that a trained network computes for one row, from a few kinds of operations.
+
+Every value is a flat array of a tensor's numbers in row-major order. A dialect of SQL only needs to
+implement each of these operations.
+"""
 
 from __future__ import annotations
 

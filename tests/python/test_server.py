@@ -264,7 +264,7 @@ def test_inference_without_a_result_for_each_row_is_an_error(server: FeedServer)
     server.queue.take(5)
     server.queue.give([1, 2])
     server.queue.stop()
-    with pytest.raises(ClusterError, match="given 2 results for 5 rows"):
+    with pytest.raises(ClusterError, match="ended the feed after 2 results for 5 rows"):
         fed.result()
     with pytest.raises(InputError, match="4 results more than rows"):
         server.queue.give([0] * 7)
@@ -297,7 +297,7 @@ def test_missing_results_are_named(server: FeedServer, monkeypatch: pytest.Monke
     fed = Running(lambda: list(feeder(server, timeout=1.0).infer(batches(range(10)), "a", 0, 0)))
     assert len(server.queue.take(20, keeps_apart=True)[0]) == 10
     server.queue.give([1, 2])
-    with pytest.raises(InputError, match="given 2 results for the 10 rows of a partition"):
+    with pytest.raises(InputError, match="received 2 results for the 10 rows of a partition"):
         server.queue.take(20, keeps_apart=True)
     with pytest.raises(
         ClusterError, match=r"returned no result for 1 s .*, after 2 results for 10 rows"

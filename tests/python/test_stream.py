@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pybackend
-from pybackend.errors import StreamEndError
+from pybackend.net.connection_errors import StreamEndError
 from pybackend.net.rendezvous import listen, new_token
 from pybackend.net.stream import Stream, wait_any
 from pybackend.net.tls import Tls

@@ -17,9 +17,10 @@ from relay import Relay, altered, relaying
 from test_collective import mesh, together
 
 from pybackend.collective import Compression, Mesh, join_mesh
-from pybackend.errors import AlteredError, ClusterError, PeerLostError
+from pybackend.errors import ClusterError, PeerLostError
 from pybackend.job.messages import PrintedLine
 from pybackend.net import greeting
+from pybackend.net.connection_errors import AlteredError
 from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient

@@ -1,4 +1,8 @@
-"""Arrow batches as TFRecord files hold them: one framed tf.train.Example per row."""
+"""Arrow batches as TFRecord files hold them: one framed tf.train.Example per row.
+
+The bytes are those of protobuf's deterministic serialization: features in the order of their names'
+bytes, numbers packed. A null is a feature that the record does not have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A folder of records: its manifest, and its publication in one step."""
+"""A folder of records: its manifest, and its publication in one step.
+
+Tasks write into a temporary subfolder, which readers skip, under one name per attempt. When the job
+has ended, the files of the successful attempts are moved to their place. The manifest then makes
+them the data, and only after that are the previous files removed.
+"""
 
 from __future__ import annotations
 

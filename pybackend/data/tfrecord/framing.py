@@ -1,4 +1,12 @@
-"""Records in a buffer of a TFRecord file, with their CRC-32C."""
+"""Records in a buffer of a TFRecord file, with their CRC-32C.
+
+The checksum is computed by google-crc32c if its C extension is installed, otherwise by numpy. It is
+linear: leading zero bytes do not change a register of zero. All pieces can therefore be cut into
+blocks of one length, and all blocks go through the table in lockstep.
+
+A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
+and the data's masked CRC-32C (4 bytes).
+"""
 
 from __future__ import annotations
 

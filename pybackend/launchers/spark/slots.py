@@ -1,4 +1,9 @@
-"""Spark's slots: their number, the resources of each, and the queue of waiting training runs."""
+"""Spark's slots: their number, the resources of each, and the queue of waiting training runs.
+
+Only training runs that may run concurrently take turns, such as the fits of a `CrossValidator`.
+Spark would queue them itself, but it starts neither the network check nor a shuffle without a slot,
+and a job without a running task counts as stuck after a minute.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,13 @@
+"""Errors of connections, besides those of the system."""
+
+
+class StreamEndError(ConnectionError):
+    """The other end has closed the connection, and all of its data was read."""
+
+
+class SilentError(ConnectionError):
+    """The other end has shown no sign of life for too long, though it is connected."""
+
+
+class AlteredError(ConnectionError):
+    """The received data is not what the other end sent."""
