@@ -42,12 +42,12 @@ TOPICS: dict[str, dict[str, Program]] = {
 CASES = {name: case for programs in TOPICS.values() for name, case in programs.items()}
 # One of each kind, and cheap.
 DAILY = [
-    "distillation",
     "collaborative filtering, summed over rows",
     "endpoint layer",
 ]
 # Also trained by `make test-full`; `make programs` trains all of them, for some minutes.
 FULL = [
+    "distillation",
     "VAE",
     "tracker of the loss",
     "ESPCN",
