@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any
@@ -23,7 +23,7 @@ import cloudpickle
 
 from pybackend.errors import InputError
 
-# Time limit for pickling parts to find those that fail.
+# Limit for pickling parts to find those that fail: CPU time, so that it holds on busy machines.
 _SECONDS = 10
 # Names of Keras's base classes in messages.
 _KINDS = {
@@ -91,7 +91,7 @@ def _find_failing_part(
                 tried[id(part)] = part, True
         return tried[id(part)][1]
 
-    end = time.monotonic() + _SECONDS
+    end = time.thread_time() + _SECONDS
     waiting = deque([(value, "", None)])
     while waiting:
         part, path, owner = waiting.popleft()
@@ -101,7 +101,7 @@ def _find_failing_part(
         failing = [
             (child, path + step, owner)
             for step, child in _list_parts(part, is_user_code)
-            if time.monotonic() < end and fails(child)
+            if time.thread_time() < end and fails(child)
         ]
         # Containers and internal objects of Keras fail because of their parts.
         is_inner = isinstance(part, (Mapping, list, tuple, set)) or _find_base(part) == _OTHER
@@ -274,7 +274,7 @@ def _module_to_send(owner: Any) -> ModuleType | None:
     return module
 
 
-@lru_cache
+@cache
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__.partition(".")[0] == "pybackend":
@@ -282,7 +282,7 @@ def _is_installed(module: ModuleType) -> bool:
     return _is_in_packages(file)
 
 
-@lru_cache
+@cache
 def _is_in_packages(file: str) -> bool:
     paths = {Path(p).resolve() for p in sysconfig.get_paths().values()}
     parents = Path(file).resolve().parents
