@@ -1,4 +1,4 @@
-"""Pages of the Python half: a reference that Sphinx fills from docstrings, and the commands."""
+"""Pages of the Python package: a reference that Sphinx fills from docstrings, and the commands."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def grouped_pages() -> dict[str, dict[str, list[str]]]:
 
 
 def _index(groups: dict[str, dict[str, list[str]]]) -> str:
-    title = "Reference of Python"
+    title = "Python reference"
     parts = [title, "=" * len(title), "", ".. py:module:: pybackend", ""]
     parts += [
         "``import pybackend`` takes a moment: each name loads what it needs when it is used.",
@@ -156,7 +156,7 @@ def _commands() -> str:
 
 
 def write_pages(source: Path) -> None:
-    """All pages of the Python half below `source`."""
+    """All pages of the Python package below `source`."""
     (source / "reference").mkdir(parents=True)
     groups = grouped_pages()
     for pages in groups.values():

@@ -1,4 +1,4 @@
-"""Pages of the R half: what pkgdown and R CMD build have made, as sources for the site.
+"""Pages of the R package: what pkgdown and R CMD build have made, as sources for the site.
 
 Headings become headings of the page, which gives it a table of contents and the search its
 sections; all between them stays as it is.
@@ -100,13 +100,13 @@ def write_reference(pkgdown: Path, source: Path) -> None:
         entries.append(f"{label} <{name}>")
         title = f"tfdist::{label}" if label.endswith("()") else label
         _write(source / "reference" / f"{name}.md", to_markdown(title, main, lead))
-    _write(source / "reference/index.md", to_markdown("Reference of R", index) + _contents(entries))
+    _write(source / "reference/index.md", to_markdown("R reference", index) + _contents(entries))
     news = _read(pkgdown / "news/index.html").find("main")
     _write(source / "news/index.md", to_markdown("News of the R package", news))
 
 
 def write_pages(work: Path, source: Path) -> None:
-    """All pages of the R half below `source`."""
+    """All pages of the R package below `source`."""
     articles = write_articles(work / "vignettes", source)
     write_reference(work / "pkgdown", source)
     shown = "\n".join(f"- [{escape(title)}](articles/{name}.md)" for name, title in articles)
