@@ -273,7 +273,8 @@ def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
         evictor.join()
     assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
     assert (
-        "was evicted, as when a node is drained; the process was" in result.generations[1].left["0"]
+        "was evicted, as when a node is drained; the process received"
+        in result.generations[1].left["0"]
     )
     assert "1 of 1 pods run on node-a" in capsys.readouterr().out
     test_elastic.check_exact(result)
