@@ -28,7 +28,7 @@ from pybackend.launchers.spark.preflight import TOO_LONG
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
 
 # For a busy machine, if there is no other end.
-PATIENCE = 240
+PATIENCE = 240.0
 # Usually 3 s, of which Spark gives an ending task 2; otherwise a loss is noticed only after
 # minutes.
 ENDED_WITHIN = 60.0
