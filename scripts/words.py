@@ -85,26 +85,30 @@ def prose_of(path: Path) -> Iterator[tuple[int, str]]:
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Lines of the docstrings of a module, and the messages of the errors that it raises."""
+    for first, text in docstrings_in(path):
+        lines = enumerate(text.splitlines(), first)
+        yield from ((n, line) for n, line in lines if not line.strip().isidentifier())
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            text = ast.get_docstring(node)
-            if text:
-                first = node.body[0].lineno
-                lines = enumerate(text.splitlines(), first)
-                yield from ((n, line) for n, line in lines if not line.strip().isidentifier())
-        elif isinstance(node, ast.Raise) and node.exc is not None:
+        if isinstance(node, ast.Raise) and node.exc is not None:
             for part in ast.walk(node.exc):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.lineno, part.value
 
 
-def clauses_in(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Docstrings whose first line is neither an imperative nor a noun."""
+def docstrings_in(path: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings of a module, each with the number of its first line."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            found = _CLAUSES.match(ast.get_docstring(node) or "")
-            if found:
-                yield node.body[0].lineno, found[0], "begin with an imperative or a noun"
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def clauses_in(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Docstrings whose first line is neither an imperative nor a noun."""
+    for first, text in docstrings_in(path):
+        if found := _CLAUSES.match(text):
+            yield first, found[0], "begin with an imperative or a noun"
 
 
 def findings_in(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:

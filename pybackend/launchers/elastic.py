@@ -32,7 +32,8 @@ from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
 from pybackend.net.rendezvous import new_token
 
-# Pause before a worker is started again in a slot whose start failed, or whose host was lost.
+# First pause before a worker is started again in a slot whose start failed, or whose host was lost,
+# and how many times it doubles.
 _REST_SECONDS = 30.0
 _MOST_DOUBLED = 5
 # Losses in a row, without a new worker that trained an epoch: then no more are started.
@@ -256,11 +257,12 @@ class _Training:
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._job.max_workers is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
         self._lost[member.place] = time.monotonic()
-        if member.orders:
+        if member.orders:  # it trained: the next one may, too
             self._rested.pop(member.place, None)
         if self._generations and not member.orders:
+            seconds = self._rest(member.place)
             text = f"no worker could join on {member.host}: {failure.message}"
-            self._note(f"{text}. Another one is started there in {self._rest(member.place):.0f} s")
+            self._note(f"{text}. Another one is started there in {seconds:.0f} s")
         elif failure.exception_type == "HostLost":
             self._rest(member.place)
 
