@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import test_probes
-from conftest import record_outcome
+from conftest import full, record_outcome
 from keras import ops
 from replicas import Case, Trained, check_equal, named
 from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, subclassed
@@ -655,7 +655,7 @@ def test_a_difference_may_be_a_note(name: str, trained: dict[str, Any]) -> None:
     assert note.endswith("; the training continues, because `audit` is 'warn'")
 
 
-@pytest.mark.parametrize(("is_endless", "audited"), [(False, 2), (True, 1)])
+@pytest.mark.parametrize(("is_endless", "audited"), [full(False, 2), (True, 1)])
 def test_batches_of_a_function_are_those_that_were_kept(is_endless: bool, audited: int) -> None:
     def batches(context: Any) -> Any:
         import tensorflow as tf

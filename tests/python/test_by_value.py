@@ -241,6 +241,7 @@ def test_a_class_with_a_state_of_its_own_is_refused(name: str) -> None:
         pickle_objects(_compiled(_stack(kind())))
 
 
+@pytest.mark.full
 def test_what_cannot_be_pickled_is_an_error() -> None:
     model = _built()
     model.lock = threading.Lock()

@@ -25,6 +25,7 @@ def callbacks() -> list[Any]:
     ]
 
 
+@pytest.mark.full
 def test_plateaus_early_stops_and_best_weights_are_those_of_keras_fit(
     rows: Any, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ class PretendGpus(MoveWeights):
         audit.uses_gpus = sync.uses_gpus = lambda collective: True
 
 
+@pytest.mark.full
 def test_weights_that_gpus_round_apart_are_made_equal(rows: Any, capsys: Any) -> None:
     result = barrier_train(
         None,

@@ -109,6 +109,7 @@ def test_a_model_of_either_language(session: Any, language: str) -> None:
     test_routes.check(test_routes.trained(session, test_routes.MODELS[language]))
 
 
+@pytest.mark.full
 def test_a_dataframe_is_every_row_once(session: Any) -> None:
     pairs = [(i / 40, 1 - i / 40, i % 3) for i in range(40)]
     data = session.createDataFrame(pairs, "a double, b double, kind int")

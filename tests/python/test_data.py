@@ -53,6 +53,7 @@ def fitted(model: Any, batches: list[Any], epochs: int) -> Any:
     return model
 
 
+@pytest.mark.full
 def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_model: Any) -> None:
     path = parquet(tmp_path, rows)
     result = barrier_train(

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import psycopg
 import pytest
+from conftest import full
 from databases import ARRAYS, literal, open_duckdb, open_postgres
 
 from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
@@ -30,7 +31,8 @@ SHOWN = {
 }
 
 
-@pytest.fixture(params=["duckdb", "sqlite", "postgresql"])
+# `make test` deploys to the others where that takes another way.
+@pytest.fixture(params=[full("duckdb"), full("sqlite"), "postgresql"])
 def con(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A connection to a database with a table of rows."""
     if request.param == "duckdb":
@@ -42,6 +44,9 @@ def con(request: pytest.FixtureRequest) -> Iterator[Any]:
     with opened as raw:
         fill(raw, request.param)
         yield raw
+
+
+on_all = pytest.mark.parametrize("con", ["duckdb", "sqlite", "postgresql"], indirect=True)
 
 
 def fill(con: Any, dialect: str) -> None:
@@ -76,6 +81,7 @@ def list_all(con: Any) -> set[str]:
     return {row[0] for row in connect(con).execute(SHOWN[connect(con).dialect])}
 
 
+@on_all
 def test_versions_come_and_go(con: Any) -> None:
     before = list_all(con)
     models = [build(1), build(2), build(3, classes=2)]
@@ -256,6 +262,7 @@ def test_deployments_into_postgresql_take_turns_and_keep_grants() -> None:
             deploy(other, models[0])
 
 
+@on_all
 def test_a_deployment_can_be_interrupted(con: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt with Ctrl-C while the database computes."""
     before = list_all(con)

@@ -42,6 +42,7 @@ def test_a_function_runs_in_tasks_of_spark_as_it_is(spark: Any) -> None:
         assert runner.run(gather, offset=offset) == ([offset, 1 + offset], True)
 
 
+@pytest.mark.full
 def test_a_function_is_called_in_the_scope_of_a_strategy(spark: Any, capsys: Any) -> None:
     def train(rows: int) -> Any:
         import numpy as np

@@ -370,6 +370,7 @@ def test_a_stop_in_the_middle_of_an_epoch_comes_after_the_same_step(
     assert all(0 <= value <= 1 for value in result.history["accuracy"])
 
 
+@pytest.mark.full
 def test_a_model_fitted_before_still_exchanges_gradients(rows: Any) -> None:
     x, y = rows[0][:64], rows[1][:64]
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, check_equal, named
+from replicas import Case, check_equal
 from test_exact_cases import LOGITS, TAGS, WORDS, X, Y, dense, stack
 
 from pybackend.job.options import Exchange
@@ -284,13 +284,8 @@ CASES = {
 }
 
 
-# One of each type: `make test-full` trains the others, too.
-DAILY = [
-    "CTC",
-]
-
-
-@pytest.mark.parametrize("name", named(CASES, DAILY))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.full
 def test_workers_reach_what_one_process_reaches(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name], CASES[name].callbacks, name)
 

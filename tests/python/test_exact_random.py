@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from replicas import Case, check_equal, named
+from replicas import Case, check_equal
 from test_probes import correlation
 
 from pybackend.job.options import Exchange
@@ -91,10 +91,7 @@ def _draw_case(seed: int) -> Case:
 CASES = {f"seed {seed}": _draw_case(seed) for seed in range(FIRST, FIRST + DRAWN)}
 
 
-# `make test-full` trains the others, too.
-DAILY = [f"seed {FIRST + 4}"]
-
-
-@pytest.mark.parametrize("name", named(CASES, DAILY))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.full
 def test_whatever_is_drawn_is_exact(name: str, trained: dict[str, Any]) -> None:
     check_equal(CASES[name], trained[name])

@@ -129,6 +129,7 @@ def test_dropout_repeats_itself_by_the_seed(trained: dict[str, Any]) -> None:
     assert one.digests == other.digests
 
 
+@pytest.mark.full
 def test_an_overflow_on_one_worker_skips_the_step_on_all(trained: dict[str, Any]) -> None:
     keras.utils.set_random_seed(1)
     skipped, stepped = found(trained, "overflow"), found(trained, "no overflow")

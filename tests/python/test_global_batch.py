@@ -167,6 +167,7 @@ class EvaluatesItself(keras.callbacks.Callback):
             logs["own"] = self.model.evaluate(X, TARGETS, batch_size=40, verbose=0)
 
 
+@pytest.mark.full
 def test_what_a_callback_evaluates_is_its_own() -> None:
     model = compiled(layers.BatchNormalization(synchronized=True), loss=correlation)
     result = barrier_train(

@@ -191,6 +191,7 @@ def fail_on_b(context: Any) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.full
 def test_a_failed_worker_ends_all(there: SshHosts) -> None:
     hosts = pybackend.hosts("a,b", ssh_options=there.options)
     with pytest.raises(WorkerFailedError, match="ValueError: no such luck") as caught:

@@ -19,7 +19,7 @@ import mnist_case
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
-from conftest import full, needs_r, wait_for
+from conftest import needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from leaks import find_in_commands, find_in_files, know_token
@@ -366,7 +366,8 @@ def driver_of_two(cluster: Kube) -> AbstractContextManager[subprocess.Popen[byte
     return endless_driver(DRIVER, has_begun=lambda: have_begun(cluster))
 
 
-@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.full
 def test_a_driver_that_ends_takes_its_job_along(cluster: Kube, number: signal.Signals) -> None:
     with driver_of_two(cluster) as driver:
         end_driver(driver, number)

@@ -382,6 +382,7 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
         assert (caught.value.rank, caught.value.exception_type) == (0, "WorkerStalled")
 
 
+@pytest.mark.full
 def test_a_function_that_is_quiet_for_longer_than_the_timeout_is_left_alone() -> None:
     job = replace(make_job(FunctionJob, {"workers": 1, "verbose": 0}), timeout=0.5)
     outcome = LocalLauncher().launch(job, {FUNCTION: dumps((sleep, (2.0,)))}, {}, print)

@@ -47,6 +47,7 @@ def names(s3: Any) -> list[str]:
     return [path.rpartition("/")[2] for path in s3.find("bucket")]
 
 
+@pytest.mark.full
 def test_what_is_damaged_there_is_passed_over_and_the_folder_is_cleared(s3: Any) -> None:
     fill(URI, keep=3)
     assert len(names(s3)) == 3 * 2 + 1

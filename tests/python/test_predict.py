@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import full, shared_spark
+from conftest import shared_spark
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions
 from pyspark.sql.types import (
@@ -283,6 +283,7 @@ def test_nothing_runs_before_spark_is_asked(spark: Any, table: Any, dense_model:
         found.collect()
 
 
+@pytest.mark.full
 def test_no_rows_and_empty_partitions(table: Any, dense_model: Any) -> None:
     assert predict_spark(dense_model, table.limit(0), features=FEATURES).collect() == []
     few = table.limit(1).repartition(3)
@@ -348,7 +349,8 @@ def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
     assert list(predict_task._models) == ["a", "d", "b"]
 
 
-@pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, full({"type": "raw"})])
+@pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, {"type": "raw"}])
+@pytest.mark.full
 def test_an_incomplete_row_has_no_prediction(
     table: Any, rows: Any, dense_model: Any, arguments: Any
 ) -> None:

@@ -69,6 +69,7 @@ def test_local(language: str) -> None:
 
 
 @languages
+@pytest.mark.full
 def test_classic(classic: Any, language: str) -> None:
     check(trained(classic, MODELS[language]))
 

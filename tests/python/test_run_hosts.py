@@ -110,6 +110,7 @@ def test_addresses_are_those_that_ssh_has_reached(first: str, there: SshHosts, s
     assert other == (b.address if first == "localhost" else f"[{b.address6}]")
 
 
+@pytest.mark.full
 def test_a_failure_ends_all_hosts(there: SshHosts, start: Any) -> None:
     text = "if RANK == 1:\n    os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(600)"
     process = start(text, *options(there, "a,b"))

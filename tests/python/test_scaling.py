@@ -110,6 +110,7 @@ def test_a_projection_finds_the_costs_behind_the_figures() -> None:
     assert goyal.projected == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.full
 def test_waits_tell_the_spread_and_noise_the_intervals() -> None:
     sure, noisy = synthetic(0.2).project(64), synthetic(0.2, noise=0.1).project(64)
     assert sure.model.spread == pytest.approx(0.2, abs=0.01)
@@ -140,6 +141,7 @@ def test_intervals_hold_what_trainings_of_different_speed_hide() -> None:
     assert sum(held) >= 16  # of 20, 18 on average
 
 
+@pytest.mark.full
 def test_workers_that_share_a_batch_are_at_most_its_rows() -> None:
     counts = {
         row.workers for row in synthetic(batch_size=24).project(480).rows if row.mode == "strong"

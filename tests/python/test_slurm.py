@@ -167,6 +167,7 @@ def test_a_worker_that_fails_says_why(cluster: Slurm) -> None:
     assert caught.value.log == ["before the end"]
 
 
+@pytest.mark.full
 def test_a_cancelled_job_has_shown_nobody_its_token(
     cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_script_joins_the_group(cluster: Slurm, tmp_path: Path, starter: tuple
     assert out.count("[0, 1, 2, 3] of 4") == 4
 
 
+@pytest.mark.full
 def test_a_carriage_return_ends_no_line(cluster: Slurm, tmp_path: Path) -> None:
     forged = "srun: error: n2: task 0: Exited with exit code 3"
     script = f"import sys; print('50%\\r100%'); print('\\r{forged}', file=sys.stderr)"

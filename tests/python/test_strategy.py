@@ -35,6 +35,7 @@ def train(model: Any, data: Any, **changes: Any) -> TrainResult:
     return barrier_train("local", model, data, **arguments)
 
 
+@pytest.mark.full
 def test_workers_train_what_lies_on_parameter_servers(dense_model: Any, capfd: Any) -> None:
     x, y = make_rows()
     before = [weight.numpy() for weight in dense_model.weights]

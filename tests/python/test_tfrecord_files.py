@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
+from conftest import full
 from records import entry, example, field, write
 
 from pybackend import InputError
@@ -58,7 +59,7 @@ def written(folder: Path, compression: Any = None, ends: tuple[int, ...] = (7, 7
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
-@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("has_manifest", [full(True), False])
 def test_any_range_of_rows_is_read(tmp_path: Path, compression: Any, has_manifest: bool) -> None:
     path = written(tmp_path / "data", compression)
     if not has_manifest:

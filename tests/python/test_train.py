@@ -24,6 +24,7 @@ from pybackend import (
 LEVELS = ["cat", "dog", "owl"]
 
 
+@pytest.mark.full
 def test_a_pandas_frame_gives_what_its_arrays_give(rows: Any, dense_model: Any) -> None:
     x, y = rows
     frame = pd.DataFrame({f"c{n}": x[:, n] for n in range(8)})

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import full
 from replicas import Case, check_equal, named
 from test_by_value import Net, Scaled
 
@@ -191,7 +190,6 @@ CASES: dict[str, Case] = {
 # One of each type: `make test-full` trains the others, too.
 DAILY = [
     "low-rank factors",
-    "variables without decay, listed",
     "arguments of an unbuilt model",
     "arguments of a loss",
     "a class of a function",
@@ -204,6 +202,7 @@ def test_what_trains_is_what_was_passed(name: str, trained: dict[str, Any]) -> N
     check_equal(CASES[name], trained[name], name=name)
 
 
+@pytest.mark.full
 def test_a_callback_acts_on_the_model_that_trains() -> None:
     class Freeze(keras.callbacks.Callback):
         def __init__(self, bias: Any) -> None:
@@ -242,6 +241,7 @@ def test_what_can_travel_neither_way_is_refused_before_anything_starts() -> None
         pybackend.barrier_train(None, model, (X, Y), workers=2, verbose=0)
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -> None:
     model = _compiled(_stack())
     model.lock = threading.Lock()
@@ -376,7 +376,8 @@ def _two_outputs() -> Any:
     return _compiled(model, "adam", {"a": LOGITS, "b": LOGITS}, metrics={"a": ["accuracy"]})
 
 
-@pytest.mark.parametrize("name", named(USUAL, ["two outputs"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", USUAL)
 def test_a_model_in_use_goes_as_a_file(name: str) -> None:
     model = USUAL[name]()
     y = {"a": Y, "b": Y} if name == "two outputs" else Y
@@ -593,7 +594,8 @@ def test_a_class_of_the_function_that_builds_the_model_comes_back() -> None:
     assert again["loss"] == pytest.approx(result.model.evaluate(x, Y, verbose=0), rel=1e-5)
 
 
-@pytest.mark.parametrize("build", [full(lambda: _compiled(_stack(), "adam")), _half_trained])
+@pytest.mark.parametrize("build", [lambda: _compiled(_stack(), "adam"), _half_trained])
+@pytest.mark.full
 def test_training_a_result_again_goes_on_as_one_process_does(build: Any) -> None:
     keras.utils.set_random_seed(1)
     single = build()
