@@ -134,9 +134,11 @@ def make_callbacks(folder: str) -> list[Any]:
     ]
 
 
-def train(target: Any, data: Any, folder: str, every: Any = None, **settings: Any) -> Any:
+def train(
+    target: Any, data: Any, folder: str, every: Any = None, resume: bool = False, **settings: Any
+) -> Any:
     """Train, with checkpoints in the folder if ``every`` is given, and describe the result."""
-    kept = pybackend.Checkpoint(f"{folder}/kept", every=every) if every else None
+    kept = pybackend.Checkpoint(f"{folder}/kept", every=every, resume=resume) if every else None
     result = pybackend.barrier_train(
         target,
         lambda: build(folder),

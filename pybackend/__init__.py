@@ -27,8 +27,10 @@ _HOME = {
     "read_tf_config": "tf_config",
     "replay_batches": "data.sharding",
     "DataOptions": "job.options",
+    "Elastic": "job.options",
     "Exchange": "job.options",
     "LocalSteps": "job.options",
+    "ParameterServer": "job.options",
     "ScaleLearningRate": "job.options",
     "Checkpoint": "job.checkpoint",
     "Resources": "job.resources",
@@ -87,12 +89,14 @@ __all__ = [
     "DataOptions",
     "DatabaseError",
     "Deployment",
+    "Elastic",
     "Exchange",
     "Failure",
     "Generation",
     "InputError",
     "LocalSteps",
     "Observer",
+    "ParameterServer",
     "PeerLostError",
     "Plan",
     "PlannedWorker",
@@ -176,7 +180,14 @@ if TYPE_CHECKING:
     )
     from pybackend.job.checkpoint import Checkpoint
     from pybackend.job.context import WorkerContext
-    from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
+    from pybackend.job.options import (
+        DataOptions,
+        Elastic,
+        Exchange,
+        LocalSteps,
+        ParameterServer,
+        ScaleLearningRate,
+    )
     from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
     from pybackend.job.resources import Resources
     from pybackend.launchers.hosts.launcher import hosts

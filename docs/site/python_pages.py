@@ -39,6 +39,8 @@ GROUPS = {
     "Training options": [
         "DataOptions",
         "Exchange, LocalSteps: Exchange LocalSteps",
+        "Elastic",
+        "ParameterServer",
         "Checkpoints: Checkpoint load_checkpoint",
         "Resources",
         "ScaleLearningRate",

@@ -13,7 +13,14 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from pybackend.errors import InputError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
-from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
+from pybackend.job.options import (
+    DataOptions,
+    Elastic,
+    Exchange,
+    LocalSteps,
+    ParameterServer,
+    ScaleLearningRate,
+)
 from pybackend.job.resources import Resources
 
 # A path on the driver, or a URI.
@@ -22,15 +29,14 @@ Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
 Scaling = Literal["linear", "sqrt"]
-Strategy = Literal["parameter_server"]
+Strategy = Literal["parameter_server"] | ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCall:
-    """Arguments that all calls with a model share: those of `barrier_evaluate`."""
+    """Arguments that all calls with a model share."""
 
     model: Any
-    workers: int | None = 1
     batch_size: int = 32
     features: Features | None = None
     label: str | Mapping[str, str] | None = "label"
@@ -47,11 +53,14 @@ class ModelCall:
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
+    workers: int | None = 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionCall(ModelCall):
     """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
+    workers: int | None = 1
     type: PredictionType | None = None
     levels: Sequence[Any] | None = None
     on_missing: OnMissing = "null"
@@ -59,12 +68,16 @@ class PredictionCall(ModelCall):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall(ModelCall):
-    """Arguments of `barrier_train`; ``discards_checkpoints`` comes from a `BackupAndRestore`."""
+    """Arguments of `barrier_train`.
+
+    ``elastic`` and ``roles`` are found from ``workers`` and ``strategy``, ``discards_checkpoints``
+    from a `BackupAndRestore`.
+    """
 
     spark: Any
     data: Any
-    min_workers: int | None = None
-    max_workers: int | None = None
+    workers: int | Elastic | None = None
+    elastic: Elastic | None = None
     epochs: int = 1
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
@@ -79,7 +92,6 @@ class TrainingCall(ModelCall):
     scale_lr: ScaleLearningRate | Scaling | None = None
     model_uri: Place | None = None
     checkpoint: Checkpoint | Place | None = None
-    resume: bool = False
     discards_checkpoints: bool = False
     restarts: int = 0
     strategy: Strategy | None = None
@@ -104,6 +116,10 @@ _INSTEAD = {
     "encrypt": "pass `exchange=Exchange(encrypt=...)`",
     "return_dict": "it always returns a dict",
     "num_workers": "pass `workers`",
+    "min_workers": "pass `workers=Elastic(4, min=2, max=8)`",
+    "max_workers": "pass `workers=Elastic(4, min=2, max=8)`",
+    "resume": "pass `checkpoint=Checkpoint(..., resume=True)`",
+    "roles": "pass `strategy=ParameterServer(servers=1)`",
     "gpus": "pass `resources=Resources(gpus=1)`, the number per worker",
     "cpus": "pass `resources=Resources(cpus=4)`, the number per worker",
     "memory": "pass `resources=Resources(memory='4GB')`, the memory per worker",

@@ -94,7 +94,7 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
             "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "
             "epoch can be restored in a pipeline"
         )
-    if call.resume is False:
+    if not checkpoint.resume:
         _look(checkpoint, CheckpointStore.check_is_empty)
     elif call.seed is None:
         manifest = _look(checkpoint, CheckpointStore.read_manifest)
@@ -115,7 +115,7 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
     InputError
         A setting differs. The message names it.
     """
-    if job.checkpoint is None or not job.resume:
+    if job.checkpoint is None or not job.checkpoint.resume:
         return
     manifest = _look(job.checkpoint, CheckpointStore.read_manifest)
     if manifest is not None:
@@ -154,7 +154,6 @@ def _adopt_backup(call: TrainingCall) -> TrainingCall:
     return replace(
         call,
         callbacks=[one for one in callbacks if one is not backup],
-        checkpoint=Checkpoint(str(backup.backup_dir), every=backup.save_freq),
-        resume=True,
+        checkpoint=Checkpoint(str(backup.backup_dir), every=backup.save_freq, resume=True),
         discards_checkpoints=bool(backup.delete_checkpoint),
     )

@@ -152,7 +152,7 @@ def check_weights(job: ModelJob, has_weights: bool) -> None:
 
 def check_rows(rows: int, name: str, job: ModelJob) -> None:
     if name == "data" and isinstance(job, TrainingJob):
-        argument = "workers" if job.most_workers == job.workers else "max_workers"
+        argument = "workers" if job.most_workers == job.workers else "max"
         arrays.check_enough_rows(rows, job.most_workers, argument=argument)
         _check_steps(rows, job)
     elif rows == 0:

@@ -82,7 +82,6 @@ def train_mnist(
     seed: int | None = 1,
     resources: Resources | None = None,
     checkpoint: Checkpoint | Place | None = None,
-    resume: bool = False,
     restarts: int = 0,
     tensorboard: bool | Place | None = None,
     verbose: int = 1,
@@ -94,7 +93,7 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, workers, epochs, batch_size, seed, resources, checkpoint, resume, restarts, tensorboard
+    spark, workers, epochs, batch_size, seed, resources, checkpoint, restarts, tensorboard
         As in `barrier_train`.
     path, limit
         As in `mnist`.
@@ -117,7 +116,6 @@ def train_mnist(
         seed=seed,
         resources=resources,
         checkpoint=checkpoint,
-        resume=resume,
         restarts=restarts,
         tensorboard=tensorboard,
         verbose=verbose,

@@ -19,10 +19,11 @@ from pybackend.api.scaled import check_scale, resolve_scale
 from pybackend.api.settings import describe_settings
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_whole_number
+from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
 from pybackend.job.checkpoint import check_checkpoint
-from pybackend.job.job import MAX_WORKERS, TrainingJob
-from pybackend.job.roles import check_roles, check_strategy
+from pybackend.job.job import TrainingJob
+from pybackend.job.options import Elastic, ParameterServer
+from pybackend.job.roles import check_strategy
 from pybackend.job.tensorboard import check_installed
 from pybackend.launchers import Launcher, count_workers, launcher_for
 from pybackend.r.function import RFunction
@@ -39,21 +40,17 @@ _SYNCHRONOUS = {
 
 
 def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call, with the number of all processes as ``workers``.
+    """Return the call, with the number of all processes as ``workers``, and their roles.
 
     Raises
     ------
     InputError
         An argument is not supported. The message names it and the reason.
     """
-    strategy, roles = check_strategy(call.strategy), call.roles
-    if strategy is None:
-        if roles is not None:
-            raise InputError(
-                "`roles` needs strategy='parameter_server': without it, all processes are workers, "
-                "and `workers` is their number"
-            )
+    asynchronous = check_strategy(call.strategy)
+    if asynchronous is None:
         return replace(call, workers=count_workers(launcher, call.workers))
+    strategy = "parameter_server"
     observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
@@ -83,37 +80,26 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
                 "its workers take steps independently, so batches of a data set or a function "
                 "cannot be assigned to them"
             )
-    roles = _choose_roles(launcher, roles, call.workers)
-    count = sum(roles.values())
-    return replace(call, roles=roles, workers=count_workers(launcher, count))
+    roles = _choose_roles(launcher, asynchronous, call.workers)
+    count = count_workers(launcher, sum(roles.values()))
+    return replace(call, strategy="parameter_server", roles=roles, workers=count)
 
 
-def _choose_roles(launcher: Launcher, roles: Any, workers: Any) -> dict[str, int]:
-    """Return the number of processes per role; without ``roles``, one chief and one server."""
-    if roles is None:
-        given = count_workers(launcher, None, default=4) - 2 if workers is None else workers
-        if workers is None and given < 1:
+def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> dict[str, int]:
+    """Return the number of processes per role: a chief, ``workers`` workers, and the servers."""
+    others = 1 + asked.servers
+    if workers is None:
+        started = count_workers(launcher, None, default=others + 2)
+        workers = started - others
+        if workers < 1:
             raise InputError(
-                f"strategy='parameter_server' needs a chief, a worker and a parameter server, and "
-                f"{given + 2} processes were started: start 3 or more"
+                f"strategy='parameter_server' needs a chief, a worker and "
+                f"{counted(asked.servers, 'parameter server')}, and {started} processes were "
+                f"started: start {others + 1} or more"
             )
-        most = MAX_WORKERS - 2
-        return {
-            "chief": 1,
-            "worker": check_whole_number("workers", given, least=1, most=most),
-            "ps": 1,
-        }
-    counts = dict(check_roles(roles))
-    if set(counts) != {"chief", "worker", "ps"}:
-        raise InputError(
-            "`roles` must have a chief, workers and parameter servers, e.g. {'chief': 1, "
-            f"'worker': 2, 'ps': 1}}, not {roles!r}"
-        )
-    if workers not in (None, counts["worker"]):
-        raise InputError(
-            f"`workers` is {workers!r}, but `roles` has {counts['worker']} workers: omit `workers`"
-        )
-    return counts
+    most = MAX_WORKERS - others
+    workers = check_whole_number("workers", workers, least=1, most=most)
+    return {"chief": 1, "worker": workers, "ps": asked.servers}
 
 
 @dataclass(frozen=True)
@@ -139,7 +125,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
         An argument is wrong. The message names it.
     """
     launcher = launcher_for(call.spark)
-    check_elastic_call(launcher, call)
+    call = resolve_elastic(launcher, call)
     call = resolve_scale(resolve_strategy(launcher, call))
     restarts = check_whole_number("restarts", call.restarts, least=0)
     call = resolve_checkpoint(call)
@@ -163,21 +149,22 @@ def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
         )
 
 
-def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
-    """Reject arguments that elastic training does not support.
+def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
+    """Return the call with a number as ``workers``, and with the limits of an elastic training.
 
     Raises
     ------
     InputError
         An argument is not supported. The message names it and the reason.
     """
-    if call.min_workers is None and call.max_workers is None:
-        return
+    elastic = call.workers
+    if not isinstance(elastic, Elastic):
+        return call
     if launcher.why_fixed is not None:
         raise InputError(
-            f"`min_workers` and `max_workers` need workers that can leave and join, but "
+            f"workers=Elastic(...) needs workers that can leave and join, but "
             f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...), slurm() or "
-            "kubernetes(...), or leave them out and use `restarts`, which restarts all workers "
+            "kubernetes(...), or pass a number and use `restarts`, which restarts all workers "
             "after a loss, with `checkpoint` from the newest checkpoint"
         )
     reason = None
@@ -190,4 +177,5 @@ def check_elastic_call(launcher: Launcher, call: TrainingCall) -> None:
         reason = "files of which each worker reads a share: pass shuffle='global', so that every "
         reason += "worker has all rows"
     if reason is not None:
-        raise InputError(f"`min_workers` cannot be combined with {reason}")
+        raise InputError(f"workers=Elastic(...) cannot be combined with {reason}")
+    return replace(call, workers=elastic.workers, elastic=elastic)

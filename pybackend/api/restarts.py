@@ -72,5 +72,7 @@ def run_with_restarts(
             show(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
         if not is_loss:
             time.sleep(_PAUSE_SECONDS * (number - 1))
-        request = replace(request, job=replace(request.job, resume=checkpoint is not None))
+        if checkpoint is not None:
+            resuming = replace(checkpoint, resume=True)
+            request = replace(request, job=replace(request.job, checkpoint=resuming))
     return run()

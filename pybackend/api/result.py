@@ -82,7 +82,7 @@ class TrainResult:
     features
         The columns that were the inputs: a list, or a list by input name.
     generations
-        With ``min_workers``, the worker groups: a `Generation` for the first epoch, and another
+        With `Elastic`, the worker groups: a `Generation` for the first epoch, and another
         each time that workers left or joined.
     restarts
         A `Restart` for each time that the workers were restarted.
@@ -91,13 +91,13 @@ class TrainResult:
         first one's machine among processes that `join`), or a URI.
     settings
         Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
-        ``min_workers``, ``max_workers``, ``epochs``, ``initial_epoch``, ``batch_size`` (rows per
-        worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``, ``exchange``
-        (a dict of its options, with ``kind``: ``"Exchange"`` or ``"LocalSteps"``), ``scale_lr``,
-        ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``, ``restarts``,
-        ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python, tensorflow, keras
-        and numpy in the calling process, with Spark also of pyspark. None: not used. Numbers that
-        JSON does not have are text: ``"inf"``.
+        ``elastic`` (a dict of ``min`` and ``max``), ``epochs``, ``initial_epoch``, ``batch_size``
+        (rows per worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``,
+        ``exchange`` (a dict of its options, with ``kind``: ``"Exchange"`` or ``"LocalSteps"``),
+        ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
+        ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
+        tensorflow, keras and numpy in the calling process, with Spark also of pyspark. None: not
+        used. Numbers that JSON does not have are text: ``"inf"``.
     inputs
         Shape and dtype of each input of a row, nested as in the model. They build a model that has
         no weights before its first call.

@@ -105,12 +105,10 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
     settled = replace(
         call,
         workers=order.workers,
-        min_workers=None,
-        max_workers=None,
+        elastic=None,
         batch_size=own,
         callbacks=_leave_out_backups(call.callbacks),
         checkpoint=None,
-        resume=False,
         model_uri=None,
         tensorboard=None,
     )

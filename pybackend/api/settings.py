@@ -23,8 +23,7 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
     return {
         "launcher": launcher.where,
         "workers": job.workers,
-        "min_workers": job.min_workers,
-        "max_workers": job.max_workers,
+        "elastic": {"min": job.elastic.min, "max": job.elastic.max} if job.elastic else None,
         "epochs": job.epochs,
         "initial_epoch": job.initial_epoch,
         "batch_size": job.batch_size,

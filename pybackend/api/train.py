@@ -24,7 +24,7 @@ from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS, Shuffle, TrainingJob
-from pybackend.job.options import DataOptions, Exchange, LocalSteps, ScaleLearningRate
+from pybackend.job.options import DataOptions, Elastic, Exchange, LocalSteps, ScaleLearningRate
 from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.launchers import Outcome
@@ -37,9 +37,7 @@ def barrier_train(
     model: Any,
     data: Any,
     *,
-    workers: int | None = None,
-    min_workers: int | None = None,
-    max_workers: int | None = None,
+    workers: int | Elastic | None = None,
     epochs: int = 1,
     initial_epoch: int = 0,
     batch_size: int = 32,
@@ -60,10 +58,8 @@ def barrier_train(
     resources: Resources | None = None,
     model_uri: Place | None = None,
     checkpoint: Checkpoint | Place | None = None,
-    resume: bool = False,
     restarts: int = 0,
     strategy: Strategy | None = None,
-    roles: Mapping[str, int] | None = None,
     tensorboard: bool | Place | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -90,13 +86,8 @@ def barrier_train(
         ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays; a data frame; paths of Parquet or
         TFRecord files; a data set of global batches; or a function that returns one for its worker.
     workers
-        Number of workers. None (default): 2, or the number of processes that join.
-    min_workers
-        Makes the training elastic: it continues without workers that fail or are preempted, as long
-        as this many are left. None (default): a lost worker ends the training.
-    max_workers
-        In an elastic training, new workers are started until there are this many. None (default):
-        lost workers are not replaced.
+        Number of workers. None (default): 2, or the number of processes that join. `Elastic`: the
+        training continues without lost workers, and others may join. Else a lost worker ends it.
     epochs
         Passes over the data. Each pass uses each row exactly once.
     initial_epoch
@@ -121,7 +112,7 @@ def barrier_train(
         ``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor`` and callbacks with a
         true attribute ``rank_0_only`` run on rank 0 only, in whose folder files with relative paths
         are written. If one callback stops the training, all workers stop after the same step.
-        ``BackupAndRestore`` is replaced by ``checkpoint`` with its folder, and ``resume``. An
+        ``BackupAndRestore`` is replaced by a `Checkpoint` with its folder that resumes. An
         `Observer` runs in this session.
     class_weight
         Maps each class to the loss weight of its rows, for models with one output. Keys are class
@@ -160,23 +151,18 @@ def barrier_train(
         Where rank 0 writes the trained model instead of sending it through the driver: a path that
         all hosts share, or a URI for fsspec. Needed for models of a gigabyte or more.
     checkpoint
-        `Checkpoint`, or only its folder: saves the training's state, so that it can resume.
-    resume
-        True: resume from the newest intact checkpoint, or start from the beginning if there is
-        none.
+        `Checkpoint`, or only its folder: saves the training's state, so that a call with
+        ``Checkpoint(..., resume=True)`` can resume.
     restarts
         Number of times that the workers are restarted after one was lost, killed, stopped or out of
         memory: from the newest checkpoint, or else from the beginning. With ``checkpoint`` also
         after a preemption (SIGTERM, an eviction) and after the time limit of a job. Errors that the
         model, the data or a callback raises are not retried.
     strategy
-        ``"parameter_server"``: asynchronous training, with a result that is not that of one
-        process. None (default): synchronous and exact. The names of TensorFlow's other strategies
-        raise an error that says what to use.
-    roles
-        Number of processes by role, with ``strategy``: ``{"chief": 1, "worker": 2, "ps": 1}``. The
-        one chief schedules the steps and has the model at the end. None (default): a chief, one
-        parameter server, and ``workers`` workers that take steps.
+        `ParameterServer`, or ``"parameter_server"`` for its defaults: asynchronous training, with a
+        result that is not that of one process. Then ``workers`` counts the workers that take steps,
+        and a chief and the servers are further processes. None (default): synchronous and exact.
+        The names of TensorFlow's other strategies raise an error that says what to use.
     tensorboard
         Folder of this machine for TensorBoard's event files: the metrics of each epoch, those of
         rank 0's rows every 50 steps, and the graph. On every cluster, rank 0 writes them with
@@ -242,24 +228,24 @@ def barrier_train(
       steps. Infinite data need ``steps_per_epoch``. With it, data continue from epoch to epoch, and
       start again at their end.
 
-    **Elastic training.** ``min_workers`` works on this machine, on `hosts`, on `kubernetes`, and on
-    `slurm` without ``nodes``, where each worker is a job. Training starts with ``workers`` workers.
-    When one fails, the processes of the others stay alive and only reconnect, and the epoch is
-    repeated from its beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. So
-    each epoch uses each row exactly once, and the result is that of one process on the batches of
-    as many workers as each epoch had (`TrainResult.workers_by_epoch`). Every worker stores all
-    rows, and holds the state at the epoch's beginning in memory. With ``max_workers``, workers are
-    added at the beginning and whenever a worker is lost. They join between two epochs, as soon as
-    they are ready. On `hosts` all slots are used; a slot in which a worker fails to start is
+    **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on
+    `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. Training starts with
+    ``workers`` workers. When one fails, the processes of the others stay alive and only reconnect,
+    and the epoch is repeated from its beginning. A preempted worker (SIGTERM) leaves at the end of
+    its epoch. So each epoch uses each row exactly once, and the result is that of one process on
+    the batches of as many workers as each epoch had (`TrainResult.workers_by_epoch`). Every worker
+    stores all rows, and holds the state at the epoch's beginning in memory. With ``max``, workers
+    are added at the beginning and whenever a worker is lost. They join between two epochs, as soon
+    as they are ready. On `hosts` all slots are used; a slot in which a worker fails to start is
     retried after 30 seconds, and then after pauses that double up to 16 minutes.
 
-    **Resuming.** ``resume`` needs the same call: a different model, data or settings raise
-    an error, but ``epochs`` may be larger. The result, including its history, is that of an
-    uninterrupted training. ``workers`` may change between two epochs. Then training continues from
-    the weights, the optimizer state and the history of the checkpoint, as one process would with
-    the batches of the new number of workers, but with different dropout masks.
+    **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or
+    settings raise an error, but ``epochs`` may be larger. The result, including its history, is
+    that of an uninterrupted training. ``workers`` may change between two epochs. Then training
+    continues from the weights, the optimizer state and the history of the checkpoint, as one
+    process would with the batches of the new number of workers, but with different dropout masks.
 
-    **Parameter servers.** ``strategy="parameter_server"`` uses TensorFlow's
+    **Parameter servers.** ``strategy=ParameterServer()`` uses TensorFlow's
     ``ParameterServerStrategy`` and ``ClusterCoordinator``. The weights are on parameter servers,
     and each worker takes steps on batches of its own rows without waiting for others. The result
     differs from run to run. An epoch has as many steps as all rows make batches. A faster worker
@@ -271,8 +257,6 @@ def barrier_train(
         model=model,
         data=data,
         workers=workers,
-        min_workers=min_workers,
-        max_workers=max_workers,
         epochs=epochs,
         initial_epoch=initial_epoch,
         batch_size=batch_size,
@@ -293,10 +277,8 @@ def barrier_train(
         resources=resources,
         model_uri=model_uri,
         checkpoint=checkpoint,
-        resume=resume,
         restarts=restarts,
         strategy=strategy,
-        roles=roles,
         tensorboard=tensorboard,
         custom_objects=custom_objects,
         safe_mode=safe_mode,

@@ -155,8 +155,9 @@ class CheckpointStore:
         """
         if names := self.names():
             raise InputError(
-                f"{self.uri!r} already contains checkpoints ({names[-1]}): pass resume=True to "
-                "resume from the newest one, or choose another folder in `checkpoint`"
+                f"{self.uri!r} already contains checkpoints ({names[-1]}): pass "
+                "Checkpoint(..., resume=True) to resume from the newest one, or choose another "
+                "folder"
             )
 
     def find_newest(
@@ -284,7 +285,7 @@ class CheckpointStore:
         if runs - self._runs:
             raise InputError(
                 f"another training writes to {self.uri!r}: choose another folder in `checkpoint`, "
-                "or stop that one and pass resume=True"
+                "or stop that one and pass Checkpoint(..., resume=True)"
             )
 
     def _write(self, name: str, content: bytes) -> Part:

@@ -74,7 +74,7 @@ class CheckpointWriter:
             raise ClusterError(
                 f"{self._failed_in_a_row} checkpoints in a row could not be written to "
                 f"{self._store.uri!r}; {self._describe_last()}. Check that disk, then resume with "
-                "resume=True"
+                "Checkpoint(..., resume=True)"
             )
 
     def finish(self, seconds: float) -> None:

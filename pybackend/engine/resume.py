@@ -207,7 +207,7 @@ def _find(
     store: CheckpointStore, job: TrainingJob, own: Manifest, emit: Emit
 ) -> SavedCheckpoint | None:
     """Return the newest checkpoint, if there is one and the job resumes."""
-    if not job.resume:
+    if job.checkpoint is None or not job.checkpoint.resume:
         store.check_is_empty()
         return None
     newest = store.find_newest(lambda text: emit(Note(text)))

@@ -14,6 +14,8 @@ from typing import Any
 
 from pybackend.errors import InputError
 
+MAX_WORKERS = 4096
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 row`` or ``2 rows``."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError, SerializationError, WorkerFailedError
-from pybackend.job.arguments import as_number, check_whole_number
+from pybackend.job.arguments import as_number, check_flag, check_whole_number
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
@@ -51,6 +51,9 @@ class Checkpoint:
     keep
         Maximum number of checkpoints. The training ends if this many in a row, but at least two,
         could not be written.
+    resume
+        True: resume from the newest intact checkpoint, or start from the beginning if there is
+        none. False (default): the folder must not contain checkpoints.
 
     Raises
     ------
@@ -61,14 +64,20 @@ class Checkpoint:
     uri: str
     every: int | str = "epoch"
     keep: int = 2
+    resume: bool = False
 
     def __init__(
-        self, uri: str | os.PathLike[str], every: int | str = "epoch", keep: int = 2
+        self,
+        uri: str | os.PathLike[str],
+        every: int | str = "epoch",
+        keep: int = 2,
+        resume: bool = False,
     ) -> None:
         for name, value in {
             "uri": _check_uri(uri),
             "every": _check_every(every),
             "keep": check_whole_number("keep", keep, least=1),
+            "resume": check_flag("resume", resume),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -157,10 +166,10 @@ def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
     if not is_seen:
         return (
             f"This session sees no checkpoint at {uri}. If the workers have written one there, the "
-            f"same call with resume=True resumes from it, and load_checkpoint({uri}) returns its "
-            "model"
+            f"same call with Checkpoint(..., resume=True) resumes from it, and "
+            f"load_checkpoint({uri}) returns its model"
         )
     return (
-        f"Checkpoints are at {uri}: the same call with resume=True resumes from the newest one, "
-        f"and load_checkpoint({uri}) returns its model"
+        f"Checkpoints are at {uri}: the same call with Checkpoint(..., resume=True) resumes from "
+        f"the newest one, and load_checkpoint({uri}) returns its model"
     )

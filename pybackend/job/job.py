@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, get_args
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
+    MAX_WORKERS,
     as_number,
     check_choice,
     check_flag,
@@ -22,6 +23,7 @@ from pybackend.job.arguments import (
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.codec import decode, encode
 from pybackend.job.options import (
+    Elastic,
     Exchange,
     LocalSteps,
     ScaleLearningRate,
@@ -33,7 +35,6 @@ from pybackend.job.roles import Roles, check_roles, check_strategy, ranks_of
 from pybackend.job.tensorboard import check_tensorboard
 
 LOGGER = logging.getLogger("tfdist")
-MAX_WORKERS = 4096
 # Largest size that the driver, Spark's messages and R's strings support.
 MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool
@@ -226,7 +227,7 @@ class TrainingJob(ModelJob):
         Whether the checkpoints are removed at the end of the training.
     scale_lr
         None: the optimizer's rate is not scaled.
-    min_workers, max_workers
+    elastic
         None: all workers are needed, and none joins.
     tensorboard
         An absolute path on the driver's machine, or a URI. None: nothing is written for
@@ -246,23 +247,21 @@ class TrainingJob(ModelJob):
     model_uri: str | None = None
     model_limit: int = MODEL_LIMIT
     checkpoint: Checkpoint | None = None
-    resume: bool = False
     discards_checkpoints: bool = False
     scale_lr: ScaleLearningRate | None = None
     strategy: Literal["parameter_server"] | None = None
-    min_workers: int | None = None
-    max_workers: int | None = None
+    elastic: Elastic | None = None
     tensorboard: str | None = None
 
     @property
     def is_elastic(self) -> bool:
         """Return whether the number of workers may change between two epochs."""
-        return self.min_workers is not None
+        return self.elastic is not None
 
     @property
     def most_workers(self) -> int:
         """Maximum number of workers at once."""
-        return max(self.workers, self.max_workers or 0)
+        return max(self.workers, (self.elastic and self.elastic.max) or 0)
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -345,8 +344,6 @@ def _check_training(job: TrainingJob) -> None:
             "`scale_lr` cannot be combined with `LocalSteps`: a local step has the rows of one "
             "worker, independent of their number. Omit `scale_lr`"
         )
-    if job.resume and job.checkpoint is None:
-        raise InputError("`resume` needs `checkpoint`: the folder to resume from")
     check_elastic(job)
 
 
@@ -358,19 +355,14 @@ def check_elastic(job: TrainingJob) -> None:
     InputError
         Names the argument and the reason.
     """
-    least, most = job.min_workers, job.max_workers
-    if least is None:
-        if most is not None:
-            raise InputError(
-                "`max_workers` needs `min_workers`, the smallest number of workers with which the "
-                "training continues"
-            )
+    if job.elastic is None:
         return
+    least, most = job.elastic.min, job.elastic.max
     if least > job.workers or (most is not None and most < job.workers):
-        up_to = "" if most is None else f", and at most `max_workers` ({most})"
+        up_to = "" if most is None else f", and at most `max` ({most})"
         raise InputError(
-            f"`workers` is {job.workers}, the number at the start: it must be at least "
-            f"`min_workers` ({least}){up_to}"
+            f"`workers` of Elastic is {job.workers}, the number at the start: it must be at least "
+            f"`min` ({least}){up_to}"
         )
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
@@ -388,11 +380,11 @@ def check_elastic(job: TrainingJob) -> None:
         named = "`checkpoint`"
         reason = (
             "the workers hold the state of each epoch's beginning in memory; `restarts` starts "
-            "the training again if fewer than `min_workers` are left"
+            "the training again if fewer than `min` workers are left"
         )
     else:
         return
-    raise InputError(f"{named} cannot be combined with `min_workers`: {reason}")
+    raise InputError(f"{named} cannot be combined with workers=Elastic(...): {reason}")
 
 
 def _model_uri(value: Any) -> str:
@@ -484,8 +476,7 @@ def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "workers": partial(check_whole_number, "workers", least=1, most=MAX_WORKERS),
-    "min_workers": _optional(partial(check_whole_number, "min_workers", least=1)),
-    "max_workers": _optional(partial(check_whole_number, "max_workers", least=1, most=MAX_WORKERS)),
+    "elastic": lambda value: value,
     "epochs": partial(check_whole_number, "epochs", least=1),
     "initial_epoch": partial(check_whole_number, "initial_epoch", least=0),
     "validation_freq": _validation_freq,
@@ -498,11 +489,10 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "exchange": check_exchange,
     "scale_lr": check_scale_lr,
     "checkpoint": check_checkpoint,
-    "resume": partial(check_flag, "resume"),
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
     "resources": check_resources,
     "roles": check_roles,
-    "strategy": check_strategy,
+    "strategy": lambda value: check_strategy(value) and "parameter_server",
     "tensorboard": check_tensorboard,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
+    MAX_WORKERS,
     as_number,
     check_choice,
     check_flag,
@@ -112,6 +113,61 @@ _RECORD_TYPES = ("int64", "float32", "bytes", "string")
 _LIST = "[]"
 ColumnEncoding = Literal["one_hot", "integer"]
 ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Let workers leave and join a training between two epochs, as the argument ``workers``.
+
+    Parameters
+    ----------
+    workers
+        Number of workers at the start. None (default): 2.
+    min
+        The training continues without workers that fail or are preempted, as long as this many are
+        left.
+    max
+        Workers are started until there are this many. None (default): lost workers are not
+        replaced.
+
+    Raises
+    ------
+    InputError
+        A number is wrong. The message names it and the expected value.
+    """
+
+    workers: int | None = None
+    min: int = 1
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "min", "max"):
+            value = getattr(self, name)
+            if value is not None or name == "min":
+                checked = check_whole_number(f"{name} of Elastic", value, least=1, most=MAX_WORKERS)
+                object.__setattr__(self, name, checked)
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Train asynchronously on parameter servers, as the argument ``strategy``.
+
+    Parameters
+    ----------
+    servers
+        Number of parameter servers, which divide the weights.
+
+    Raises
+    ------
+    InputError
+        ``servers`` is not a whole number of at least 1.
+    """
+
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        checked = check_whole_number("servers", self.servers, least=1, most=MAX_WORKERS)
+        object.__setattr__(self, "servers", checked)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
+from pybackend.job.options import ParameterServer
 from pybackend.tf_config import ROLES, make_tf_config
 
-Strategy = Literal["parameter_server"]
 # What to use instead, in words that follow "strategy='...' is not needed: ".
 _INSTEAD = {
     "one_device": "workers=1 trains on one device",
@@ -23,16 +23,18 @@ _INSTEAD = {
 _BY_HAND = "To use TensorFlow's own, create it in a function for barrier_run()"
 
 
-def check_strategy(value: Any) -> Strategy | None:
-    """Check the argument ``strategy``.
+def check_strategy(value: Any) -> ParameterServer | None:
+    """Check the argument ``strategy``; the name alone is a `ParameterServer` with its defaults.
 
     Raises
     ------
     InputError
         It is another strategy of TensorFlow (the message names the alternative), or no strategy.
     """
-    if value is None or value == "parameter_server":
-        return value if value is None else "parameter_server"
+    if value is None or isinstance(value, ParameterServer):
+        return value
+    if value == "parameter_server":
+        return ParameterServer()
     if value == "tpu":
         raise InputError(
             "strategy='tpu' needs a TPU, and workers are processes with CPUs or GPUs: leave it "
@@ -41,8 +43,8 @@ def check_strategy(value: Any) -> Strategy | None:
     if isinstance(value, str) and value in _INSTEAD:
         raise InputError(f"strategy={value!r} is not needed: {_INSTEAD[value]}. {_BY_HAND}")
     raise InputError(
-        f"`strategy` must be None or 'parameter_server', not {value!r}: pass the name, and the "
-        "workers create TensorFlow's strategy"
+        f"`strategy` must be None, 'parameter_server' or a ParameterServer, e.g. "
+        f"pybackend.ParameterServer(servers=2), not {value!r}"
     )
 
 

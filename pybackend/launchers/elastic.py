@@ -27,6 +27,7 @@ from pybackend.job.messages import (
     answer_of,
 )
 from pybackend.job.notice import RESTARTS
+from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
@@ -122,7 +123,7 @@ def train_elastically(
     ClusterError
         One of the first workers cannot run in its slot.
     WorkerFailedError
-        Fewer than ``min_workers`` are left, or a worker failed because of its code.
+        Fewer than ``min`` workers are left, or a worker failed because of its code.
     """
     counts = {name: count_rows(columns) for name, columns in datasets.items()}
     training = _Training(job, counts, on_event, site)
@@ -169,7 +170,7 @@ class _Training:
     def __init__(
         self, job: TrainingJob, counts: Mapping[str, int], on_event: Emit, site: Site
     ) -> None:
-        self._job = job
+        self._job, self._limits = job, job.elastic or Elastic()
         self._counts = counts
         self._on_event = on_event
         self._site = site
@@ -254,7 +255,7 @@ class _Training:
         member.report = WorkerReport(member.number, member.host, 0, failure=failure)
         member.worker.close()
         self._lost_in_a_row += losses
-        if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._job.max_workers is not None:
+        if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._limits.max is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
         self._lost[member.place] = time.monotonic()
         if member.orders:  # it trained: the next one may, too
@@ -274,7 +275,7 @@ class _Training:
         return seconds
 
     def _fill(self) -> None:
-        """Start workers in free slots, up to ``max_workers``."""
+        """Start workers in free slots, up to ``max``."""
         if self._is_trained or self._lost_in_a_row > _MOST_LOST_IN_A_ROW:
             return
         alive = [member for member in self._members if member.report is None]
@@ -286,7 +287,7 @@ class _Training:
         ]
         # If a worker was preempted, its whole machine may be about to shut down.
         free.sort(key=lambda place: self._lost.get(place, 0.0))
-        for place in free[: max(0, (self._job.max_workers or 0) - len(alive))]:
+        for place in free[: max(0, (self._limits.max or 0) - len(alive))]:
             try:
                 self._start(place)
             except (OSError, ClusterError) as error:  # a full disk, too many processes
@@ -316,9 +317,9 @@ class _Training:
         reasons = {m.number: m.standby.reason for m in staying if m.standby and m.standby.reason}
         if reasons and not lost:
             self._fail([self._describe(n, "PeerLostError", text) for n, text in reasons.items()])
-        least = 1 if is_trained else self._job.min_workers or 1
+        least = 1 if is_trained else self._limits.min
         if not staying or len(staying) + len(joining) < least:
-            why = f"fewer than min_workers={self._job.min_workers} are left"
+            why = f"fewer than min={self._limits.min} workers are left"
             self._fail([self._explain(m.failure, why) for m in lost if m.failure])
         if epoch is None and self._epoch is not None:
             self._fail([self._explain(m.failure, _NO_STATE) for m in lost if m.failure])

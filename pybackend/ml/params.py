@@ -27,8 +27,6 @@ _NOT_OPTIONS = {
     "model",
     "data",
     "workers",
-    "min_workers",
-    "max_workers",
     "epochs",
     "batch_size",
     "validation_data",

@@ -26,7 +26,7 @@ def restore_saved(
         raise SerializationError(
             f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
             "or damaged. The training can resume without it: the call that wrote it, with "
-            "resume=True, writes it again"
+            "Checkpoint(..., resume=True), writes it again"
         )
     if model is not None:
         model = model() if callable(model) and not hasattr(model, "weights") else model

@@ -17,6 +17,7 @@ import pytest
 import pybackend
 from pybackend import (
     DataOptions,
+    Elastic,
     Exchange,
     LocalSteps,
     TrainResult,
@@ -272,62 +273,65 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "safe_mode": (train(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
     "checkpoint": (train(checkpoint=5), "`checkpoint` must be a Checkpoint, a path or a URI"),
-    "resume": (train(resume="yes"), "`resume`"),
+    "resume": (lambda: pybackend.Checkpoint("kept", resume="yes"), "`resume`"),
     "tensorboard": (train(tensorboard=5), "`tensorboard` must be True, a folder or a URI"),
-    "resume from nowhere": (train(resume=True), "`checkpoint`"),
     "restarts": (train(restarts=-1), "`restarts`"),
-    "min_workers": (train(min_workers=0), "`min_workers` must be at least 1"),
-    "min_workers above workers": (
-        train(min_workers=8),
-        "`workers` is 2, the number at the start: it must be at least `min_workers` (8)",
+    "elastic workers": (lambda: Elastic("2"), "`workers` of Elastic must be a whole number"),
+    "elastic min": (lambda: Elastic(min=0), "`min` of Elastic must be from 1 to 4096"),
+    "elastic max": (lambda: Elastic(max=0.5), "`max` of Elastic must be a whole number"),
+    "min above workers": (
+        train(workers=Elastic(min=8)),
+        "`workers` of Elastic is 2, the number at the start: it must be at least `min` (8)",
     ),
-    "max_workers below workers": (
-        train(min_workers=1, max_workers=1),
-        "`workers` is 2, the number at the start: it must be at least `min_workers` (1), and",
+    "max below workers": (
+        train(workers=Elastic(2, max=1)),
+        "`workers` of Elastic is 2, the number at the start: it must be at least `min` (1), and",
     ),
-    "max_workers above the rows": (
-        train(data=(X[:3], Y[:3]), min_workers=1, max_workers=4),
-        "`data` has 3 rows, fewer than max_workers=4",
+    "max above the rows": (
+        train(data=(X[:3], Y[:3]), workers=Elastic(max=4)),
+        "`data` has 3 rows, fewer than max=4",
     ),
-    "max_workers alone": (train(max_workers=4), "`max_workers` needs `min_workers`"),
-    "min_workers and local steps": (
-        train(min_workers=1, exchange=pybackend.LocalSteps(4)),
-        "exchange=LocalSteps(...) cannot be combined with `min_workers`: the weights of a lost",
+    "elastic and local steps": (
+        train(workers=Elastic(), exchange=pybackend.LocalSteps(4)),
+        "exchange=LocalSteps(...) cannot be combined with workers=Elastic(...): the weights",
     ),
-    "min_workers and compression": (
-        train(min_workers=1, exchange=pybackend.Exchange(compression="fp16")),
-        "compression='fp16' cannot be combined with `min_workers`",
+    "elastic and compression": (
+        train(workers=Elastic(), exchange=pybackend.Exchange(compression="fp16")),
+        "compression='fp16' cannot be combined with workers=Elastic(...)",
     ),
-    "min_workers and TensorFlow's collectives": (
-        train(min_workers=1, exchange=pybackend.Exchange(transport="tf")),
-        "transport='tf' cannot be combined with `min_workers`",
+    "elastic and TensorFlow's collectives": (
+        train(workers=Elastic(), exchange=pybackend.Exchange(transport="tf")),
+        "transport='tf' cannot be combined with workers=Elastic(...)",
     ),
-    "min_workers and steps": (
-        train(min_workers=1, steps_per_epoch=1),
-        "`steps_per_epoch` cannot be combined with `min_workers`",
+    "elastic and steps": (
+        train(workers=Elastic(), steps_per_epoch=1),
+        "`steps_per_epoch` cannot be combined with workers=Elastic(...)",
     ),
-    "min_workers and checkpoint": (
-        train(min_workers=1, checkpoint="kept"),
-        "`checkpoint` cannot be combined with `min_workers`",
+    "elastic and checkpoint": (
+        train(workers=Elastic(), checkpoint="kept"),
+        "`checkpoint` cannot be combined with workers=Elastic(...)",
     ),
-    "min_workers and strategy": (
-        train(min_workers=1, strategy="parameter_server"),
-        "`min_workers` cannot be combined with strategy='parameter_server'",
+    "elastic and strategy": (
+        train(workers=Elastic(), strategy="parameter_server"),
+        "workers=Elastic(...) cannot be combined with strategy='parameter_server'",
     ),
-    "min_workers and a function": (
-        train(min_workers=1, data=lambda context: None),
-        "`min_workers` cannot be combined with a function `data`",
+    "elastic and a function": (
+        train(workers=Elastic(), data=lambda context: None),
+        "workers=Elastic(...) cannot be combined with a function `data`",
     ),
-    "min_workers and files": (
-        train(min_workers=1, data="rows.parquet"),
-        "`min_workers` cannot be combined with files of which each worker reads a share: pass "
-        "shuffle='global', so that every worker has all rows",
+    "elastic and files": (
+        train(workers=Elastic(), data="rows.parquet"),
+        "workers=Elastic(...) cannot be combined with files of which each worker reads a share: "
+        "pass shuffle='global', so that every worker has all rows",
     ),
-    "min_workers in Slurm": (
-        lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), min_workers=1),
+    "elastic in Slurm": (
+        lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), workers=Elastic()),
         "but nodes=2 of slurm() requests one job with a fixed set of tasks (without it, each",
     ),
-    "strategy": (train(strategy="async"), "`strategy` must be None or 'parameter_server'"),
+    "strategy": (
+        train(strategy="async"),
+        "`strategy` must be None, 'parameter_server' or a ParameterServer",
+    ),
     "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),
     "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
     "strategy exchange": (
@@ -355,14 +359,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(strategy="parameter_server", data=lambda context: None),
         "`data` must be rows with strategy='parameter_server'",
     ),
-    "roles alone": (train(roles={"chief": 1, "worker": 2}), "`roles` needs strategy='parameter_"),
-    "roles without ps": (
-        train(strategy="parameter_server", workers=None, roles={"chief": 1, "worker": 2}),
-        "`roles` must have a chief, workers and parameter servers",
-    ),
-    "roles and workers": (
-        train(strategy="parameter_server", roles={"chief": 1, "worker": 3, "ps": 1}),
-        "`workers` is 2, but `roles` has 3 workers",
+    "servers": (lambda: pybackend.ParameterServer(0), "`servers` must be from 1 to 4096"),
+    "servers text": (lambda: pybackend.ParameterServer("2"), "`servers` must be a whole number"),
+    "workers and servers": (
+        train(strategy=pybackend.ParameterServer(3), workers=4095),
+        "`workers` must be from 1 to 4092",
     ),
     "timeout": (train(timeout=0), "`timeout`"),
     "run spark": (run(spark="yarn"), "`spark`"),
@@ -418,7 +419,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist seed": (digits(seed=-1), "`seed`"),
     "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
     "mnist checkpoint": (digits(checkpoint=5), "`checkpoint`"),
-    "mnist resume": (digits(resume="yes"), "`resume`"),
     "mnist restarts": (digits(restarts=-1), "`restarts`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
     "mnist timeout": (digits(timeout=float("inf")), "`timeout`"),

@@ -32,6 +32,7 @@ def test_every_is_an_epoch_steps_or_a_time(every: Any, steps: Any, seconds: Any)
         ({"uri": "run", "every": True}, "not True"),
         ({"uri": "run", "every": 0}, "`every` must be at least 1"),
         ({"uri": "run", "keep": 0}, "`keep` must be at least 1"),
+        ({"uri": "run", "resume": 1}, "`resume` must be True or False"),
     ],
 )
 def test_wrong_options_are_named(options: Any, message: str) -> None:
@@ -43,9 +44,8 @@ def test_wrong_options_are_named(options: Any, message: str) -> None:
     ("arguments", "message"),
     [
         ({"checkpoint": 3}, "`checkpoint` must be a Checkpoint, a path or a URI"),
-        ({"resume": True}, "`resume` needs `checkpoint`"),
         ({"restarts": -1}, "`restarts` must be at least 0"),
-        ({"checkpoint": "run", "resume": 1}, "`resume` must be True or False"),
+        ({"resume": True}, r"pass `checkpoint=Checkpoint\(..., resume=True\)`"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_starts(arguments: Any, message: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from conftest import largest_difference, wait_for, worker_processes
 from killing import KillAt
 
-from pybackend import TrainResult, WorkerFailedError, barrier_train, replay_batches
+from pybackend import Elastic, TrainResult, WorkerFailedError, barrier_train, replay_batches
 from pybackend.errors import Failure
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
@@ -135,7 +135,7 @@ class KillAsOneJoins(keras.layers.Layer):
 def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, capsys: Any) -> None:
     killer, script = KillAt(0, 1, 2, tmp_path / "killed"), Script(tmp_path, told=1, by=2)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    result = train(killer, script, log, workers=2, min_workers=1, max_workers=2, epochs=500)
+    result = train(killer, script, log, workers=Elastic(2, max=2), epochs=500)
     said = capsys.readouterr().out
     # The replacement of worker 1 may or may not be in time.
     first = result.generations[:4]
@@ -172,7 +172,7 @@ def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
         return [stop, keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1.0)]
 
     killers = KillAt(1, 0, 2, tmp_path / "killed"), KillAsItWrites()
-    found = train(*killers, *listed(), workers=3, min_workers=2, **settings)
+    found = train(*killers, *listed(), workers=Elastic(3, min=2), **settings)
     assert [generation.workers for generation in found.generations] == [[0, 1, 2], [0, 2], [2]]
     expected = train(*listed(), workers=2, **settings)
     assert found.workers_by_epoch == expected.workers_by_epoch == [2] * expected.epochs
@@ -201,7 +201,7 @@ class StopWhenJoined(keras.callbacks.Callback):
 
 @pytest.mark.full
 def test_it_grows_to_as_many_as_there_may_be(tmp_path: Path) -> None:
-    settings = {"workers": 1, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
+    settings = {"workers": Elastic(1, max=2), "epochs": 500, "verbose": 0}
     result = train(StopWhenJoined(tmp_path, 1), **settings)
     assert [generation.workers for generation in result.generations] == [[0], [0, 1]]
     assert result.workers_by_epoch[-2:] == [2, 2]
@@ -224,9 +224,7 @@ def test_the_only_one_that_has_the_state_is_lost_as_another_joins(tmp_path: Path
 
     settings = {"callbacks": [Mark()], "epochs": 500, "verbose": 0}
     with pytest.raises(WorkerFailedError) as caught:
-        barrier_train(
-            "local", make, (X, X[:, :3]), workers=1, min_workers=1, max_workers=2, **settings
-        )
+        barrier_train("local", make, (X, X[:, :3]), workers=Elastic(1, max=2), **settings)
     assert "by SIGKILL; none of the remaining workers has the state of the t" in str(caught.value)
 
 
@@ -248,7 +246,7 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
         return build()
 
     settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
-    result = barrier_train("local", die_or_build, (X, Y), workers=2, min_workers=1, **settings)
+    result = barrier_train("local", die_or_build, (X, Y), workers=Elastic(2), **settings)
     assert [generation.workers for generation in result.generations] == [[1]]
     assert result.generations[0].left == {"0": "the process was killed by SIGKILL"}
     check_exact(result)
@@ -256,10 +254,10 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
 
 def test_too_few_are_left(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailedError) as caught:
-        train(KillAt(1, 1, 1, tmp_path / "killed"), workers=2, min_workers=2, max_workers=2)
+        train(KillAt(1, 1, 1, tmp_path / "killed"), workers=Elastic(2, min=2, max=2))
     text = str(caught.value)
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
-    assert text.startswith(f"{cause}; fewer than min_workers=2 are left")
+    assert text.startswith(f"{cause}; fewer than min=2 workers are left")
     assert "with `restarts` it starts again by itself" in text
     assert caught.value.is_loss(is_kept=False)
 
@@ -303,7 +301,7 @@ def test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often(
 ) -> None:
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(elastic.time, "monotonic", lambda: next(clock))
-    job = TrainingJob(2, min_workers=1, max_workers=2, epochs=3)
+    job = TrainingJob(2, elastic=Elastic(max=2), epochs=3)
     said: list[Any] = []
     site = ScriptedSite(clock)
     elastic.train_elastically(job, {"train": {"x": X}}, said.append, site)

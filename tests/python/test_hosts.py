@@ -114,7 +114,7 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     killer = KillAt(0, 1, 2, tmp_path / "killed")
     script = test_elastic.Script(tmp_path, told=1, by=2)
     hosts = pybackend.hosts("a,b:2", ssh_options=there.options)
-    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500, "verbose": 0}
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 500, "verbose": 0}
     result = test_elastic.train(killer, script, target=hosts, **settings)
     generations = result.generations[:4]
     assert [generation.workers for generation in generations] == [[0, 1], [1], [1, 2], [2]]

@@ -268,7 +268,7 @@ def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
         stop = test_elastic.StopWhenJoined(Path(shared), number=2)
         evictor = threading.Thread(target=evict, args=(Path(stop.begun),))
         evictor.start()
-        settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500}
+        settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 500}
         result = test_elastic.train(stop, target=target(), **settings)
         evictor.join()
     assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]

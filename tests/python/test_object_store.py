@@ -153,6 +153,6 @@ def test_a_training_goes_on_without_its_store_and_resumes_from_it(
     for path in s3.find("bucket/runs"):
         s3.rm_file(path)
     train(checkpoint=URI, epochs=2)
-    again = train(checkpoint=URI, resume=True)
+    again = train(checkpoint=Checkpoint(URI, resume=True))
     assert (again.history, again.workers[0].weights_sha256) == (whole.history, weights)
     assert "resumes from the checkpoint of epoch 2" in capsys.readouterr().out

@@ -12,7 +12,7 @@ import pytest
 from conftest import build_dense, worker_processes
 from standalone import low_port
 
-from pybackend import InputError, Observer, barrier_train
+from pybackend import Elastic, InputError, Observer, barrier_train
 from pybackend.api.observer import Observers, split_observers
 from pybackend.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
 
@@ -138,8 +138,7 @@ def test_an_elastic_training_of_one_worker_stops_too(rows: Any) -> None:
         "local",
         build_dense,
         rows,
-        workers=1,
-        min_workers=1,
+        workers=Elastic(1),
         epochs=3,
         callbacks=[Observer(lambda epoch, logs: True)],
         verbose=0,

@@ -135,7 +135,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
     [
         ({"workers": 0}, "`workers` must be"),
         ({"epoch": 1}, r"plan\(\) has no argument `epoch`: do you mean `epochs`"),
-        ({"resume": True}, "`resume` needs `checkpoint`"),
+        ({"min_workers": 2}, r"pass `workers=Elastic\(4, min=2, max=8\)`"),
         ({"restarts": -1}, "`restarts` must be"),
         ({"workers": 501}, "`data` has 500 rows, fewer than workers=501"),
         ({"resources": Resources(cpus=4096)}, "4096"),

@@ -177,7 +177,7 @@ def test_after_the_driver_was_killed_the_call_resumes(
         train(*again, checkpoint=kept)
     newest = max((tmp_path / "kept").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-9])
-    found = train(*again, checkpoint=kept, resume=True, seed=None, verbose=1)
+    found = train(*again, checkpoint=replace(kept, resume=True), seed=None, verbose=1)
     check_same(found, undisturbed)
     check_log(tmp_path, found)
     assert found.seed == undisturbed.seed
@@ -200,13 +200,14 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     loaded = load_checkpoint(place, model=build)
     assert hash_weights(loaded) == half.workers[0].weights_sha256
     assert int(loaded.optimizer.iterations.numpy()) == 2 * STEPS
-    check_same(train(never, checkpoint=tmp_path, epochs=2, resume=True), half)
+    resuming = Checkpoint(tmp_path, resume=True)
+    check_same(train(never, checkpoint=resuming, epochs=2), half)
     with pytest.raises(InputError, match="its `batch_size` is 10, and here it is 20"):
-        train(never, checkpoint=tmp_path, resume=True, batch_size=20)
+        train(never, checkpoint=resuming, batch_size=20)
     with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
-        train(never, checkpoint=tmp_path, resume=True, rows=X + 1)
-    check_same(train(never, checkpoint=tmp_path, resume=True), undisturbed)
-    more = train(never, checkpoint=tmp_path, resume=True, workers=3, epochs=EPOCHS + 1)
+        train(never, checkpoint=resuming, rows=X + 1)
+    check_same(train(never, checkpoint=resuming), undisturbed)
+    more = train(never, checkpoint=resuming, workers=3, epochs=EPOCHS + 1)
     assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history
 
 
@@ -245,7 +246,7 @@ def test_with_any_file_damaged_a_training_resumes_to_the_same_end(
         folder = tmp_path / str(number)
         shutil.copytree(two_epochs, folder)
         damage(folder / name, how)
-        resumed = train(KillAt(-1, 0, 0, Path("never")), checkpoint=folder, resume=True)
+        resumed = train(KillAt(-1, 0, 0, Path("never")), checkpoint=Checkpoint(folder, resume=True))
         check_same(resumed, undisturbed)
         if kind == "model-*":  # written again, for those who load it
             continue
@@ -264,7 +265,7 @@ def test_with_no_intact_checkpoint_nothing_is_lost(
         damage(path, how)
     before = sorted(path.name for path in folder.iterdir())
     with pytest.raises(TfdistError, match=r"no intact checkpoint .* all 2 are damaged"):
-        train(KillAt(-1, 0, 0, Path("never")), checkpoint=folder, resume=True)
+        train(KillAt(-1, 0, 0, Path("never")), checkpoint=Checkpoint(folder, resume=True))
     assert sorted(path.name for path in folder.iterdir()) == before
 
 

@@ -20,7 +20,7 @@ def show(**changes: Any) -> ElementTree.Element:
     given: dict[str, Any] = {
         "history": {"loss": [2.0, 1.5, 1.0], "val_loss": [2.5, 1.75, 1.25], "auc": [0.5, 0.6, 0.7]},
         "workers": workers,
-        "settings": {"batch_size": 8, "min_workers": None, "exchange": {"kind": "Exchange"}},
+        "settings": {"batch_size": 8, "elastic": None, "exchange": {"kind": "Exchange"}},
     }
     result = TrainResult("", "h5", "", seconds=3.2, seed=7, **{**given, "epochs": 3, **changes})
     return ElementTree.fromstring(result._repr_html_())  # noqa: S314 (our own)

@@ -410,8 +410,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
         batch_size=64,
         callbacks=[],
         epochs=3,
-        resume=True,
-        checkpoint="kept",
+        checkpoint=pybackend.Checkpoint("kept", resume=True),
         model_uri="model.h5",
     )
     assert resolve_scale(given) == given
@@ -424,7 +423,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
     found = settle(4, True, None)
     assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
     # Checkpoints and model files of real trainings are not used.
-    assert (found.resume, found.checkpoint, found.model_uri) == (False, None, None)
+    assert (found.checkpoint, found.model_uri) == (None, None)
     assert settle(4, False, None).batch_size == 64
     assert settle(4, True, 128).batch_size == 32
     with pytest.raises(InputError, match="64 rows cannot be shared equally by 3 workers"):

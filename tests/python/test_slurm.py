@@ -246,7 +246,7 @@ def test_a_training_goes_on_while_a_node_fails_and_another_comes(
     failing = threading.Thread(target=fail)
     failing.start()
     place = pybackend.slurm(folder=jobs(cluster), cpus=2)  # all of a node
-    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 500}
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 500}
     try:
         result = test_elastic.train(stop, target=place, **settings)
     finally:
@@ -281,7 +281,7 @@ def test_a_worker_whose_job_is_ended_is_replaced(
     displacing = threading.Thread(target=displace)
     displacing.start()
     place = pybackend.slurm(folder=jobs(cluster), time=60)
-    settings = {"workers": 2, "min_workers": 1, "max_workers": 2, "epochs": 1000, "verbose": 0}
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 1000, "verbose": 0}
     result = test_elastic.train(stop, target=place, **settings)
     displacing.join()
     assert [generation.workers for generation in result.generations[:1]] == [[0, 1]]
@@ -292,10 +292,12 @@ def test_a_worker_whose_job_is_ended_is_replaced(
 
 
 def test_workers_that_go_and_come_have_a_job_each() -> None:
-    settings = {"workers": 2, "min_workers": 1}
+    settings = {"workers": pybackend.Elastic(2)}
     options = {"ntasks-per-node": 1}
     for place in (pybackend.slurm(nodes=2), pybackend.slurm(nodes=2, options=options)):
-        with pytest.raises(InputError, match=r"`min_workers` .* but nodes=2 of slurm\(\) requests"):
+        with pytest.raises(
+            InputError, match=r"workers=Elastic\(...\) .* but nodes=2 of slurm\(\) requests"
+        ):
             pybackend.plan(place, build_dense, test_elastic.X, **settings)
     planned = pybackend.plan(
         pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings

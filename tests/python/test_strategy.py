@@ -72,8 +72,8 @@ def test_one_worker_takes_the_steps_of_one_process() -> None:
     result = train(
         build,
         (x, y, weights),
-        workers=None,
-        roles=ROLES,
+        workers=1,
+        strategy=pybackend.ParameterServer(servers=1),
         epochs=5,
         batch_size=32,
         shuffle=False,
@@ -137,8 +137,9 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     for own, other in zip(last.weights, result.model.weights, strict=True):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
     # Synchronous steps would be another training.
+    resuming = pybackend.Checkpoint(kept, resume=True)
     with pytest.raises(InputError, match="`strategy` is 'parameter_server', and here it is None"):
-        train(build_dense, rows, strategy=None, epochs=7, checkpoint=kept, resume=True)
+        train(build_dense, rows, strategy=None, epochs=7, checkpoint=resuming)
 
 
 def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:

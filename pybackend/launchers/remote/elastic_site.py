@@ -13,6 +13,7 @@ from typing import Protocol
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Announced, Emit, Event, FromLauncher, Note
+from pybackend.job.options import Elastic
 from pybackend.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
@@ -55,7 +56,7 @@ class Way(Protocol):
 
 def as_group(job: TrainingJob) -> TrainingJob:
     """Return the job of one worker for `run_group`."""
-    return replace(job, workers=1, min_workers=1, max_workers=None)
+    return replace(job, workers=1, elastic=Elastic())
 
 
 class RemoteSite:

@@ -79,7 +79,7 @@ def slurm(
     the job. Without `workers`, a call has one worker per node, or as many as the option
     ``ntasks-per-node``. A training run with `checkpoint` is saved when Slurm sends the termination
     signal: 60 seconds before the time limit (limits of ten minutes and more), or as set by the
-    option ``signal``: ``"TERM@300"``. An elastic training (`min_workers`) has one job per worker.
+    option ``signal``: ``"TERM@300"``. An elastic training has one job per worker.
 
     Parameters
     ----------
