@@ -4,10 +4,10 @@
 #' `TF_CONFIG` is set and its ports are reserved, so TensorFlow's own distribution strategies work
 #' without further setup. Use it for custom training loops; [barrier_train()] does not need it.
 #'
-#' On a sparklyr connection the function runs under `sparklyr::spark_apply(barrier = TRUE)`: the
+#' On a sparklyr connection, the function runs under `sparklyr::spark_apply(barrier = TRUE)`: the
 #' executors need R with the package reticulate, and Python with the packages that `f` uses.
-#' Elsewhere rpy2 runs it in a Python process, so the workers' machines need R, reticulate and rpy2.
-#' They never need tfdist itself.
+#' Elsewhere, rpy2 runs it in a Python process, so the workers' machines need R, reticulate and
+#' rpy2. They never need tfdist itself.
 #'
 #' @inheritParams barrier_train
 #' @param sc Where the workers run, as in [barrier_train()]. Their machines need the software listed
@@ -15,34 +15,35 @@
 #' @param f A function whose first argument is the worker's context: a list of `rank` (from 0),
 #'   `world_size`, `addresses` (`"host:port"` of all workers), `tf_config` (the text of
 #'   `TF_CONFIG`), `role` and `index`, and three functions. `barrier()` waits for all workers, and
-#'   `all_gather(value)` returns the values of all workers; every worker must call both equally
-#'   often. `feed()` is for the rows of `data`. Sent with `f` are the variables that it uses, from
-#'   its own environment and from the workspace, and all functions of the workspace. Packages that
-#'   it uses and that are attached here are attached there. Names that appear only as text, as in
-#'   `get("x")`, or that are used only in an R6 object of the workspace, are not found. Python
-#'   objects are not sent: create them inside the function.
-#' @param ... Further arguments for `f`.
+#'   `all_gather(value)` returns the values of all workers; every worker must call each of them the
+#'   same number of times. `feed()` reads rows, as described for `data`. The variables that `f`
+#'   uses, from its own environment and from the workspace, are sent with it, as are all functions
+#'   in the workspace. Packages that `f` uses are attached on the workers if they are attached in
+#'   this session. Variables that are named only in a string, as in `get("x")`, or used only in an
+#'   R6 object in the workspace, are not found. Python objects are not sent: create them inside the
+#'   function.
+#' @param ... Additional arguments for `f`.
 #' @param packages Names of additional packages to attach on the workers.
 #' @param roles Number of workers by role, such as `c(chief = 1, worker = 2, ps = 1)`, instead of
 #'   `workers`. Ranks follow this order, and `TF_CONFIG` gives each worker's role. As soon as `f`
-#'   has returned on the chief (without a chief, on all workers), parameter servers, which need not
-#'   return, and an evaluator are stopped. If there are a chief and parameter servers, workers that
-#'   do not return within 3 seconds are stopped, too. The value of a stopped worker is `NULL`.
-#' @param data Rows to distribute over the workers, each row to one of them: a data frame with
-#'   numbers or logicals, a named list of arrays whose first dimension counts the rows, a sparklyr
+#'   returns on the chief (or on all workers, if there is no chief), the evaluator and the parameter
+#'   servers, which need not return, are stopped. With both a chief and parameter servers, workers
+#'   that do not return within 3 seconds are stopped, too. The value of a stopped worker is `NULL`.
+#' @param data Rows to distribute across the workers, each row to exactly one worker: a data frame
+#'   of numbers or logicals, a named list of arrays with rows along the first dimension, a sparklyr
 #'   table, or a PySpark or pandas DataFrame. `feed <- ctx$feed(batch_size)` returns a function.
-#'   Each call of `feed()` returns the next rows, as a list with a vector or array for each column,
-#'   and `NULL` at the end. With `roles`, only the roles chief and worker are allowed.
-#' @param verbose 2 shows the workers' output. 0 and 1 do not.
+#'   Each call to this function returns the next rows, as a list with a vector or array for each
+#'   column, or `NULL` at the end. If you also pass `roles`, it may contain only chiefs and workers.
+#' @param verbose 2 shows the workers' output; 0 and 1 do not.
 #' @param timeout As in [barrier_train()]. The function `f` itself has no time limit.
 #'
-#' @return A list with one value per worker, in the order of the ranks: vectors, factors, lists and
-#'   data frames with their attributes. Return a Keras model as
+#' @return A list with one value per worker, in rank order. Vectors, factors, lists and data frames
+#'   retain their attributes. Return a Keras model as
 #'   `reticulate::import("pybackend")$model_to_base64(model)`.
 #'
 #' @section Errors:
-#' An error in `f` stops all workers and becomes a `tfdist_error_worker_failed` with the message,
-#' the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
+#' An error in `f` stops all workers and is raised here as a `tfdist_error_worker_failed` with the
+#' message, the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
 #'
 #' @export
 #' @examples
@@ -50,7 +51,7 @@
 #' sc <- sparklyr::spark_connect(master = "yarn")
 #' barrier_apply(sc, function(ctx) c(ctx$rank, Sys.getpid()), workers = 3)
 #'
-#' # Each worker adds up the rows that it has, 32 at a time.
+#' # Each worker adds up its own rows, 32 at a time.
 #' sums <- barrier_apply("local", workers = 2, data = mtcars, function(ctx) {
 #'   feed <- ctx$feed(32)
 #'   total <- 0

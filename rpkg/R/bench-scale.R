@@ -1,34 +1,35 @@
-#' Measure how training scales with its workers
+#' Measure how training scales with the number of workers
 #'
-#' Trains with several numbers of workers, and compares the times of their steps. In strong scaling
-#' the workers share one batch; in weak scaling each has its own batch. The time of a step is
-#' divided into data, computing, communication, and waiting for others.
+#' Trains with different numbers of workers and compares their step times. In strong scaling, the
+#' workers share one batch; in weak scaling, each has its own batch. The step time is broken down
+#' into data, compute, communication, and waiting for other workers.
 #'
 #' @param train A function of `workers` and `batch_size` that passes both to [barrier_train()] and
 #'   returns its fit; or the path of a script (R or Python) that calls it. A script runs in its own
-#'   process, where the measured workers and batch size replace the script's, and no checkpoint is
-#'   saved. A training run should take at least 50 steps: the first three are left out.
-#' @param workers The numbers of workers.
+#'   process, where `workers` and `batch_size` override the values in the script, and no checkpoint
+#'   is saved. A training run should take at least 50 steps; the first three are not measured.
+#' @param workers Numbers of workers to measure.
 #' @param ... Must be empty.
 #' @param mode `"strong"`, `"weak"` or `"both"`.
-#' @param batch_size Rows of the batch that the workers share, or that each of them has. For strong
-#'   scaling, every number of workers must divide it. `NULL`: 32, or the script's value.
-#' @param steps Steps of a script's training, which then takes one epoch. `NULL`: the script's
-#'   number.
+#' @param batch_size Number of rows in the shared batch (strong scaling) or in each worker's batch
+#'   (weak scaling). For strong scaling, it must be divisible by every number of workers. `NULL`:
+#'   32, or the value in the script.
+#' @param steps Number of steps that a script trains for, in a single epoch. `NULL`: the number in
+#'   the script.
 #' @param repeats Number of runs of each configuration, interleaved.
-#' @param arguments Arguments of the script.
-#' @param project `NULL`, or a number of workers up to which step times are predicted, by a model
-#'   that is fitted to the measured steps.
-#' @param verbose 1 prints a line per training, 0 nothing.
+#' @param arguments Command-line arguments for the script.
+#' @param project Largest number of workers to predict step times for, with a model that is fitted
+#'   to the measured steps. `NULL`: no prediction.
+#' @param verbose 1 prints a line per training run, 0 nothing.
 #'
 #' @return A data frame with a row per mode and number of workers: `mode`, `workers`, `batch_size`
-#'   (rows per worker), `seconds` (of a step) and its parts `data`, `compute`, `communication` and
+#'   (rows per worker), `seconds` (per step) and its parts `data`, `compute`, `communication` and
 #'   `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is linear), `is_crowded` (more workers
 #'   than cores), `steps` (number of measured steps), `jitter` (standard deviation of the logarithm
-#'   of a worker's own part of a step) and `is_projected`. With `project` it also has the ends of 90
-#'   % intervals (`seconds_low`, `seconds_high`, and so on); values that were not measured or
-#'   predicted for a row are `NA`. Speed-ups are relative to the smallest number of workers, which
-#'   counts as linear. `print()` shows the most important columns.
+#'   of a worker's own part of a step) and `is_projected`. If you set `project`, it also has the
+#'   bounds of 90 % intervals (`seconds_low`, `seconds_high`, and so on); values that were not
+#'   measured or predicted for a row are `NA`. Speedups are relative to the smallest number of
+#'   workers, which is assumed to scale linearly. `print()` shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{

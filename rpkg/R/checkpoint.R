@@ -1,26 +1,27 @@
 #' Save checkpoints and resume training
 #'
 #' `checkpoint()` returns a value for the `checkpoint` argument of [barrier_train()], which
-#' specifies where and how often the state of the training is saved. A training run that resumes
-#' from there, with `resume = TRUE` or automatically with `restarts`, ends with weights and history
-#' that are bit-for-bit identical to those of an uninterrupted one. `load_checkpoint()` returns the
-#' saved model.
+#' specifies where and how often the training state is saved. A training run that resumes from
+#' there, with `resume = TRUE` or automatically with `restarts`, ends with weights and history that
+#' are bit-for-bit identical to those of an uninterrupted run. `load_checkpoint()` returns the saved
+#' model.
 #'
-#' A checkpoint holds the weights, the optimizer's state, the random generators of each worker,
-#' callback attributes that are plain data, and the history. It is written in the background, and is
-#' either complete or absent. If the newest is damaged, the one before it is used. If a worker gets
-#' SIGTERM, as before a preemption, all workers save one more checkpoint, of the same step, and
-#' exit.
+#' A checkpoint holds the weights, the optimizer's state, the random number generators of each
+#' worker, callback attributes that are plain data, and the history. It is written in the
+#' background, and is either complete or absent. If the newest checkpoint is damaged, the previous
+#' one is used. If a worker gets SIGTERM, as before a preemption, all workers save one more
+#' checkpoint at the same step and exit.
 #'
-#' @param uri A folder for this training only: a path that the machines of all workers share, or a
-#'   URI with a scheme that Python's fsspec supports. On one machine it may be any path.
+#' @param uri A folder used only by this training run: a path that the machines of all workers
+#'   share, or a URI with a scheme that Python's fsspec supports. If all workers run on one machine,
+#'   any path works.
 #' @param every `"epoch"` (default), a number of steps, or a time such as `"600s"`, `"10min"` or
 #'   `"1h"`. The final state is always saved.
-#' @param keep Maximum number of checkpoints. The training ends after this many consecutive failed
-#'   writes, but not before the second.
+#' @param keep Maximum number of checkpoints. Training stops after this many consecutive failed
+#'   writes, but never after just one.
 #' @param ... Must be empty: the arguments that follow must be named.
-#' @param model A compiled model like the trained one, which gets the weights. Needed for models of
-#'   which Keras cannot write a file.
+#' @param model A compiled model with the same structure as the trained one, to load the weights
+#'   into. It is required for models that Keras cannot write to a file.
 #' @inheritParams model_from_base64
 #'
 #' @return `checkpoint()` returns an object for [barrier_train()], `load_checkpoint()` a Keras
@@ -31,7 +32,7 @@
 #' \dontrun{
 #' saved <- checkpoint("/shared/run-1")
 #' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, restarts = 3)
-#' # After this session itself was lost, the same call:
+#' # If this session itself fails, make the same call with `resume = TRUE`:
 #' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, resume = TRUE)
 #' model <- load_checkpoint("/shared/run-1")
 #' }

@@ -1,24 +1,24 @@
-#' Create the TF_CONFIG of one process
+#' Create the TF_CONFIG value for one process
 #'
 #' TensorFlow's distribution strategies read the addresses of all processes and their own role from
 #' the environment variable `TF_CONFIG`. `make_tf_config()` returns its value. Entries that would
 #' make TensorFlow hang, such as a duplicate address or a port of 0, raise an error.
 #'
-#' [barrier_train()] does not need it, because it assigns the addresses of its workers itself.
+#' [barrier_train()] does not need `TF_CONFIG`, because it assigns its workers' addresses itself.
 #'
 #' Python reads the environment when it starts, so call `Sys.setenv(TF_CONFIG = )` first.
 #' `make_tf_config()` does not start Python in this session. If Python is already running, set the
-#' variable there, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
+#' variable in Python, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
 #'
-#' @param workers Addresses of the workers, as `"host:port"`. Names, if given, are the workers'
-#'   indices; then some workers may be left out.
+#' @param workers Addresses of the workers, as `"host:port"`. If they have names, the names are the
+#'   workers' indices, and some workers may be left out.
 #' @param index Index of this process within its role, from 0. `NULL` if the role has only one
 #'   process.
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.
-#' @param chief,evaluator Addresses of the chief and of the evaluator, if any.
+#' @param chief,evaluator Addresses of the chief and the evaluator, if any.
 #' @param ps Addresses of the parameter servers, if any.
 #'
-#' @return A string, the JSON text for `TF_CONFIG`.
+#' @return A string: the value of `TF_CONFIG`, in JSON.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' make_tf_config(c("10.0.0.1:2222", "10.0.0.2:2222"), index = 0)

@@ -1,15 +1,16 @@
-#' Errors of tfdist
+#' Errors raised by tfdist
 #'
 #' Every error that tfdist raises has the class `tfdist_error` and a more specific class, so that
 #' `tryCatch()` can distinguish them:
 #'
-#' * `tfdist_error_input`: an argument, a model or data that cannot be used. Nothing was started.
-#' * `tfdist_error_cluster`: workers that cannot be started, reached or described.
+#' * `tfdist_error_input`: an argument, a model or data cannot be used. Nothing was started.
+#' * `tfdist_error_cluster`: workers cannot be started, reached or described.
 #' * `tfdist_error_worker_failed`: the training code failed on a worker. The error reports the first
 #'   failure; its message lists the others.
-#' * `tfdist_error_peer_lost`: a worker disappeared without a report.
-#' * `tfdist_error_serialization`: a model that cannot be written or read back.
-#' * `tfdist_error_database`: a database rejected a model, or its numbers differ from Keras's.
+#' * `tfdist_error_peer_lost`: a worker disappeared without reporting an error.
+#' * `tfdist_error_serialization`: a model cannot be written or read back.
+#' * `tfdist_error_database`: a database rejected a model, or its predictions differ from those of
+#'   Keras.
 #' * `tfdist_error_python`: the Python package is missing, or failed unexpectedly.
 #'
 #' The condition has the fields of the worker's report: `rank` (from 0), `host`, `exception_type`

@@ -2,26 +2,30 @@
 #'
 #' Value for the `data_options` argument of [barrier_train()] and [barrier_evaluate()].
 #'
-#' @param tensors Type and shape of the rows of columns in tables and files, as a named list:
-#'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays row by
-#'   row. `list("int32", NA)` allows rows of any length, which are padded with zeros to the longest.
-#' @param categories Values of columns, as a named list: `list(color = c("blue", "red"))` encodes
-#'   them as 0, 1, 2, ... Any other value is an error.
+#' @param tensors Type and shape of one row of a column in tables and files, as a named list:
+#'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays in
+#'   row-major order. `list("int32", NA)` allows rows of any length, which are padded with zeros to
+#'   the longest.
+#' @param categories Possible values of columns, as a named list: `list(color = c("blue", "red"))`
+#'   encodes them as 0, 1, 2, ... Any other value raises an error.
 #' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
 #'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` (default): the description that
 #'   [write_tfrecords()] writes next to the files, or else the types in the first records.
-#' @param encode Encoding of feature columns that are text or factors or have `categories`.
-#'   `"one_hot"`: one number per value, 1 if the row has it, else 0. `"integer"`: the code of the
-#'   value, for an embedding. Or by column, `c(color = "integer", year = "one_hot")`, including for
-#'   whole numbers. `NULL` (default): text and factors are one-hot, and columns with `categories`
-#'   become codes. In a table or files, text that is an input by itself stays text, and so does a
-#'   character column of a data frame if `model` has an input of strings for it. Without
-#'   `categories`, the values are the levels of a factor, or those of the training data, sorted.
-#' @param repartition `FALSE` uses the partitions of a table, of which there must be `workers`, and
-#'   gives each worker one contiguous range of the rows of files. This reads faster, but sorted rows
-#'   then give the workers different classes.
-#' @param in_memory `TRUE`: workers hold their rows in memory, if the rows fit into half of its free
-#'   space. `FALSE` (default): all rows are on disk, and memory use does not grow with them.
+#' @param encode Encoding of feature columns that contain text or factors or have `categories`.
+#'   `"one_hot"`: one number per value, 1 if the row has that value, else 0. `"integer"`: the code
+#'   of the value, for an embedding. To choose by column, pass a named vector such as
+#'   `c(color = "integer", year = "one_hot")`, which may also name columns of whole numbers. `NULL`
+#'   (default): text and factors are one-hot encoded, and columns with `categories` become codes. A
+#'   text column of a table or files is passed to the model as strings if it is the only column of
+#'   an input; so is a character column of a data frame if `model` has a string input for it.
+#'   Without `categories`, the values are a factor's levels, or the sorted values in the training
+#'   data.
+#' @param repartition `FALSE` uses a table's existing partitions (there must be exactly `workers` of
+#'   them) and gives each worker one contiguous range of the rows in files. Reading is then faster,
+#'   but if the rows are sorted, the workers get different classes.
+#' @param in_memory `TRUE`: workers hold their rows in memory, if the rows fit into half of the free
+#'   memory. `FALSE` (default): all rows are stored on disk, and memory use does not grow with the
+#'   number of rows.
 #'
 #' @return An object for [barrier_train()] or [barrier_evaluate()]. Invalid arguments raise an error
 #'   of class `tfdist_error_input`.

@@ -1,17 +1,18 @@
 #' Evaluate a fit in this session
 #'
-#' The method for `evaluate()`, a generic of keras3 and tensorflow, and another of generics. Arrays
-#' and data frames are evaluated in this process. Tables, files and all other data of
-#' [barrier_evaluate()] are evaluated by one worker.
+#' Methods for two generics named `evaluate()`: one in keras3 and tensorflow, and one in generics.
+#' Arrays and data frames are evaluated in this process. Tables, files and all other data that
+#' [barrier_evaluate()] accepts are evaluated by one worker.
 #'
 #' @inheritParams barrier_evaluate
 #' @param object A [tfdist_fit].
-#' @param x,y The features and the labels; or only `x`, the rows in any form that
+#' @param x,y The features and the labels. Or pass only `x`, with the rows in any form that
 #'   [barrier_evaluate()] accepts.
-#' @param label The label column, as in [barrier_train()]. `NULL`: that of the training.
+#' @param label The label column, as in [barrier_train()]. `NULL`: the label that the fit was
+#'   trained with.
 #'
-#' @return As [barrier_evaluate()]: a named vector with the `loss` and each metric; a list if a
-#'   metric has several values.
+#' @return The same as from [barrier_evaluate()]: a named vector with the `loss` and each metric; a
+#'   list if a metric has several values.
 #' @exportS3Method generics::evaluate
 #' @rawNamespace S3method(tensorflow::evaluate, tfdist_fit)
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")

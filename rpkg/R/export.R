@@ -2,13 +2,14 @@
 
 #' Export the model of a fit
 #'
-#' Methods for generics of other packages. `tensorflow::export_savedmodel()`, which keras3 exports
-#' too, writes the model as a SavedModel, for TensorFlow Serving and similar tools.
-#' `bundle::bundle()` converts the fit to one R object that another session can read. `saveRDS()`
-#' alone does this, too, but only `bundle()` includes a model that is in a file (`model_uri`).
+#' Methods for generics in other packages. `tensorflow::export_savedmodel()`, which keras3 also
+#' exports, writes the model as a SavedModel, for TensorFlow Serving and similar tools.
+#' `bundle::bundle()` converts the fit to a single R object that any R session can read. `saveRDS()`
+#' alone can do this, too, but only `bundle()` includes a model that is stored in a file
+#' (`model_uri`).
 #'
 #' @param object,x A [tfdist_fit].
-#' @param export_dir_base Folder to write.
+#' @param export_dir_base Folder to write to.
 #' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
 #'   `bundle()`.
 #'

@@ -1,60 +1,62 @@
 #' Result of a training run
 #'
 #' [barrier_train()] and [train_mnist()] return an object of class `tfdist_fit`. It contains the
-#' trained model as text, so you can save it with `saveRDS()` and use it in another session.
+#' trained model as text, so you can save it with `saveRDS()` and use it in a different session.
 #'
 #' @details
-#' Its elements, with `$`:
-#' * `model`: the trained Keras model, a Python object, decoded at first use;
+#' Access the elements with `$`:
+#' * `model`: the trained Keras model, a Python object, decoded when you first use it;
 #' * `history`: a named list with one number per epoch for each metric. A metric with several values
 #'   has an entry for each of them: `f1_score_1`, `f1_score_2`, ...;
 #' * `workers`: a data frame with a row for each worker: `rank`, `host`, `pid`, `rows`, `steps`,
-#'   `seconds`, `waited` (seconds of it spent waiting for other workers; `NA` if unknown), `ok`;
-#' * `straggler`: the rank of the worker that the others waited for, and for how many `seconds`, as
-#'   a list; `NULL` if there is none;
-#' * `audit`: comparison of some steps with one process, as a list: the number of `steps`, their
-#'   `rows`, the largest relative difference of `weights` and `metrics`, and the reasons why some
-#'   were `skipped`; `NULL` if the training was not audited, see [exchange()];
+#'   `seconds`, `waited` (how many of these seconds it waited for other workers; `NA` if unknown),
+#'   `ok`;
+#' * `straggler`: the worker that the others waited for, as a list of its `rank` and the `seconds`
+#'   that they waited; `NULL` if there is none;
+#' * `audit`: comparison of some steps with the same steps in one process, as a list: the number of
+#'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
+#'   reasons why some were `skipped`; `NULL` if the training was not audited (see [exchange()]);
 #' * `workers_by_epoch`: number of workers in each epoch;
-#' * `generations`: with `min_workers`, the worker groups and their first epochs, as a data frame
-#'   with `epoch`, and as text the numbers of the `workers` by rank, of those that `joined`, and of
-#'   those that `left`, with the reasons;
+#' * `generations`: with `min_workers`, a data frame with a row for each worker group: its first
+#'   `epoch` and, as text, the numbers of its `workers` in rank order, of the workers that `joined`,
+#'   and of those that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that
-#'   reported the lost worker (`lost`), and the `checkpoint` from which the training resumed (`NA`:
-#'   its beginning);
-#' * `tensorboard`: folder or URI of TensorBoard's event files; `NULL` if there is none;
-#' * `record`: all values, including those of each worker's steps, as JSON text for [report()];
+#'   reported the lost worker (`lost`), and the `checkpoint` from which training resumed (`NA`: from
+#'   the beginning);
+#' * `tensorboard`: folder or URI of the TensorBoard event files; `NULL` if there is none;
+#' * `record`: everything that was recorded, including the steps of each worker, as JSON text for
+#'   [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (duration of the whole call), `seed`;
-#' * `settings`: the arguments of the training that are plain values, as a list; `call`: those that
-#'   named data and columns, for [update()][update.tfdist_fit];
-#' * `features`, `levels`: the feature columns (for a model with several inputs, a list of them by
-#'   the names of the inputs) and the levels of the label, if `data` had them;
-#' * `label`, `tensors`: the arguments of the training;
-#' * `categories`, `encode`: for each encoded column, its values in the order of their codes, and
-#'   its encoding;
-#' * `feature_names`: names of the numbers of each row, in their order; those of a one-hot column
-#'   are `column_level`;
-#' * `formula`, `preparation`: the formula; and, if it computes or is a recipe, the steps that are
-#'   applied to new rows;
+#' * `settings`: the training arguments that are plain values, as a list; `call`: the arguments that
+#'   refer to data and columns, for [update()][update.tfdist_fit];
+#' * `features`, `levels`: the feature columns (for a model with several inputs, a list named after
+#'   the inputs) and the levels of the label, if `data` had them;
+#' * `label`, `tensors`: these arguments, as used in training;
+#' * `categories`, `encode`: the values of each encoded column, in the order of their codes, and its
+#'   encoding;
+#' * `feature_names`: names of the columns that the model gets, in order; those from a one-hot
+#'   column have the form `column_level`;
+#' * `formula`, `preparation`: the formula, and, for a recipe or a formula that transforms columns,
+#'   the steps to apply to new rows;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`,
 #'   `model_base64` is empty;
 #' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
 #'   builds it. `model_base64` then has only the weights and the optimizer's state (`"weights.h5"`).
-#'   `model` calls the function and sets them, even in another session.
+#'   `model` calls the function and loads them, even in a different session.
 #'
-#' Any other name is an error.
+#' Any other name raises an error.
 #'
-#' A fit can be passed instead of a model: to [barrier_train()], which continues its training, and
-#' to [barrier_evaluate()], [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
+#' You can pass a fit instead of a model to [barrier_train()], which continues its training, and to
+#' [barrier_evaluate()], [barrier_predict()], [write_model()], [deploy_model()] and [ml_keras()].
 #'
 #' @param x,object A `tfdist_fit`.
 #' @param ... Must be empty.
 #'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
 #'   [tidy.tfdist_fit], [export_fit].
-#' @return `summary()` returns a list of class `summary.tfdist_fit` with all that it prints. Its
-#'   `history` has one row per epoch and one column per metric; other elements are `workers` and
+#' @return `summary()` returns a list of class `summary.tfdist_fit` with everything that it prints.
+#'   Its `history` has one row per epoch and one column per metric; other elements are `workers` and
 #'   `audit`. `print()` returns its argument, invisibly. `as.data.frame()` returns one row per epoch
 #'   and metric with the columns `epoch`, `metric`, `value` and `data` (`"training"` or
 #'   `"validation"`). `plot()` and `autoplot()` return the ggplot; `plot()` returns its argument if
@@ -275,7 +277,7 @@ wide_history <- function(fit) {
 }
 
 #' @rdname tfdist_fit
-#' @param row.names,optional Not used; arguments of the generic.
+#' @param row.names,optional Not used; required by the generic.
 #' @export
 as.data.frame.tfdist_fit <- function(x, row.names = NULL, optional = FALSE, ...) {
   # nolint

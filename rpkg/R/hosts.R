@@ -1,23 +1,23 @@
 #' Run workers on hosts over ssh
 #'
 #' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
-#' [barrier_apply()] and [train_mnist()]. The hosts need an ssh server that accepts this user
-#' without a password, and Python with TensorFlow. tfdist, the model and the rows are sent to them.
-#' This machine uses only ssh to reach them; the workers connect to each other. When a call ends for
-#' any reason, nothing of it remains on the hosts.
+#' [barrier_apply()] and [train_mnist()]. The hosts need Python with TensorFlow, and an ssh server
+#' that lets you log in without a password. tfdist, the model and the rows are sent to them. This
+#' machine reaches them only over ssh; the workers connect to each other. When a call ends, for
+#' whatever reason, it leaves nothing on the hosts.
 #'
 #' @param hosts Host names, each with its number of slots (default 1), as one string or several:
-#'   `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as another user, `"[fd00::1]:2"` is an
-#'   IPv6 address. Workers fill the hosts in this order. All slots are used, unless `workers` is
+#'   `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as a different user, `"[fd00::1]:2"` is
+#'   an IPv6 address. Workers fill the hosts in this order. All slots are used, unless `workers` is
 #'   set.
 #' @param ... Must be empty: the arguments that follow must be named.
-#' @param hostfile A file instead of `hosts`, with a host per line: `a slots=2` or `a:2`.
-#' @param python Path of the hosts' Python, of the same release as this session's (e.g. 3.11).
-#'   `NULL` (default): the path of this session's Python.
-#' @param ssh_options Options for ssh's command line, e.g.
-#'   `c("-p", "2222", "-i", "~/.ssh/cluster")`. `~/.ssh/config` is respected.
-#' @param environment Environment variables of the workers, as a named vector. With `TMPDIR`, they
-#'   store their rows there during the call.
+#' @param hostfile A file to use instead of `hosts`, with one host per line: `a slots=2` or `a:2`.
+#' @param python Path of Python on the hosts. Python must be the same release as in this session
+#'   (e.g. 3.11). `NULL` (default): the path of this session's Python.
+#' @param ssh_options Command-line options for ssh, e.g. `c("-p", "2222", "-i", "~/.ssh/cluster")`.
+#'   `~/.ssh/config` is respected.
+#' @param environment Environment variables of the workers, as a named vector. If you set `TMPDIR`,
+#'   the workers store their rows there during the call.
 #'
 #' @return An object for the `sc` argument. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

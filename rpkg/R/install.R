@@ -1,31 +1,30 @@
 #' Install the Python package of tfdist
 #'
-#' Creates a virtual environment and installs the Python package of the same version, with
-#' TensorFlow, into it. tfdist finds the environment `r-tfdist` by itself. The output of pip goes to
+#' Creates a virtual environment and installs TensorFlow and the matching version of the Python
+#' package into it. tfdist finds the environment `r-tfdist` automatically. The output of pip goes to
 #' a log, which is shown only if pip fails.
 #'
 #' @section Versions:
 #' The newest Python from 3.10 to 3.13 on this machine is used, because TensorFlow has no releases
-#' for others. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's workers
-#' need an additional jar with later ones. If your cluster runs another version of Spark, name it in
-#' `pip_options`, for example `"pyspark==3.5.8"`.
+#' for other versions. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's
+#' workers need an additional jar with later versions. If your cluster runs a different version of
+#' Spark, specify it in `pip_options`, for example `"pyspark==3.5.8"`.
 #'
 #' @section Spark for sparklyr:
 #' PySpark contains a complete Spark. For `sparklyr::spark_connect(master = "local")` to use it,
-#' `SPARK_HOME` must name its folder, which the end of the installation and [tfdist_sitrep()] show:
-#' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet =
-#' TRUE)$spark_home)`. A Spark that `sparklyr::spark_install()` installed is found without it.
+#' `SPARK_HOME` must be set to its folder. The installer prints this path at the end, and
+#' [tfdist_sitrep()] returns it: `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`.
+#' sparklyr finds a Spark installed by `sparklyr::spark_install()` without `SPARK_HOME`.
 #'
 #' @param source Source of the Python package. `NULL` (default): the copy inside this R package.
-#'   Otherwise the path of a wheel (`.whl`) or of a checkout, a directory with `pyproject.toml`.
+#'   Otherwise, the path of a wheel (`.whl`) or of a checkout (a directory with `pyproject.toml`).
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
-#'   PySpark, and `"r"` for the rpy2 that fits this R, with which Python workers run R functions
-#'   (see [barrier_apply()]).
+#'   PySpark, and `"r"` for a version of rpy2 that works with this R, which Python workers need to
+#'   run R functions (see [barrier_apply()]).
 #' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13.
-#'   `NULL` (default): the newest that is found.
-#' @param pip_options Further arguments for the command line of `pip install`: options or
-#'   requirements.
+#'   `NULL` (default): the newest of these that is found.
+#' @param pip_options Additional command-line arguments for `pip install`: options or requirements.
 #'
 #' @return The path of the environment, invisibly.
 #' @export

@@ -3,20 +3,22 @@
 #' Call `join_workers()` in a session on every machine, with the same addresses in the same order.
 #' Then make the same calls in all of them, with `NULL` instead of a connection:
 #' `barrier_train(NULL, ...)`, [train_mnist()] and similar functions. The sessions connect to the
-#' first address, in any order of start. Each trains on its shard of the rows, and each gets the
-#' result. Files, such as checkpoints, are written only by the first session. Some sessions may be
-#' Python, where the function is `pybackend.join()`.
+#' first address, and you can start them in any order. Each trains on its shard of the rows, and
+#' each gets the result. Files, such as checkpoints, are written only by the first session. Some of
+#' the sessions may be Python sessions, where the function is `pybackend.join()`.
 #'
 #' `join_workers()` sets the environment variable `TF_CONFIG`, as described in [make_tf_config()].
-#' It is not needed if that is already set, or if `mpirun` or Slurm's `srun` started the sessions.
+#' You do not need it if the variable is already set, or if `mpirun` or Slurm's `srun` started the
+#' sessions.
 #'
-#' All sessions must pass the same model, arguments and rows. tfdist distributes the rows. A
+#' All sessions must pass the same model, arguments and rows. tfdist distributes the rows. Any
 #' difference raises an error in all sessions. If each machine has its own rows, pass a function
 #' that returns a `tf.data.Dataset`.
 #'
-#' @param addresses Addresses of all sessions, as `"host:port"`. Each session listens on its own.
-#' @param index Index of this session in the addresses, from 0.
-#' @param secret_file File with the shared secret with which the sessions authenticate each other.
+#' @param addresses Addresses of all sessions, as `"host:port"`. Each session listens on its own
+#'   address.
+#' @param index Index of this session's address, from 0.
+#' @param secret_file File with the shared secret that the sessions use to authenticate each other.
 #'   The command `tfdist secret` creates it; copy it to all machines. `NULL` (default): the
 #'   environment variables `TFDIST_SECRET` or `TFDIST_SECRET_FILE`, or `~/.config/tfdist/secret`.
 #'   Sessions on one machine (`"127.0.0.1:..."`) do not need it.

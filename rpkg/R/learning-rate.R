@@ -1,16 +1,16 @@
 #' Scale the learning rate with the number of workers
 #'
-#' Value for the `scale_lr` argument of [barrier_train()]. N workers take steps on N times the rows
-#' of one. Each step's rate is the optimizer's own, as compiled or as callbacks set it, times a
-#' multiple. The optimizer's variable does not change: the trained model, and every checkpoint, have
-#' the unscaled rate.
+#' Value for the `scale_lr` argument of [barrier_train()]. A step of N workers covers N times as
+#' many rows as a step of one worker. The rate of each step is the optimizer's own rate, as compiled
+#' or as set by callbacks, multiplied by a factor. The optimizer's variable does not change, so the
+#' trained model and every checkpoint have the unscaled rate.
 #'
-#' @param rule `"linear"`: N times the rate (Goyal et al., 2017). `"sqrt"`: the square root of N
-#'   times the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
-#' @param warmup_epochs Epochs, not necessarily whole, over which the rate rises step by step from
-#'   the unscaled to the scaled one.
-#' @param decay Multiples of the rate, named by the number of completed epochs at which they begin:
-#'   `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
+#' @param rule `"linear"`: the rate times N (Goyal et al., 2017). `"sqrt"`: the rate times the
+#'   square root of N (Krizhevsky, 2014), which suits Adam and similar optimizers.
+#' @param warmup_epochs Number of epochs, possibly fractional, over which the rate rises step by
+#'   step from the unscaled to the scaled value.
+#' @param decay Factors that multiply the rate, each named by the number of completed epochs after
+#'   which it applies: `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

@@ -1,18 +1,18 @@
 #' Use Keras models in Spark ML pipelines
 #'
-#' `ml_keras()` turns a Keras model into a stage of sparklyr's pipelines. [barrier_train()] trains
-#' it on the workers of the cluster, and the trained stage adds predictions to the rows of a table.
+#' `ml_keras()` turns a Keras model into a stage for sparklyr pipelines. [barrier_train()] trains it
+#' on the workers of the cluster, and the trained stage adds predictions to the rows of a table.
 #'
 #' @details
-#' The stage is Python's `pybackend.ml.KerasEstimator`, which Spark's own pipelines cannot hold. So
-#' an `ml_pipeline()` with such a stage becomes a `tfdist_ml_pipeline`. `ml_keras()` and [ml_add()]
-#' add more stages, and sparklyr's `ml_fit()`, `ml_transform()`, `ml_predict()` and `ml_save()` work
-#' as usual. `ml_save()` writes the format of Spark ML, which Python's `PipelineModel.load()` reads.
-#' sparklyr's `ml_load()` cannot read it, because it supports only stages of the JVM: use
-#' [ml_load_keras()].
+#' The stage is an instance of the Python class `pybackend.ml.KerasEstimator`, which Spark's own
+#' pipelines cannot contain. Therefore an `ml_pipeline()` with such a stage becomes a
+#' `tfdist_ml_pipeline`. `ml_keras()` and [ml_add()] add more stages, and sparklyr's `ml_fit()`,
+#' `ml_transform()`, `ml_predict()` and `ml_save()` work as usual. `ml_save()` writes Spark ML's
+#' format, which `PipelineModel.load()` reads in Python. sparklyr's `ml_load()` cannot read it,
+#' because it supports only JVM stages: use [ml_load_keras()].
 #'
-#' A model with a number for each class, or with one probability, adds `raw_prediction_col`,
-#' `probability_col` and `prediction_col`, the class as a double, as sparklyr's classifiers do. Any
+#' A model that returns a number for each class, or a single probability, adds `raw_prediction_col`,
+#' `probability_col` and `prediction_col` (the class as a double), as sparklyr's classifiers do. Any
 #' other model adds `prediction_col`.
 #'
 #' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
@@ -23,19 +23,19 @@
 #'   as in sparklyr's classifiers.
 #' @param weight_col Column with the weight of each row in the loss, or `NULL`.
 #' @param validation_indicator_col Column that is true for validation rows, or `NULL`.
-#' @param features Columns that form one input, or a named list of columns for each input of the
-#'   model. `NULL` uses `features_col`.
+#' @param features Columns that form one input, or a named list with the columns for each input of
+#'   the model. `NULL` uses `features_col`.
 #' @param workers,epochs,batch_size,seed,custom_objects,safe_mode,exchange,scale_lr,resources As in
 #'   [barrier_train()].
 #' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
-#'   As in [barrier_train()]. Classes are numbers, as in `label_col`. A pipeline with `callbacks`
-#'   cannot be saved, but the result of its `ml_fit()` can.
+#'   As in [barrier_train()]. In `class_weight`, classes are numbers, as in `label_col`. A pipeline
+#'   with `callbacks` cannot be saved, but the result of its `ml_fit()` can.
 #' @param model_uri,checkpoint,resume,restarts,strategy,roles,tensorboard,timeout As in
 #'   [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
-#' @param stage A sparklyr stage for the end of a pipeline, e.g. `ft_index_to_string(sc, ...)`.
+#' @param stage A sparklyr stage to append to a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
-#' @param path Path of `ml_save()`: a path that all machines share, or a URI that Spark knows.
+#' @param path Path for `ml_save()`: a path that all machines share, or a URI that Spark supports.
 #'
 #' @return
 #' * For a connection or a pipeline, a `tfdist_ml_pipeline`.

@@ -1,17 +1,18 @@
 #' Load the MNIST images
 #'
-#' 60,000 images of handwritten digits to train on and 10,000 to test with, each 28 x 28 pixels.
-#' They come from `path`, else from the file in the environment variable `TFDIST_MNIST`, else from
-#' Keras's cache or download. If none of these is available, a few thousand images of this package
-#' are used instead, with a message.
+#' 60,000 training images and 10,000 test images of handwritten digits, each 28 x 28 pixels. They
+#' are read from `path`, from the file that the environment variable `TFDIST_MNIST` specifies, or
+#' from Keras's cache, in this order, or else downloaded. If none of these is available, a few
+#' thousand images included in this package are used instead, with a message.
 #'
-#' @param path File `mnist.npz` in Keras's layout, or `NULL`.
-#' @param limit Maximum number of training images, the first ones, and of test images. `NULL`
-#'   (default): all.
+#' @param path Path of a file in the format of Keras's `mnist.npz`, or `NULL`.
+#' @param limit Maximum number of training images and of test images. The first ones are used.
+#'   `NULL` (default): all.
 #'
-#' @return A list: `x_train` and `x_test`, integer arrays of images x 28 x 28 with grey values from
-#'   0 to 255; `y_train` and `y_test`, the digits; `source`, where they came from; `subset`, `TRUE`
-#'   if they are only the images of the package. All images take 220 MB as R integers.
+#' @return A list: `x_train` and `x_test`, integer arrays of shape images x 28 x 28 with gray values
+#'   from 0 to 255; `y_train` and `y_test`, the digits; `source`, where the images came from;
+#'   `subset`, `TRUE` if they are only those included in the package. All images take 220 MB as R
+#'   integers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 100)
@@ -57,8 +58,8 @@ check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) 
 #' Train a first network on MNIST
 #'
 #' Trains a small convolutional network on the handwritten digits of [mnist()] and evaluates it on
-#' the test images. It needs no preparation: without a network connection it uses the images of this
-#' package.
+#' the test images. It needs no preparation: without a network connection, it uses the images
+#' included in this package.
 #'
 #' @inheritParams barrier_train
 #' @param workers Number of workers. `NULL`: 3, or the number of sessions that join (see

@@ -1,27 +1,28 @@
 #' Train multilayer perceptrons in tidymodels
 #'
-#' When parsnip is loaded, tfdist is an engine of `parsnip::mlp()`, for classification and
+#' When parsnip is loaded, tfdist is an engine for `parsnip::mlp()`, for classification and
 #' regression: `mlp(hidden_units = 16, epochs = 20) |> set_engine("tfdist", workers = 2)`. parsnip
 #' calls these functions; you do not need to call them.
 #'
 #' @details
-#' `hidden_units`, `penalty` (of the squared weights), `dropout`, `epochs`, `activation` and
+#' `hidden_units`, `penalty` (on the squared weights), `dropout`, `epochs`, `activation` and
 #' `learn_rate` are arguments of `mlp()`. [parsnip::set_engine()] accepts `sc` (default `"local"`),
 #' `workers`, and the other arguments of [barrier_train()], except those that name the model, the
-#' data and its columns. Factors are one-hot. Numbers are used unchanged, so normalize them with a
-#' recipe. Predictions have the types `"class"` and `"prob"`, or `"numeric"`, and are missing where
-#' a predictor is missing. Case weights are not supported: use [barrier_train()] with `weight` or a
-#' recipe. `extract_fit_engine()` of the result is a [tfdist_fit].
+#' data and its columns. Factors are one-hot encoded. Numbers are used unchanged, so normalize them
+#' with a recipe. Predictions have the types `"class"` and `"prob"`, or `"numeric"`, and are missing
+#' where a predictor is missing. Case weights are not supported: use [barrier_train()] with `weight`
+#' or with a recipe. `extract_fit_engine()` returns the [tfdist_fit].
 #'
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
 #' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. Several
-#'   `hidden_units` make several layers.
+#'   values of `hidden_units` give several layers.
 #' @param sc,verbose As in [barrier_train()].
 #' @param ... Other arguments of [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
 #'
-#' @return `train_mlp()` returns a [tfdist_fit], `score_mlp()` a matrix of the model's numbers.
+#' @return `train_mlp()` returns a [tfdist_fit], `score_mlp()` returns a matrix of the model's
+#'   outputs.
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mlp(iris[1:4], iris$Species, epochs = 2, workers = 1)

@@ -1,39 +1,39 @@
 #' Predict with a trained model
 #'
 #' @param object A [tfdist_fit].
-#' @param newdata Rows in the form of the training data: a data frame with the feature columns of
-#'   the training, an array, or a list of arrays for a model with several inputs. Or a sparklyr
-#'   table, whose rows stay in Spark.
+#' @param newdata Rows in the same form as the training data: a data frame with the feature columns
+#'   used in training, an array, or a list of arrays for a model with several inputs. It can also be
+#'   a sparklyr table, whose rows stay in Spark.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param type Type of the predictions, with the names used in tidymodels:
 #'   * `"class"`: the column `.pred_class`;
-#'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model's loss is
-#'     one of Keras's with `from_logits`, this is the softmax or sigmoid of the output. An error if
-#'     the model's outputs are not probabilities. A model with one number per row and one of Keras's
-#'     binary losses gives the probability of the second class;
+#'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model uses a
+#'     Keras loss with `from_logits`, this is the softmax or sigmoid of the output. Raises an error
+#'     if the model's outputs are not probabilities. For a model with one number per row and a
+#'     binary Keras loss, it is the probability of the second class;
 #'   * `"raw"`: the model's raw outputs, as an array; for a Spark table the column `.pred`, or
 #'     `.pred_<output>` for each of several outputs;
 #'   * `NULL` (default): `"raw"` for arrays. For data frames and tables: class and probabilities;
-#'     only the class, if the numbers distinguish classes but are not probabilities; for regression
+#'     only the class, if the outputs distinguish classes but are not probabilities; for regression,
 #'     `.pred`, or `.pred_<output>` for each of several outputs. If the label of such an output was
-#'     a factor, its numbers are in the order of `object$categories`.
+#'     a factor, its numbers are in the order of its levels in `object$categories`.
 #' @param features,tensors,categories Columns of a Spark table to use, and their options; see
-#'   [barrier_train()] and [data_options()]. `NULL` (default): as in the training, or else all
-#'   columns.
-#' @param on_missing Treatment of a row that has a missing value, or a value outside its column's
-#'   categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"`: an
+#'   [barrier_train()] and [data_options()]. `NULL` (default): as in training, or else all columns.
+#' @param on_missing How to handle a row that has a missing value, or a value outside its column's
+#'   categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"` raises an
 #'   error.
-#' @param batch_size Rows to compute at once. `NULL` (default): 32, or 256 for a Spark table.
+#' @param batch_size Number of rows to compute at once. `NULL` (default): 32, or 256 for a Spark
+#'   table.
 #'
 #' @return
-#' * With columns: a tibble, if the package tibble is installed, or else a data frame, with a row
-#'   for each row of `newdata`, in their order. `.pred_class` is a factor; several numbers of one
-#'   output are a matrix in one column.
+#' * For types other than `"raw"`: a tibble, if the package tibble is installed, or else a data
+#'   frame, with a row for each row of `newdata`, in the same order. `.pred_class` is a factor. If
+#'   an output has several numbers per row, its column is a matrix.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
 #'   several outputs. Its columns are named after the levels of the label, if it was a factor.
 #' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
-#'   Spark computes it lazily, and again at each use: `dplyr::compute()` stores the rows. It is a
-#'   temporary view, which exists as long as the connection.
+#'   Spark computes it lazily, and again each time you use it; `dplyr::compute()` stores the rows.
+#'   It is a temporary view that exists until the connection is closed.
 #' @seealso [barrier_predict()], which distributes the rows over several workers;
 #'   `generics::augment()`, which adds the predictions to the rows.
 #' @export

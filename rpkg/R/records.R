@@ -1,21 +1,22 @@
 #' Write and read TFRecord files in Spark
 #'
 #' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`. Spark's tasks write
-#' one file for each partition. [barrier_train()] accepts the path of the files as `data`, and so do
-#' all TensorFlow tools. `read_tfrecords()` reads such files, from any source, as a table.
+#' one file for each partition. You can pass the path of the files to [barrier_train()] as `data`,
+#' and any TensorFlow tool can read them. `read_tfrecords()` reads such files, from any source, as a
+#' table.
 #'
 #' @details
 #' Integers, logical values, dates (as days) and timestamps (as microseconds since 1970) become
 #' lists of 64-bit integers; all other numbers become lists of 32-bit floats; text and bytes become
-#' lists of bytes. A missing value leaves its feature out of the record.
+#' lists of bytes. A feature whose value is missing is left out of the record.
 #'
-#' Files of `write_tfrecords()` are read with the types of the table, except for the precision of
-#' doubles. In other files the first records show the features, unless `tfrecord_spec` names them.
+#' Files written by `write_tfrecords()` are read back with the types of the original table, except
+#' for the precision of doubles. In other files, the features are detected from the first records,
+#' unless `tfrecord_spec` lists them.
 #'
 #' @param tbl A sparklyr table (`tbl_spark`), which may be a dplyr pipeline, or a PySpark DataFrame.
-#' @param path A folder, new or empty, to write to; a file or a folder of files to read. It is a
-#'   path that all machines of the cluster share, or a URI with a scheme that Python's fsspec
-#'   supports.
+#' @param path A new or empty folder to write to, or a file or folder to read: a path that all
+#'   machines of the cluster share, or a URI with a scheme that Python's fsspec supports.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param compression `"gzip"`, `"zlib"` or `NULL`.
 #' @param overwrite `TRUE` replaces records that are already in the folder.
@@ -27,7 +28,7 @@
 #' @return
 #' * `write_tfrecords()`: the absolute path, invisibly.
 #' * `read_tfrecords()`: a lazy table (`tbl_spark`) with a row for each record; its rows are read
-#'   when they are needed. A PySpark DataFrame if `sc` is a `SparkSession`.
+#'   when they are needed. If `sc` is a `SparkSession`, it returns a PySpark DataFrame.
 #'
 #' @inheritSection barrier_train Errors
 #' @export

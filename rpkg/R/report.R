@@ -1,9 +1,9 @@
-#' Write the report of a training run as a page
+#' Write a report on a training run as an HTML page
 #'
-#' Writes one HTML page that works offline. It shows the curves of all metrics, the work of each
-#' worker and the time of its steps by part, failures and restarts, the model, settings and
-#' versions, in light and dark, on wide and narrow screens. All numbers are also in tables. For
-#' programs, the element `tfdist-run` has them as JSON.
+#' Writes one HTML page that works offline. It shows the curves of all metrics, each worker's work
+#' and a breakdown of its step times, failures and restarts, the model, settings and versions. It
+#' has a light and a dark mode and adapts to wide and narrow screens. All numbers are also in
+#' tables. For programs, the HTML element `tfdist-run` contains them as JSON.
 #'
 #' @param x A [tfdist_fit], including one from `readRDS()`; or the error of a failed training (see
 #'   [tfdist_error]), for a page with the failure, its traceback and the last lines that the worker
@@ -12,7 +12,7 @@
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param title Title of the page. `NULL` (default): the model's name.
 #'
-#' @return `path`, invisibly. The page lists what the fit does not contain.
+#' @return `path`, invisibly. The page lists the parts that are missing from the fit.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' fit <- train_mnist("local", workers = 2, epochs = 2, limit = 640, verbose = 0)

@@ -1,16 +1,16 @@
 #' Resources of each worker
 #'
 #' Value for the `resources` argument of [barrier_train()] and the other functions that start
-#' workers. It means the same on every launcher. If a launcher cannot provide the resources, an
-#' error is raised before the training starts.
+#' workers. It has the same meaning with every launcher. A launcher that cannot provide the
+#' resources raises an error before training starts.
 #'
 #' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): workers on the same
 #'   machine divide its cores.
 #' @param memory Memory limit of a worker and all processes that it starts: a number of bytes, or
-#'   text such as `"4GB"`, `"512MiB"` or `"4g"` (`"4GiB"`, as in Spark and Slurm). A worker above
-#'   the limit is killed, with an error that reports it. `NULL` (default): no limit.
-#' @param gpus Number of GPUs for each worker's exclusive use; 0 hides all of them. `NULL`
-#'   (default): workers on the same machine get its GPUs in turn.
+#'   text such as `"4GB"`, `"512MiB"` or `"4g"` (`"4GiB"`, as in Spark and Slurm). A worker that
+#'   exceeds the limit is killed, and an error reports this. `NULL` (default): no limit.
+#' @param gpus Number of GPUs that each worker gets for its exclusive use; 0 hides all GPUs. `NULL`
+#'   (default): workers on the same machine are assigned its GPUs in turn.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

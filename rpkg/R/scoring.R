@@ -1,30 +1,31 @@
 #' Evaluate a model, or predict with it, on several workers
 #'
-#' `barrier_evaluate()` distributes the rows over `workers` processes and returns the values that
+#' `barrier_evaluate()` distributes the rows across `workers` processes and returns the values that
 #' one process would compute from all of them: a metric such as the AUC covers all rows.
 #' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
 #' @param model A [tfdist_fit], a Keras model, or an R function without arguments that returns one.
-#'   To be evaluated, it must be compiled.
+#'   For evaluation, it must be compiled.
 #' @param data The rows to evaluate the model on, in any form that [barrier_train()] accepts. If
-#'   `model` is a fit, a factor label must have the levels of the training.
-#' @param x The rows to predict for: an array whose first dimension counts the rows, a list of
-#'   arrays for a model with several inputs, or a data frame.
+#'   `model` is a fit, a factor label must have the same levels as in training.
+#' @param x The rows to predict for: an array with rows along the first dimension, a list of arrays
+#'   for a model with several inputs, or a data frame.
 #' @param on_missing As in [predict.tfdist_fit()].
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. A text
-#'   label, and text features, need a fit that has their values, or `categories` in `data_options`.
-#'   The default is the label of the fit's training. If the data do not have that column, or `model`
-#'   is not a fit, it is the column `label`. `NULL`: the rows have no labels.
+#'   label or text features require a fit that stores their values, or `categories` in
+#'   `data_options`. The default is the label that the fit was trained with. If the data do not have
+#'   that column, or `model` is not a fit, it is the column `label`. `NULL`: the rows have no
+#'   labels.
 #' @param features The feature columns, as in [barrier_train()]. `NULL` (default): those of the fit,
 #'   or else all columns that no other argument names.
-#' @param data_options As in [barrier_train()]. The defaults of `tensors`, `categories` and, by
-#'   column, `encode` are those of the fit.
+#' @param data_options As in [barrier_train()]. The defaults of `tensors`, `categories` and (for
+#'   each column) `encode` are the fit's own.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): those of the fit.
-#' @param safe_mode As in [barrier_train()]. A fit of a training run with `FALSE` sets it to
+#' @param safe_mode As in [barrier_train()]. For a fit that was trained with `FALSE`, it is always
 #'   `FALSE`.
-#' @param verbose 0 and 1: silent; 2: also what the workers print.
+#' @param verbose 0 and 1: silent; 2: what the workers print.
 #'
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has

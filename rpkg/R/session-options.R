@@ -1,20 +1,20 @@
-#' Options of tfdist
+#' Options for tfdist
 #'
 #' Set them with [options()], for a session or in `.Rprofile`. An invalid value raises an error in
 #' the call that uses it, and the error names the option.
 #'
 #' * `tfdist.workers`: the default of `workers` in [barrier_train()], [train_mnist()],
-#'   [barrier_evaluate()], [barrier_predict()], [barrier_apply()], [ml_keras()] and the engine of
-#'   [parsnip][parsnip_engine]. Not used if `roles` sets the number of workers. `NULL` (default):
-#'   each function's own number.
+#'   [barrier_evaluate()], [barrier_predict()], [barrier_apply()], [ml_keras()] and the
+#'   [parsnip][parsnip_engine] engine. Not used if `roles` sets the number of workers. `NULL`
+#'   (default): each function's own default.
 #' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
-#'   2 also what the workers print. `NULL` (default): each function's own level.
+#'   2 also what the workers print. `NULL` (default): each function's own default.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
-#'   workers, with the variables that it uses. The default is 256.
+#'   workers, including the variables that it uses. The default is 256.
 #'
-#' In an interactive console that can change its last line, where `cli::is_dynamic_tty()` is `TRUE`,
+#' In an interactive console that can redraw its last line, where `cli::is_dynamic_tty()` is `TRUE`,
 #' progress is a bar. cli's own options, such as `cli.progress_bar_style`, set its style. Elsewhere,
-#' in documents and scripts, there is a line for each epoch.
+#' as in documents and scripts, progress is one line per epoch.
 #'
 #' @name tfdist_options
 #' @examples

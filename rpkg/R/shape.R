@@ -1,16 +1,17 @@
 #' Count the input columns of a model
 #'
-#' Text, factors, formulas and recipes make more columns than the data have. `tfdist_shape()` counts
-#' the columns that [barrier_train()] passes to the model, so that you can build a model for them.
+#' Text, factors, formulas and recipes produce more columns than the data have. `tfdist_shape()`
+#' counts the columns that [barrier_train()] passes to the model, so that you can build a model for
+#' them.
 #'
 #' @inheritParams barrier_train
 #' @param data A data frame.
 #'
-#' @return A whole number, for `input_shape` of `keras_model_sequential()`; with `features` for
-#'   several inputs, a list of numbers by the names of the inputs. The names of the columns are in
-#'   its attribute `feature_names`.
+#' @return A whole number for the `input_shape` argument of `keras_model_sequential()`. If
+#'   `features` describes several inputs, a list of numbers, named after the inputs. The attribute
+#'   `feature_names` has the names of the columns.
 #' @section Errors:
-#' Those of [barrier_train()] about columns.
+#' The same errors about columns that [barrier_train()] raises.
 #' @seealso [barrier_train()], whose fit has `feature_names`, too.
 #' @export
 #' @examples

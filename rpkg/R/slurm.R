@@ -3,27 +3,28 @@
 #' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()], in a session on a login node. Each call submits a job with
 #' one task per worker, shows its position in the queue and its progress, and returns the result. An
-#' interrupt, or the end of this session, cancels the job. Without `workers`, a call has one worker
-#' per node, or as many as the option `"ntasks-per-node"`. A training run with `checkpoint` is saved
-#' when Slurm sends the termination signal: 60 seconds before the time limit (limits of ten minutes
-#' and more), or as set by the option `signal`: `"TERM@300"`. An elastic training (`min_workers`)
-#' has one job per worker.
+#' interrupt, or the end of this session, cancels the job. Without `workers`, a call starts one
+#' worker per node, or as many per node as the option `"ntasks-per-node"` specifies. A training run
+#' with `checkpoint` is saved when Slurm sends the termination signal: 60 seconds before the time
+#' limit, if that is at least ten minutes, or as set by the option `signal`, such as `"TERM@300"`.
+#' Elastic training (`min_workers`) submits one job per worker.
 #'
-#' @param partition Partition of the job. `NULL` (default): the cluster's default, as for all that
-#'   follows.
+#' @param partition Partition to submit the job to. For this and the following arguments, `NULL`
+#'   (default) is the cluster's default, unless stated otherwise.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param time Time limit in minutes, or in Slurm's format: `"1:30:00"`, `"2-12:00"`.
 #' @param nodes Number of nodes to spread the workers over. Each node has at least one worker.
-#' @param gpus,cpus GPUs and cores of each worker.
-#' @param options Further options of sbatch by their long names, as in `list(account = "physics",
-#'   "mem-per-cpu" = "4G", exclusive = TRUE)`.
+#' @param gpus,cpus GPUs and cores for each worker.
+#' @param options Additional sbatch options by their long names, such as
+#'   `list(account = "physics", "mem-per-cpu" = "4G", exclusive = TRUE)`.
 #' @param setup Shell commands to run before the workers start, such as `"module load cuda"`.
-#' @param folder Parent of the job's own folder, which is removed at the end. It must be on a file
-#'   system that the nodes share with this machine. `NULL` (default): `~/.tfdist`.
-#' @param python The nodes' Python, which needs TensorFlow. `NULL` (default): the path of this
-#'   session's Python.
-#' @param address An address of this machine that the nodes can reach. `NULL` (default): the one on
-#'   the route to them.
+#' @param folder Folder in which a temporary folder is created for the job and removed at the end.
+#'   It must be on a file system that the nodes share with this machine. `NULL` (default):
+#'   `~/.tfdist`.
+#' @param python Path of Python on the nodes. It must have TensorFlow. `NULL` (default): the path of
+#'   this session's Python.
+#' @param address An address of this machine that the nodes can reach. `NULL` (default): the address
+#'   on the route to the nodes.
 #' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
 #'
 #' @return An object for the `sc` argument. Invalid arguments raise an error of class

@@ -1,69 +1,71 @@
 #' Deploy a model to a database as SQL
 #'
-#' A trained model becomes SQL, so that a database classifies its own rows with one `SELECT`,
+#' A trained model becomes SQL, so that a database can classify its own rows with one `SELECT`,
 #' without Python. `deploy_model()` deploys a model to a database as a view, and `undeploy_model()`
-#' removes it. `augment_sql()` adds predictions to a table or query of dbplyr, lazily: nothing is
-#' computed before rows are requested. `to_sql()` only returns the SQL.
+#' removes it. `augment_sql()` adds predictions to a dbplyr table or query lazily: nothing is
+#' computed until rows are requested. `to_sql()` only returns the SQL.
 #'
 #' @details
-#' Models of `keras_model_sequential()` and `keras_model()` can be translated to SQL if their layers
-#' are among dense, convolution, pooling, normalization, embedding, recurrent and merging layers.
-#' For any other layer, an error names it before anything is written. Numbers are float32 or better,
-#' and are summed in a different order than in Keras: expect differences of about 1e-6. A row with a
-#' feature that is missing, not a number, infinite or too large for float32 has no prediction. Text
-#' and factors are encoded as in the training of a fit, and a value that was not in the training has
-#' no prediction. Any other column that does not hold numbers raises an error with its name. In
-#' PostgreSQL, for the SQL of `to_sql()`, cast booleans and vectors of pgvector to numbers in a
-#' view.
+#' Models built with `keras_model_sequential()` or `keras_model()` can be translated to SQL if they
+#' contain only dense, convolution, pooling, normalization, embedding, recurrent and merging layers.
+#' Any other layer raises an error that names it, before anything is written. Numbers are float32 or
+#' more precise, and are summed in a different order than in Keras: expect differences of about
+#' 1e-6. A row with a feature that is missing, not a number, infinite or too large for float32 gets
+#' no prediction. Text and factors are encoded as they were when the fit was trained, and a row with
+#' a value that was not in the training data gets no prediction. Any other column that does not hold
+#' numbers raises an error that names it. In PostgreSQL, before you use the SQL from `to_sql()`,
+#' cast booleans and pgvector vectors to numbers in a view.
 #'
-#' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels of
-#' the training: arithmetic, logarithms, powers, `scale()`, conditions, factors and interactions of
-#' a formula; the steps of a recipe that the package orbital translates. Parts that cannot be
-#' translated are named in an error. Before anything is created, up to 50 rows of the table are
-#' compared with R's results for them, and a difference is an error. For this, `to_sql()` needs a
-#' connection, not only a dialect.
+#' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels from
+#' training: for a formula, arithmetic, logarithms, powers, `scale()`, conditions, factors and
+#' interactions; for a recipe, the steps that the package orbital can translate. Anything that
+#' cannot be translated raises an error that names it. Before anything is created, the results for
+#' up to 50 rows of the table are compared with R's own, and any difference raises an error. For
+#' this comparison, `to_sql()` needs a connection, not just a dialect.
 #'
-#' A deployment happens in one transaction, in which the database computes predictions that are
-#' compared with those of Keras. If anything fails, nothing remains. (Spark has no transactions:
-#' what was created is dropped again.) Another deployment of the same name is the next version: the
-#' view `name` shows the newest one, and the views `name_v1`, `name_v2` and so on stay. The table
+#' Deployment runs in one transaction, in which the database's predictions are compared with those
+#' of Keras. If anything fails, nothing remains. (Spark has no transactions, so anything that was
+#' created is dropped again.) Deploying again under the same name creates the next version: the view
+#' `name` shows the newest version, and the views `name_v1`, `name_v2` and so on remain. The table
 #' `tfdist_models` records each deployment and its time.
 #'
-#' SQLite needs mathematical functions. RSQLite has them in an extension, which is loaded here.
-#' Another session that reads the view must first call `RSQLite::initExtension(con, "math")`.
+#' In SQLite, the SQL needs mathematical functions. RSQLite provides them in an extension, which
+#' tfdist loads. Any other session that reads the view must first call
+#' `RSQLite::initExtension(con, "math")`.
 #'
 #' The predictions are the columns `.pred_class`, and `.pred_<level>` with the probability of each
-#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the model's numbers. If
-#' the model's loss is one of Keras's with `from_logits`, SQL computes the softmax or sigmoid, too.
-#' If the numbers are not probabilities, there is no `.pred_<level>`.
+#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the model's raw output.
+#' If the model uses a Keras loss with `from_logits`, the SQL computes the softmax or sigmoid, too.
+#' If the outputs are not probabilities, there are no columns `.pred_<level>`.
 #'
-#' `augment_sql()` writes the model's weights to a temporary table of the connection. The table, and
-#' so the query, exist only as long as the connection.
+#' `augment_sql()` writes the model's weights to a temporary table in this connection. The table,
+#' and therefore the query, exists only until the connection is closed.
 #'
 #' @param model A [tfdist_fit] or a Keras model.
 #' @param con A DBI connection to DuckDB, PostgreSQL or SQLite, outside of a transaction, or a
 #'   sparklyr connection.
 #' @param dialect A connection, or one of `"duckdb"`, `"postgresql"`, `"sqlite"`, `"spark"` and
-#'   `"oracle"` (whose text no test has run in Oracle).
+#'   `"oracle"` (not tested with an Oracle database).
 #' @param name Name of the view.
-#' @param table Table of the rows; with a schema, `c("schema", "table")`, or an object of DBI or
-#'   dbplyr: `DBI::Id()`, `dbplyr::in_schema()`, `dplyr::tbl()`.
+#' @param table Name of the table with the rows. To specify a schema, use `c("schema", "table")` or
+#'   a DBI or dbplyr object: `DBI::Id()`, `dbplyr::in_schema()`, `dplyr::tbl()`.
 #' @param key Columns to show with the predictions.
-#' @param features The model's column of arrays (SQLite: of JSON text); or a column for each number;
-#'   or a named list of either for several inputs. `NULL` (default): those of the training.
-#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` (default) to choose by the model, as in
-#'   [predict.tfdist_fit()].
-#' @param levels Names of the classes. `NULL` (default): those of the training, or else their
+#' @param features The column that holds the model's input as arrays (in SQLite, as JSON text), or
+#'   several columns with one number each. For a model with several inputs, a named list of these.
+#'   `NULL` (default): the features used in training.
+#' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` (default). The meaning of `NULL` depends on
+#'   the model, as in [predict.tfdist_fit()].
+#' @param levels Names of the classes. `NULL` (default): those from training, or else the class
 #'   numbers.
-#' @param weights Name of the table of weights that the query reads.
+#' @param weights Name of the table from which the query reads the weights.
 #' @param version Version to remove. `NULL` (default): all versions.
-#' @param x A table or query of dbplyr. The result has the same groups.
+#' @param x A dbplyr table or query. The result has the same groups.
 #'
 #' @return `deploy_model()`: a list of the `name`, the `version`, the names of the version's own
-#'   `view` and of its table of `weights`, and the largest `difference` between numbers of the
-#'   database and of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a query of
-#'   dbplyr, with all columns of `x` and the predictions. `to_sql()`: a list of the `dialect`, the
-#'   `query`, and the name and `rows` of the table of `weights`.
+#'   `view` and of its table of `weights`, and the largest `difference` between the predictions of
+#'   the database and those of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a
+#'   dbplyr query with all columns of `x` and the predictions. `to_sql()`: a list of the `dialect`,
+#'   the `query`, and the name and `rows` of the table of `weights`.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("duckdb")
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)

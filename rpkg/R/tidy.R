@@ -2,17 +2,17 @@
 
 #' Tidy a fit
 #'
-#' Methods for the generics of the package generics, which broom and tidymodels export, too.
+#' Methods for generics from the package generics, which broom and tidymodels also export.
 #'
 #' @param x A [tfdist_fit].
-#' @param new_data As `newdata` of [predict.tfdist_fit()]: a data frame or a sparklyr table.
+#' @param new_data As `newdata` in [predict.tfdist_fit()]: a data frame or a sparklyr table.
 #' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
 #'
 #' @return Tibbles, if the package tibble is installed, or else data frames.
 #' * `tidy()`: the history, as in `as.data.frame()`;
 #' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last value of
 #'   each metric;
-#' * `augment()`: `new_data` with the predictions as further columns; a `tbl_spark` for a Spark
+#' * `augment()`: `new_data` with the predictions as additional columns; a `tbl_spark` for a Spark
 #'   table.
 #' @name tidy.tfdist_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")

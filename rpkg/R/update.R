@@ -3,20 +3,21 @@
 #' Continue the training of a fit
 #'
 #' `update()` trains the model of a fit for more epochs, with the state of its optimizer. Arguments
-#' that you do not pass are as in the training: settings have the same values, and data are looked
-#' up again, by the names in the call, where `update()` is called. `generics::fit()`, which keras3
-#' exports too, does the same.
+#' that you do not pass are the same as in the original call: settings have the same values, and
+#' variables that the call named, such as `data`, are looked up again where you call `update()`.
+#' `generics::fit()`, which keras3 also exports, does the same.
 #'
 #' @param object A [tfdist_fit].
-#' @param ... Named arguments of [barrier_train()] that differ from those of the training, such as
-#'   another `data` or another `sc`. Pass `data` again for a fit of [train_mnist()], or if the data
-#'   were a value and not a name. A fit does not store its `checkpoint` and `model_uri` either,
-#'   which belong to one training. A formula or a recipe is part of the fit.
-#' @param epochs Number of further epochs, numbered after those of the fit. `NULL` (default): as
-#'   many as before.
+#' @param ... Named arguments of [barrier_train()] that differ from those of the original call, such
+#'   as different `data` or a different `sc`. Pass `data` again for a fit from [train_mnist()], or
+#'   if `data` was a value and not the name of a variable. A fit does not store `checkpoint` or
+#'   `model_uri` either, because they belong to a single training run. A formula or a recipe is part
+#'   of the fit.
+#' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
+#'   same number as before.
 #'
-#' @return A new [tfdist_fit]. Its history has the further epochs; with the same data it is that of
-#'   an uninterrupted training.
+#' @return A new [tfdist_fit]. Its history has only the additional epochs; with the same data, they
+#'   match those of an uninterrupted run.
 #' @seealso [barrier_train()], which accepts a fit as its `model`, too.
 #' @exportS3Method stats::update
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
