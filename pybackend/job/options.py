@@ -144,7 +144,7 @@ class Elastic:
         for name in ("workers", "min", "max"):
             value = getattr(self, name)
             if value is not None or name == "min":
-                checked = check_whole_number(f"{name} of Elastic", value, least=1, most=MAX_WORKERS)
+                checked = check_whole_number(name, value, least=1, most=MAX_WORKERS)
                 object.__setattr__(self, name, checked)
 
 

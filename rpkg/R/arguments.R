@@ -21,9 +21,7 @@ check_argument <- function(x, name, call, arg = name) {
     batch_size = check_count(x, arg = arg, call = call),
     validation_freq = check_validation_freq(x, arg = arg, call = call),
     initial_epoch = check_count(x, min = 0L, arg = arg, call = call),
-    workers = ,
-    min_workers = ,
-    max_workers = ,
+    workers = check_workers(x, arg = arg, call = call),
     steps_per_epoch = ,
     limit = ,
     partitions = check_count(x, allow_null = TRUE, arg = arg, call = call),
@@ -32,7 +30,6 @@ check_argument <- function(x, name, call, arg = name) {
     timeout = check_positive(x, arg = arg, call = call),
     safe_mode = check_flag(x, arg = arg, call = call),
     restarts = check_count(x, min = 0L, arg = arg, call = call),
-    resume = check_flag(x, arg = arg, call = call),
     checkpoint = check_checkpoint(x, arg = arg, call = call),
     scale_lr = check_scale_lr(x, arg = arg, call = call),
     resources = check_options(x, "resources", arg = arg, call = call),
@@ -47,6 +44,14 @@ check_argument <- function(x, name, call, arg = name) {
     model_uri = check_model_uri(x, arg = arg, call = call),
     abort(sprintf("There is no check for `%s`.", name), .internal = TRUE)
   )
+}
+
+# barrier_train() and plan() also take the result of elastic().
+check_workers <- function(x, arg, call) {
+  if (inherits(x, "tfdist_elastic") && exists("validation_data", call, inherits = FALSE)) {
+    return(invisible(x))
+  }
+  check_count(x, allow_null = TRUE, arg = arg, call = call)
 }
 
 check_epochs <- function(settings, call = caller_env()) {
@@ -97,14 +102,6 @@ check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
     )
   }
   invisible(as.list(counts))
-}
-
-# The name of a strategy of TensorFlow. If it is not supported, Python's error says what to use.
-check_strategy <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is.null(x) && !rlang::is_string(x)) {
-    abort_expected(x, "\"parameter_server\"", TRUE, arg, call)
-  }
-  invisible(x)
 }
 
 check_verbose <- function(x, arg = caller_arg(x), call = caller_env()) {

@@ -19,6 +19,10 @@
 #'   `"1h"`. The final state is always saved.
 #' @param keep Maximum number of checkpoints. Training stops after this many consecutive failed
 #'   writes, but never after just one.
+#' @param resume `TRUE` resumes from the newest intact checkpoint, or starts from the beginning if
+#'   there is none. The call must be the same: a different model, different data or different
+#'   settings raise an error, except that `epochs` may be larger. If training resumes between two
+#'   epochs, `workers` may also be different.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param model A compiled model with the same structure as the trained one, to load the weights
 #'   into. It is required for models that Keras cannot write to a file.
@@ -33,15 +37,17 @@
 #' saved <- checkpoint("/shared/run-1")
 #' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, restarts = 3)
 #' # If this session itself fails, make the same call with `resume = TRUE`:
-#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, resume = TRUE)
+#' saved <- checkpoint("/shared/run-1", resume = TRUE)
+#' fit <- barrier_train(sc, model, data, workers = 8, checkpoint = saved, restarts = 3)
 #' model <- load_checkpoint("/shared/run-1")
 #' }
-checkpoint <- function(uri, every = "epoch", keep = 2) {
+checkpoint <- function(uri, every = "epoch", keep = 2, resume = FALSE) {
   check_string(uri)
   fields <- list(
     uri = expand_path(uri),
     every = check_every(every),
-    keep = check_count(keep)
+    keep = check_count(keep),
+    resume = check_flag(resume)
   )
   new_options(fields, "tfdist_checkpoint")
 }
@@ -94,16 +100,4 @@ check_checkpoint <- function(x, arg = caller_arg(x), call = caller_env()) {
     abort_expected(x, "a folder or the result of `checkpoint()`", TRUE, arg, call)
   }
   invisible(x)
-}
-
-check_can_resume <- function(settings, call = caller_env()) {
-  if (settings$resume && is.null(settings$checkpoint)) {
-    abort_input(
-      c(
-        "`resume` needs `checkpoint`.",
-        i = "Name the folder to resume from, for example `checkpoint = \"run-1\"`."
-      ),
-      call = call
-    )
-  }
 }

@@ -87,6 +87,10 @@ keras_arguments <- list(
   learning_rate = c("model", "The optimizer has it: `compile(optimizer_adam(learning_rate = ))`."),
   return_dict = c("batch_size", "The metrics are always named."),
   num_workers = c("workers", "Pass `workers`."),
+  min_workers = c("strategy", "Pass `workers = elastic(4, min = 2, max = 8)`."),
+  max_workers = c("strategy", "Pass `workers = elastic(4, min = 2, max = 8)`."),
+  resume = c("checkpoint", "Pass `checkpoint = checkpoint(folder, resume = TRUE)`."),
+  roles = c("strategy", "Pass `strategy = parameter_server(servers = 1)`."),
   spark = c("sc", "Pass the connection as `sc`."),
   spark_context = c("sc", "Pass the connection as `sc`.")
 )

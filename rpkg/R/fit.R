@@ -17,7 +17,7 @@
 #'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
 #'   reasons why some were `skipped`; `NULL` if the training was not audited (see [exchange()]);
 #' * `workers_by_epoch`: number of workers in each epoch;
-#' * `generations`: with `min_workers`, a data frame with a row for each worker group: its first
+#' * `generations`: with [elastic()], a data frame with a row for each worker group: its first
 #'   `epoch` and, as text, the numbers of its `workers` in rank order, of the workers that `joined`,
 #'   and of those that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that

@@ -30,8 +30,7 @@
 #' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
 #'   As in [barrier_train()]. In `class_weight`, classes are numbers, as in `label_col`. A pipeline
 #'   with `callbacks` cannot be saved, but the result of its `ml_fit()` can.
-#' @param model_uri,checkpoint,resume,restarts,strategy,roles,tensorboard,timeout As in
-#'   [barrier_train()].
+#' @param model_uri,checkpoint,restarts,strategy,tensorboard,timeout As in [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param stage A sparklyr stage to append to a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
@@ -86,10 +85,8 @@ ml_keras <- function(
   data_options = NULL,
   model_uri = NULL,
   checkpoint = NULL,
-  resume = FALSE,
   restarts = 0,
   strategy = NULL,
-  roles = NULL,
   tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
@@ -113,7 +110,6 @@ ml_keras <- function(
   )
   settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
   options <- check_arguments(ml_options)
-  check_can_resume(options)
   options$exchange <- check_options(exchange, c("exchange", "local_steps"))
   options$data_options <- check_options(data_options, "data_options")
   check_custom_objects(custom_objects)
@@ -145,8 +141,8 @@ ml_keras <- function(
 # Arguments of ml_keras() that are not Params in Python.
 ml_options <- c(
   c("initial_epoch", "steps_per_epoch", "validation_freq", "callbacks", "class_weight", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
-  c("tensorboard", "timeout")
+  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "strategy", "tensorboard"),
+  "timeout"
 )
 
 # Only the options that differ from the defaults, because they are saved with the pipeline.
@@ -160,9 +156,7 @@ as_train_options <- function(options, call) {
   options <- options[!is_default]
   options$callbacks <- as_python_callbacks(options$callbacks, call)
   options$class_weight <- class_weight_codes(options$class_weight, NULL, call)
-  drop_null(lapply(options, function(value) {
-    if (inherits(value, "tfdist_options")) as_python_options(value, call) else null_if_empty(value)
-  }))
+  drop_null(lapply(options, as_python_setting, call = call))
 }
 
 #' @rdname ml_keras

@@ -82,7 +82,6 @@ train_mnist <- function(
   seed = 1,
   resources = NULL,
   checkpoint = NULL,
-  resume = FALSE,
   restarts = 0,
   tensorboard = NULL,
   verbose = getOption("tfdist.verbose", 1),
@@ -94,10 +93,9 @@ train_mnist <- function(
   settings <- check_arguments(
     c(
       c("workers", "epochs", "batch_size", "limit", "seed", "resources"),
-      c("checkpoint", "resume", "restarts", "tensorboard", "verbose", "timeout")
+      c("checkpoint", "restarts", "tensorboard", "verbose", "timeout")
     )
   )
-  check_can_resume(settings)
   call <- rlang::current_env()
   backend <- pybackend()
   settings["checkpoint"] <- list(as_python_options(settings$checkpoint, call))

@@ -1,5 +1,5 @@
 # The option objects exchange(), local_steps(), scale_learning_rate(), checkpoint(), resources(),
-# data_options(): classed lists that were checked when the object was made. Each has a class of the
+# data_options(), elastic(), parameter_server(): classed lists that were checked when the object was made. Each has a class of the
 # same fields in Python.
 
 python_option_classes <- c(
@@ -8,7 +8,9 @@ python_option_classes <- c(
   tfdist_scale_learning_rate = "ScaleLearningRate",
   tfdist_checkpoint = "Checkpoint",
   tfdist_resources = "Resources",
-  tfdist_data_options = "DataOptions"
+  tfdist_data_options = "DataOptions",
+  tfdist_elastic = "Elastic",
+  tfdist_parameter_server = "ParameterServer"
 )
 
 new_options <- function(fields, class) {
@@ -38,6 +40,10 @@ check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
     )
   }
   invisible(x)
+}
+
+as_python_setting <- function(value, call) {
+  if (inherits(value, "tfdist_options")) as_python_options(value, call) else null_if_empty(value)
 }
 
 as_python_options <- function(options, call) {

@@ -7,7 +7,7 @@
 #' worker per node, or as many per node as the option `"ntasks-per-node"` specifies. A training run
 #' with `checkpoint` is saved when Slurm sends the termination signal: 60 seconds before the time
 #' limit, if that is at least ten minutes, or as set by the option `signal`, such as `"TERM@300"`.
-#' Elastic training (`min_workers`) submits one job per worker.
+#' Elastic training ([elastic()]) submits one job per worker.
 #'
 #' @param partition Partition to submit the job to. For this and the following arguments, `NULL`
 #'   (default) is the cluster's default, unless stated otherwise.

@@ -46,12 +46,9 @@
 #' @param data_options Options for reading columns and storing rows, made by [data_options()].
 #'   `NULL`: its defaults.
 #' @param workers Number of workers. `NULL`: 2, or the number of sessions that join (see
-#'   [join_workers()]). You can set the default as an option; see [tfdist_options].
-#' @param min_workers Makes training elastic: it continues without workers that fail or are
-#'   preempted, as long as this many are left. `NULL` (default): losing a worker ends the training.
-#'   See the section on elastic training.
-#' @param max_workers In elastic training, new workers are started until there are this many. `NULL`
-#'   (default): lost workers are not replaced.
+#'   [join_workers()]). You can set the default as an option; see [tfdist_options]. With
+#'   [elastic()], training continues without lost workers, and new ones may join. With a number,
+#'   losing a worker ends the training.
 #' @param epochs Number of the last epoch. This is the number of passes over the rows, unless
 #'   `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as completed, for schedules and callbacks.
@@ -91,27 +88,16 @@
 #'   sending it through this session: a path that all machines share, or a URI. The fit reads the
 #'   model from there. Needed for models of a gigabyte or more.
 #' @param checkpoint Where and how often to save the training state, made by [checkpoint()], or just
-#'   a folder. `NULL` (default): nothing is saved.
-#' @param resume `TRUE` resumes from the newest intact checkpoint, or starts from the beginning if
-#'   there is none. The call must be the same: a different model, different data or different
-#'   settings raise an error, except that `epochs` may be larger. If training resumes between two
-#'   epochs, `workers` may also be different.
+#'   a folder. `NULL` (default): nothing is saved. To resume, pass
+#'   `checkpoint(folder, resume = TRUE)`.
 #' @param restarts Maximum number of times to restart the workers after one of them was lost,
 #'   killed, stopped or ran out of memory. Training resumes from the newest checkpoint, or else
 #'   starts from the beginning. With `checkpoint`, workers are also restarted after a preemption
 #'   (SIGTERM, an eviction) and after a job reaches its time limit. Errors that the model, the data
 #'   or a callback raises are not retried.
-#' @param strategy `"parameter_server"`: asynchronous training with TensorFlow's own
-#'   `ParameterServerStrategy`. The weights are stored on parameter servers, and each worker takes
-#'   steps on batches of its own rows without waiting for others. The result is *not* the same as
-#'   that of one process, and differs from run to run. An epoch has as many steps as there are
-#'   batches in all rows; a faster worker takes more of them. If a worker is lost, training
-#'   continues without it, except on Spark and in sessions that join. `NULL` (default): synchronous
-#'   and exact.
-#' @param roles With `strategy`, the number of processes by role, such as
-#'   `c(chief = 1, worker = 2, ps = 1)`. The single chief schedules the steps and holds the model at
-#'   the end. `NULL` (default): a chief, one parameter server, and `workers` workers that take
-#'   steps.
+#' @param strategy Asynchronous training, with a result that is *not* the same as that of one
+#'   process: made by [parameter_server()], or `"parameter_server"` for its defaults. `NULL`
+#'   (default): synchronous and exact.
 #' @param tensorboard Folder on this machine for TensorBoard event files. They contain the metrics
 #'   of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
 #'   cluster, the first worker sends them to this session at the end of each epoch and every 10
@@ -160,7 +146,7 @@
 #'   that `barrier_train()` accepts in Python.
 #'
 #' @section Elastic training:
-#' `min_workers` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()], and on
+#' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()], and on
 #' [slurm()] without `nodes`, where each worker is a job. Training starts with `workers` workers.
 #' When one fails, the processes of the others stay alive, and the epoch is repeated from its
 #' beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. As a result, each epoch
@@ -168,7 +154,7 @@
 #' global batches of each epoch's number of workers (see `workers_by_epoch` in the fit). Every
 #' worker stores all rows.
 #'
-#' With `max_workers`, workers are added at the beginning and whenever a worker is lost. They join
+#' With `max`, workers are added at the beginning and whenever a worker is lost. They join
 #' between two epochs, as soon as they are ready. On [hosts()], all slots are used; a slot in which
 #' a worker fails to start is retried after 30 seconds, and then after intervals that double, up to
 #' 16 minutes.
@@ -261,8 +247,6 @@ barrier_train <- function(
   weight = NULL,
   data_options = NULL,
   workers = getOption("tfdist.workers"),
-  min_workers = NULL,
-  max_workers = NULL,
   epochs = 1L,
   initial_epoch = 0L,
   batch_size = 32L,
@@ -279,10 +263,8 @@ barrier_train <- function(
   resources = NULL,
   model_uri = NULL,
   checkpoint = NULL,
-  resume = FALSE,
   restarts = 0,
   strategy = NULL,
-  roles = NULL,
   tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
@@ -397,7 +379,6 @@ prepare_training <- function(frame = caller_env()) {
   check_validation_split(settings$validation_split, data, validation, call = frame)
   validation <- match_levels(validation, label_levels(data), "validation_data", call = frame)
   check_has_columns(given, data, validation, call = frame)
-  check_can_resume(settings, call = frame)
   list(
     route = route,
     model = list(model = model, model_fn = args$model_fn),
@@ -421,11 +402,9 @@ draw_seed <- function(route) {
 
 # Arguments of barrier_train() that have the same names in Python.
 training_settings <- c(
-  c("workers", "min_workers", "max_workers", "epochs", "initial_epoch", "batch_size"),
-  "steps_per_epoch",
+  c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "resume", "restarts", "strategy", "roles"),
-  "tensorboard",
+  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "strategy", "tensorboard"),
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 
@@ -451,12 +430,9 @@ run_training <- function(training, fn) {
     check_label_levels(model, data$y, call)
   }
   launcher <- if (runs_r) open_r_workers(route, call) else session
-  settings <- lapply(settings, null_if_empty)
+  settings$exchange <- training$exchange
+  settings <- lapply(settings, as_python_setting, call = call)
   settings$callbacks <- as_python_callbacks(settings$callbacks, call)
-  settings$exchange <- as_python_options(training$exchange, call)
-  settings$checkpoint <- as_python_options(settings$checkpoint, call)
-  settings$scale_lr <- as_python_options(settings$scale_lr, call)
-  settings$resources <- as_python_options(settings$resources, call)
   train <- function(rows, validation_rows) {
     columns <- add_label_levels(training$columns, validation, validation_rows)
     arguments <- c(

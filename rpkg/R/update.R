@@ -116,8 +116,7 @@ evaluated_names <- c("sc", "data", "validation_data", "callbacks", "custom_objec
 
 # Settings that belong to one training only.
 passing_settings <- c(
-  c("callbacks", "custom_objects", "safe_mode"),
-  c("model_uri", "checkpoint", "resume", "restarts")
+  c("callbacks", "custom_objects", "safe_mode", "model_uri", "checkpoint", "restarts")
 )
 
 # The settings of a training run as plain values of R, without those that were left out.

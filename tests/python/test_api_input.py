@@ -276,9 +276,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "resume": (lambda: pybackend.Checkpoint("kept", resume="yes"), "`resume`"),
     "tensorboard": (train(tensorboard=5), "`tensorboard` must be True, a folder or a URI"),
     "restarts": (train(restarts=-1), "`restarts`"),
-    "elastic workers": (lambda: Elastic("2"), "`workers` of Elastic must be a whole number"),
-    "elastic min": (lambda: Elastic(min=0), "`min` of Elastic must be from 1 to 4096"),
-    "elastic max": (lambda: Elastic(max=0.5), "`max` of Elastic must be a whole number"),
+    "elastic workers": (lambda: Elastic("2"), "`workers` must be a whole number"),
+    "elastic min": (lambda: Elastic(min=0), "`min` must be from 1 to 4096"),
+    "elastic max": (lambda: Elastic(max=0.5), "`max` must be a whole number"),
     "min above workers": (
         train(workers=Elastic(min=8)),
         "`workers` of Elastic is 2, the number at the start: it must be at least `min` (8)",

@@ -1,0 +1,27 @@
+#' Let workers leave and join a training run
+#'
+#' Value for the `workers` argument of [barrier_train()]: training continues without workers that
+#' fail or are preempted, and other workers may join between two epochs.
+#'
+#' @param workers Number of workers at the start. `NULL` (default): 2.
+#' @param min Training continues as long as this many workers are left.
+#' @param max Workers are started until there are this many. `NULL` (default): lost workers are not
+#'   replaced.
+#'
+#' @return An object for [barrier_train()]. Invalid arguments raise an error of class
+#'   `tfdist_error_input`.
+#' @export
+#' @examples
+#' elastic(4, min = 2, max = 8)
+#' \dontrun{
+#' fit <- barrier_train(hosts("a:4,b:4"), model, data, workers = elastic(4, min = 2, max = 8))
+#' fit$workers_by_epoch
+#' }
+elastic <- function(workers = NULL, min = 1, max = NULL) {
+  fields <- list(
+    workers = check_count(workers, allow_null = TRUE),
+    min = check_count(min),
+    max = check_count(max, allow_null = TRUE)
+  )
+  new_options(fields, "tfdist_elastic")
+}
