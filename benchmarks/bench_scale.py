@@ -54,7 +54,7 @@ def measure(rounds: int, workers: Sequence[int] = WORKERS) -> dict[str, Table]:
     for where, result in results.items():
         tables[f"bench-scale, {where}"] = _measured(result)
         tables[f"bench-scale, {where}, projected"] = _projected(result.project(TO))
-    write_sections({"A training, measured and projected": list(_section(results))})
+    write_sections({"A training run, measured and projected": list(_section(results))})
     return tables
 
 
@@ -130,9 +130,9 @@ def _name(row: Any) -> str:
 def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
     yield "`python benchmarks/run.py --only bench_scale` writes this section with `bench_scale()`."
     yield "It trains the small CNN with one core per worker. In strong scaling, the workers share a"
-    yield f"batch of {BATCH} images; in weak scaling, each has such a batch. All hosts are network"
-    yield "namespaces of one machine. Rows with a star have more workers than cores; the projection"
-    yield "is not fitted to them."
+    yield f"batch of {BATCH} images; in weak scaling, each has its own batch of that size. All"
+    yield "hosts are network namespaces of one machine. Rows with a star have more"
+    yield "workers than cores; the projection is not fitted to them."
     for where, result in results.items():
         yield ""
         yield f"**{where[0].upper()}{where[1:]}**, milliseconds per step:"
@@ -174,8 +174,8 @@ def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
         ],
     )
     yield ""
-    yield "Published efficiencies, of other models on GPUs, compared with the projection for the"
-    yield "same number of workers:"
+    yield "The last table compares published efficiencies of other models on GPUs with the"
+    yield "projection for the same number of workers:"
     yield ""
     yield from table(
         ["published", "workers", "of", "efficiency", *found],

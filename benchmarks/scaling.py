@@ -162,8 +162,8 @@ def _introduction() -> list[str]:
         "Workers sum small buffers by recursive doubling and large ones around a ring. When they"
         " connect, they",
         "measure the latency α of a message, and the transfer time β and addition time γ of a byte."
-        " They agree on",
-        "the means, and choose the faster algorithm for n bytes and N ranks:",
+        " They average",
+        "these values, and choose the faster algorithm for n bytes and N ranks:",
         "",
         "| algorithm | predicted seconds |",
         "|---|---|",

@@ -20,91 +20,95 @@ EQUAL = {
     "test_transfer": "Models that a Keras file does not describe completely",
 }
 REFUSED = {
-    "test_engine": "Models that raise an error before the training",
-    "test_audit": "Trainings that the audit ends",
+    "test_engine": "Models that raise an error before training",
+    "test_audit": "Training runs that the audit stops",
 }
 _HEAD = """# Exactness, case by case
 
-[Exact training](exact-training.md) explains how workers reach the weights of one process. This page
-contains the evidence.
+[Exact training](exact-training.md) explains how several workers reach the same weights as one
+process. This page contains the evidence.
 
 `make exactness` runs the cases below and writes this page; the tests check that it is current. Two
 workers and one process train each case on the same batches (`pybackend.replay_batches`).
 
-- **Equal, within** is the largest difference of a weight, rounded up to a power of ten. It comes
-  from float32 sums in another order. A case is equal if all weights, and the loss and metrics of
-  each epoch, are within the tolerance of its test: 1e-6 for most, 1e-5 if an optimizer divides by
-  the root of small numbers.
-- **Note** is the beginning of a note at the start of the training.
-- **Error** is the beginning of an error, before the training or after an audited step.
+- **Equal, within** shows the largest difference in any weight, rounded up to a power of ten. The
+  difference arises because float32 sums are computed in a different order. A case counts as equal
+  if all weights, and the loss and metrics of each epoch, are within the tolerance of its test: 1e-6
+  for most, 1e-5 if an optimizer divides by the root of small numbers.
+- **Note** shows the beginning of a note that appears when training starts.
+- **Error** shows the beginning of an error that is raised before training or after an audited step.
 
-Some cases are equal but not in the tables, because they have their own tests: every kind of data
+Some cases are equal but not in the tables, because they are tested separately: every kind of data
 (arrays, data frames, Spark, files, `tf.data`, functions), every launcher, and the learning rates of
 `scale_lr`.
 
 These are not equal:
 
-- Dropout and other random layers: each worker draws numbers for its own rows. The seed repeats
-  them.
+- Dropout and other random layers: each worker draws numbers for its own rows. They are repeatable
+  with a `seed`.
 - Batch normalization without `synchronized=True`: it uses a worker's own rows.
 - `LocalSteps` and `Exchange(compression=)`.
 
 ## The audit
 
-The tables show our models. The audit checks yours. In each training with `Exchange`, some steps are
-taken twice on the same rows: by the workers, and by one process. Rank 0 receives all rows of the
-step and does this:
+The tables cover our models. The audit checks yours. In each training run with `Exchange`, some
+steps are taken twice on the same rows: by the workers, and by one process. Rank 0 receives all rows
+of the step and does this:
 
 1. It restores every variable from before the step.
 2. It runs the model's own, unchanged `train_step` on the global batch, and records the variables.
 3. It restores the workers' result, bit for bit.
 
-The audit assumes nothing about losses, layers, metrics or a `train_step`.
+The audit makes no assumptions about losses, layers, metrics or a `train_step`.
 
 ### Audited steps
 
-- **First epoch:** the first step, the last step if it has another number of rows, and steps 1,000,
-  10,000 and 100,000.
+- **First epoch:** the first step, the last step if it has a different number of rows, and steps
+  1,000, 10,000 and 100,000.
 - **Second epoch:** the first step.
-- **Later epochs:** as many steps as take 2 % of the time, and at least two of the third, fifth,
-  ninth epoch and so on. One is the first step. The others differ from epoch to epoch.
+- **Later epochs:** as many steps as fit into 2 % of the training time, but at least two in the
+  third, fifth, ninth epoch and so on. One of them is the first step. The others differ from epoch
+  to epoch.
 
 If no weight changes in a step, a later step is audited. Steps whose gradients the optimizer
-accumulates, or that one call executes together, are compared together. With a function `data`, the
+accumulates, or that one call executes together, are compared together. If `data` is a function, the
 first batch of an epoch is audited.
 
 ### What is compared
 
 The audit compares the change of each variable: weights, the optimizers' state (including moments,
-and so gradients), counters, moving averages, and metrics summed over the workers. It leaves out
-random generators, and the moving statistics of batch normalization without `synchronized=True`. In
-the one process, such a layer also normalizes by the rows of each worker.
+and therefore gradients), counters, moving averages, and metrics summed over the workers. It leaves
+out random generators, and the moving statistics of batch normalization without `synchronized=True`.
+In the single process, such a layer also normalizes over each worker's rows separately.
 
 In some cases, all workers take the step again, and that step is compared:
 
-- **GPUs** round to three digits (TF32) and sum in no fixed order. The step runs again outside of
-  XLA, with full precision, and recurrent layers without cuDNN.
-- **Random numbers** are replaced by constants, outside of the traced function. Each draw of Keras
-  (dropout, sampling, augmentation, `keras.random`) and of `tf.random` becomes one number for all
-  rows. At first there is one step with a high number and one with a low number, so that an event in
-  one row of a hundred happens to all rows or to none. Later the two alternate.
-- **`compression`** is off when the step runs again.
+- **GPUs** round to three digits (TF32) and sum in no fixed order. The step runs again in full
+  precision, without XLA, and without cuDNN in recurrent layers.
+- **Random numbers** are replaced with constants, outside the traced function. Each random draw by
+  Keras (dropout, sampling, augmentation, `keras.random`) or by `tf.random` becomes one number for
+  all rows. The first audit takes one step with a high number and one with a low number, so that an
+  event that affects one row in a hundred happens in all rows or in none. Later audits alternate
+  between the two.
+- **`compression`** is switched off when the step runs again.
 
-The step that runs again is the model's `train_step`, not what TensorFlow or XLA compiled of it.
+The step that runs again is the model's `train_step`, not the version that TensorFlow or XLA
+compiled.
 
 ### State without an optimizer
 
 Some variables change without an optimizer: moving averages, codebooks, centers and counters of
-layers, losses and `train_step`s, also as a `tf.Variable`. After each step, they equal those of one
-process:
+layers, losses and `train_step`s, even if they are a `tf.Variable`. After each step, they have the
+same values as in one process:
 
-- A variable that moves by a mean over rows moves by the mean of the workers' changes, weighted by
-  their rows.
-- A variable that changes equally on all workers with rows changes equally on workers without rows.
-- A variable that changes in another way, such as by a maximum, raises an error.
+- If a variable changes by a mean over rows, it changes by the mean of the workers' changes,
+  weighted by their numbers of rows.
+- If a variable changes equally on all workers with rows, it changes in the same way on workers
+  without rows.
+- If a variable changes in any other way, such as by a maximum, training raises an error.
 
-On GPUs, the weights of two workers may drift apart by rounding. After each epoch, all workers then
-continue with the weights of worker 0, with a note.
+On GPUs, the weights of two workers may drift apart because of rounding. In that case, all workers
+continue with the weights of worker 0 after each epoch, and a note reports it.
 
 ### What is not audited
 
@@ -120,27 +124,27 @@ continue with the weights of worker 0, with a note.
 
 ### Tolerance
 
-A difference may be 2e-5 of the change (2^-8 for float16, 2^-5 for bfloat16), plus the rounding of
-the variable. A larger difference is compared with the sensitivity of one process. Its weights, its
-rows, and the outputs of its layers with their gradients are moved at random by 2^-22 of their size
-(2^-11 for float16, 2^-8 for bfloat16), up to ten times. It is an error if the difference is more
-than eight times the largest effect of these.
+The audit accepts a difference of 2e-5 of the change (2^-8 for float16, 2^-5 for bfloat16), plus the
+rounding error of the variable. It compares a larger difference with the sensitivity of one process:
+it changes the weights, the rows, and the outputs of the layers with their gradients at random by
+2^-22 of their size (2^-11 for float16, 2^-8 for bfloat16), up to ten times. A difference that is
+more than eight times the largest effect of these changes is an error.
 
 Adam, for example, divides rounding errors by their own size. If an optimizer's state shows that the
 gradient of an element is only rounding error, and the rest of the state is equal, this element of
-the weight is not compared. So there is no false alarm. Smaller differences are not found, such as
-one row in 50,000 that counts twice.
+the weight is not compared, which avoids a false alarm. Differences within the tolerance are not
+detected, such as one row in 50,000 that counts twice.
 
 ### If a difference is found
 
-The training ends before the next step. The error names the variables and the size of the
-difference, and says what to do. With `Exchange(audit="warn")`, it is a note. With `audit=False`,
-nothing is compared, and nothing else finds a loss that is not a mean over rows. `LocalSteps` and
+Training stops before the next step. The error names the variables and the size of the difference,
+and says what to do. With `Exchange(audit="warn")`, a note appears instead. With `audit=False`,
+nothing is compared, and a loss that is not a mean over rows goes undetected. `LocalSteps` and
 asynchronous training are not exact and have no audit.
 
-`result.audit` has the numbers of steps and rows, and the largest relative difference. `print()`,
-`summary()` and the report show them:
-`audited on 9 of 3,000 steps against one process: largest relative difference 3e-07`.
+`result.audit` contains the numbers of steps and rows, and the largest relative difference.
+`print()`, `summary()` and the report show them: `audited on 9 of 3,000 steps against one process:
+largest relative difference 3e-07`.
 """
 
 
