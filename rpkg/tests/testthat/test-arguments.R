@@ -40,7 +40,7 @@ of_training <- c("workers", "epochs", "batch_size", "seed", "restarts", "verbose
 of_scoring <- c("workers", "batch_size", "verbose")
 of_barrier_train <- c(
   of_training,
-  c("min_workers", "max_workers", "initial_epoch", "steps_per_epoch", "validation_freq")
+  c("initial_epoch", "steps_per_epoch", "validation_freq")
 )
 counted_calls <- list(
   barrier_train = list(quote(barrier_train("local", build, iris, Species ~ .)), of_barrier_train),
@@ -51,6 +51,8 @@ counted_calls <- list(
   barrier_apply = list(quote(barrier_apply("local", function(ctx) 1)), c("workers", "verbose")),
   bench_scale = list(quote(bench_scale(function(...) 1)), c("workers", "steps", "repeats")),
   checkpoint = list(quote(checkpoint("folder")), c("every", "keep")),
+  elastic = list(quote(elastic()), c("workers", "min", "max")),
+  parameter_server = list(quote(parameter_server()), "servers"),
   local_steps = list(quote(local_steps()), "steps"),
   kubernetes = list(quote(kubernetes("image")), c("gpus", "ttl", "time_limit")),
   resources = list(quote(resources()), c("cpus", "gpus")),
@@ -81,7 +83,7 @@ for (name in names(counted_calls)) {
 test_that("a whole number may be a double or an integer", {
   for (arg in setdiff(of_barrier_train, "initial_epoch")) {
     for (value in list(2, 2L)) {
-      call <- as.list(quote(barrier_train("local", build, iris, Species ~ ., min_workers = 1)))
+      call <- as.list(quote(barrier_train("local", build, iris, Species ~ ., verbose = 0)))
       call[[arg]] <- value
       suppressMessages(expect_error(eval(as.call(call)), "the model is built"))
     }

@@ -12,7 +12,7 @@ test_that("what is no part of a pipeline is rejected", {
     ml_keras(iris, dense_model)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, epoch = 3)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, features_col = 3)
-    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, resume = TRUE)
+    ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, restarts = -1)
     ml_keras(structure(list(), class = "tfdist_ml_pipeline"), dense_model, callbacks = "stop")
   })
 })

@@ -29,6 +29,7 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", weight = "n")
     barrier_train("local", made, iris, label = "Species", strategy = 3)
     barrier_train("local", made, iris, label = "Species", roles = c(boss = 1))
+    barrier_evaluate("local", made, iris, label = "Species", workers = elastic(2))
     barrier_train("local", made, "absent.parquet")
     barrier_train("local", made, function() 1)
     barrier_train("local", made, iris, label = "Species", timeout = 0)
@@ -76,13 +77,17 @@ test_that("R and Python have the same arguments and defaults", {
   }
 })
 
-test_that("a strategy and its roles reach Python", {
+test_that("a strategy and an elastic number of workers reach Python", {
   skip_if_no_pybackend()
   train <- function(...) barrier_train("local", dense_model, iris_arrays(), verbose = 0, ...)
   expect_error(train(strategy = "mirrored"), "gives each of n GPUs a worker")
-  roles <- c(chief = 1, worker = 2, ps = 1)
-  expect_error(train(strategy = "parameter_server", roles = roles, steps_per_epoch = 3), "batches")
-  expect_error(train(strategy = "parameter_server", roles = roles[1:2]), "must have a chief, work")
+  expect_error(train(strategy = "parameter_server", steps_per_epoch = 3), "batches")
+  servers <- parameter_server(servers = 4000)
+  expect_error(train(strategy = servers, workers = 99), "must be from 1 to 95")
+  expect_error(train(workers = elastic(min = 8)), "must be at least `min` (8)", fixed = TRUE)
+  nodes <- slurm("part", nodes = 2)
+  train <- function(...) barrier_train(nodes, dense_model, iris_arrays(), verbose = 0, ...)
+  expect_error(train(workers = elastic()), "workers = elastic(...) needs workers", fixed = TRUE)
 })
 
 test_that("two workers train on arrays, and the fit has all of it", {
