@@ -70,7 +70,7 @@ The audit assumes nothing about losses, layers, metrics or a `train_step`.
   ninth epoch and so on. One is the first step. The others differ from epoch to epoch.
 
 If no weight changes in a step, a later step is audited. Steps whose gradients the optimizer
-accumulates, or that one call executes together, are compared together. With a function `data`, the
+accumulates, or that one call executes together, are compared together. With a `data` function, the
 first batch of an epoch is audited.
 
 ### What is compared

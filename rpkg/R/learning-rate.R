@@ -9,7 +9,7 @@
 #'   times the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
 #' @param warmup_epochs Epochs, not necessarily whole, over which the rate rises step by step from
 #'   the unscaled to the scaled one.
-#' @param decay Multiples of the rate, named by the number of completed epochs at which they begin:
+#' @param decay Rate multipliers, named by the number of completed epochs at which they begin:
 #'   `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
@@ -44,7 +44,7 @@ check_scale_lr <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 check_warmup <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is_number(x) || !is.finite(x) || x < 0) {
-    abort_expected(x, "a number of at least 0", FALSE, arg, call)
+    abort_expected(x, "at least 0", FALSE, arg, call)
   }
   invisible(x)
 }
