@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     config = commands.add_parser(
         "tf-config",
         help="print a validated TF_CONFIG",
-        description="Print the JSON of the environment variable TF_CONFIG for one process of a "
-        "cluster. Invalid or contradictory addresses are errors.",
+        description="Print the JSON for the environment variable TF_CONFIG of one process in a "
+        "cluster. Invalid or contradictory addresses raise an error.",
     )
     config.add_argument(
         "--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers"
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
     secret = commands.add_parser(
         "secret",
-        help="create the shared secret with which processes authenticate each other",
+        help="create the shared secret that processes use to authenticate each other",
         description="Write a random secret to a file that only you can read, and print its path. "
         "A secret that already exists is not changed.",
     )
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     scale = commands.add_parser(
         "bench-scale",
         help="measure how a script's training scales, and predict it for more workers",
-        description="Run a script that calls barrier_train() with several numbers of workers, and "
-        "print the time of a step, speed-up and efficiency.",
+        description="Run a script that calls barrier_train() with different numbers of workers, "
+        "and print step time, speed-up and efficiency.",
         usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
@@ -170,8 +170,8 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-size",
         type=_positive,
         metavar="ROWS",
-        help="rows of that batch: global batch size (strong), rows per worker (weak) "
-        "(default: the script's)",
+        help="rows per batch: global batch size (strong), rows per worker (weak) (default: the "
+        "script's)",
     )
     scale.add_argument(
         "--steps", type=_positive, metavar="N", help="steps per training (default: the script's)"
@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _mnist(options: argparse.Namespace) -> int:
     if options.out and Path(options.out).suffix != ".h5":  # checked before the training
-        raise InputError(f"--out must name a file *.h5, not {options.out!r}")
+        raise InputError(f"--out must be a *.h5 file, not {options.out!r}")
     result = pybackend.train_mnist(
         "local",
         workers=options.workers,
@@ -288,7 +288,7 @@ def _tensorboard(options: argparse.Namespace) -> int:
     from pybackend.tensorboard import view_tensorboard
 
     with view_tensorboard(options.folder) as view:
-        print(f"TensorBoard of {view.folder} at {view.url} (Ctrl-C ends it)", flush=True)
+        print(f"TensorBoard for {view.folder} at {view.url} (press Ctrl-C to stop it)", flush=True)
         try:
             view.wait()
         except KeyboardInterrupt:
@@ -301,16 +301,16 @@ def _bench_scale(options: argparse.Namespace) -> int:
 
     words = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not words:
-        raise InputError("name a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
+        raise InputError("specify a script, as in: tfdist bench-scale --workers 1,2,4 train.py")
     if options.plot:
         check_figure(options.plot)
     for path in filter(None, (options.json, options.plot)):  # checked before the training runs
         if not Path(path).absolute().parent.is_dir():
             raise InputError(f"{path} cannot be written: its folder does not exist")
     if options.project == 1:
-        raise InputError("--project must be a number of workers of at least 2")
+        raise InputError("--project must be at least 2 workers")
     if options.project is not None and len(options.workers) < 2:
-        raise InputError("--project needs at least two numbers of --workers, as in --workers 1,2,4")
+        raise InputError("--project needs at least two values in --workers, as in --workers 1,2,4")
     result = pybackend.bench_scale(
         words[0],
         options.workers,

@@ -44,8 +44,8 @@ class TFDistributor:
         self.spark = None if local_mode else get_session(starts=False)
         if not local_mode and self.spark is None:
             raise InputError(
-                "local_mode=False needs a Spark session, and none is active: create one by "
-                "SparkSession.builder.getOrCreate(), or leave `local_mode` True for processes of "
+                "local_mode=False needs a Spark session, but none is active: create one with "
+                "SparkSession.builder.getOrCreate(), or keep local_mode=True to use processes on "
                 "this machine"
             )
 

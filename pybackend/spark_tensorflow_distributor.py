@@ -89,8 +89,9 @@ class MirroredStrategyRunner:
             return self._num_slots
         if self._gpu_resource_name != "gpu":
             raise InputError(
-                f"`gpu_resource_name` is {self._gpu_resource_name!r}: workers only get the GPUs "
-                "that Spark calls 'gpu' (spark.task.resource.gpu.amount): use this name in Spark"
+                f"`gpu_resource_name` is {self._gpu_resource_name!r}, but workers only get the "
+                "GPUs that Spark calls 'gpu' (spark.task.resource.gpu.amount): name the resource "
+                "'gpu' in Spark"
             )
         key = f"spark.task.resource.{self._gpu_resource_name}.amount"
         amount = read_setting(self._spark, key)

@@ -135,7 +135,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
 def _find_folder(what: Any) -> str:
     if isinstance(what, TrainResult):
         if what.tensorboard is None:
-            raise InputError("this training wrote no event files: train with tensorboard=True")
+            raise InputError("this training run wrote no event files: train with tensorboard=True")
         what = what.tensorboard
     folder = FOLDER if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
@@ -144,7 +144,7 @@ def _find_folder(what: Any) -> str:
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(
             f"there is no folder {folder!r}: train with tensorboard=True, or pass the folder that "
-            "the training had as `tensorboard`"
+            "was used as `tensorboard` in training"
         )
     return folder
 

@@ -143,7 +143,7 @@ def names_cluster(text: str) -> bool:
 
 
 def _read(text: str | None) -> ClusterSpec:
-    warning = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    warning = "TensorFlow would silently train in one process. Use the output of make_tf_config()"
     if not text:
         raise ClusterError(f"TF_CONFIG is not set, or empty: {warning}")
     try:
@@ -203,7 +203,9 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> Clust
     tasks = {role: _read_tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
         if list(tasks.get(role, {0: ""})) != [0]:
-            raise ClusterError(f"{role} = {cluster[role]!r}: only index 0 may exist; drop others")
+            raise ClusterError(
+                f"{role} = {cluster[role]!r}: only index 0 may exist; drop the others"
+            )
     if "worker" not in tasks and "chief" not in tasks:
         raise ClusterError("the cluster has neither workers nor a chief: list the workers")
     return ClusterSpec(tasks, task["type"], _read_index(tasks, task))
@@ -211,7 +213,7 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> Clust
 
 def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
     if isinstance(value, str):
-        raise ClusterError(f"{role} = {value!r} is not a list: write [{value!r}], and in R list()")
+        raise ClusterError(f"{role} = {value!r} is not a list: write [{value!r}], or in R list()")
     if not isinstance(value, (Mapping, Sequence)) or not value:
         raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port', or no {role}")
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -223,7 +225,7 @@ def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict
         entry = f"{role}[{key}]"
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
             subject = f"{entry} = {address!r} is the address of {other} too"
-            raise ClusterError(f"{subject}: give each its own port, or one of them hangs")
+            raise ClusterError(f"{subject}: give each its own port, or one of them will hang")
     return dict(sorted(tasks.items()))
 
 

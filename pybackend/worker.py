@@ -448,12 +448,13 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, SerializationError):
         return "see the message"
     if isinstance(error, RError):
-        return "fix the R function, or what the message names, then start again"
+        return "fix the R function, or what the message refers to, then start again"
     if isinstance(error, InputError):
         return ""  # its message has the advice
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "a disk is full: free space where the traceback shows, or set TMPDIR to a larger disk"
+            "a disk is full: free up space at the path in the traceback, or set TMPDIR to a "
+            "folder on a larger disk"
         )
     if "label value" in text:
         return "encode the classes of the label as 0, 1, 2, ..., one code for each of the outputs"

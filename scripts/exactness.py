@@ -71,7 +71,7 @@ The audit makes no assumptions about losses, layers, metrics or a `train_step`.
   to epoch.
 
 If no weight changes in a step, a later step is audited. Steps whose gradients the optimizer
-accumulates, or that one call executes together, are compared together. If `data` is a function, the
+accumulates, or that one call executes together, are compared together. With a `data` function, the
 first batch of an epoch is audited.
 
 ### What is compared

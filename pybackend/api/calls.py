@@ -109,7 +109,7 @@ _INSTEAD = {
     "validation_batch_size": "validation rows are read in batches of `batch_size`",
     "validation_steps": "all rows of `validation_data` are used",
     "steps": "all rows are used",
-    "exchange": "an evaluation always computes values that depend on a batch from the global batch",
+    "exchange": "evaluation always computes batch-dependent values from the global batch",
     "loss_over": "pass `exchange=Exchange(loss_over=...)`",
     "transport": "pass `exchange=Exchange(transport=...)`",
     "compression": "pass `exchange=Exchange(compression=...)`",
@@ -169,7 +169,7 @@ def _open_standard_streams() -> None:
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
     """Suggest a replacement for an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
-    return _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else None)
+    return _INSTEAD.get(unknown) or (f"did you mean `{near[0]}`?" if near else None)
 
 
 def _explain(
@@ -180,7 +180,7 @@ def _explain(
     if len(args) > len(by_place):
         return (
             f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
-            f"got {len(args)} positional arguments: pass arrays together as (x, y), and further "
+            f"got {len(args)} positional arguments: pass arrays together as (x, y), and other "
             f"arguments by name, e.g. {known[len(by_place)].name}=..."
         )
     unknown = next((given for given in kwargs if given not in signature.parameters), None)
@@ -191,6 +191,6 @@ def _explain(
     if not missing:
         return None
     first = signature.parameters.keys() & {"spark"} and (
-        ": `spark`, the first, is None or 'local' for this machine, or a SparkSession"
+        ": the first one, `spark`, is None or 'local' for this machine, or a SparkSession"
     )
     return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"

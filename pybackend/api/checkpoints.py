@@ -65,7 +65,7 @@ def load_checkpoint(
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(
-            f"there is no checkpoint at {uri!r}: name the folder of a training run's `checkpoint`"
+            f"there is no checkpoint at {uri!r}: pass the `checkpoint` folder of a training run"
         )
     from pybackend.model.saved import restore_saved
 
@@ -88,11 +88,11 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     if checkpoint is None:
         return call
     if not is_remote(checkpoint.uri) and os.path.isfile(local_path(checkpoint.uri)):
-        raise InputError(f"`checkpoint`: {checkpoint.uri!r} is a file: name a folder")
+        raise InputError(f"`checkpoint`: {checkpoint.uri!r} is a file: specify a folder")
     if callable(call.data) and checkpoint.every != "epoch":
         raise InputError(
-            "`checkpoint` with a function `data` needs every='epoch': only the beginning of an "
-            "epoch can be restored in a pipeline"
+            "`checkpoint` with a `data` function needs every='epoch': a pipeline can only be "
+            "restored to the start of an epoch"
         )
     if not checkpoint.resume:
         _look(checkpoint, CheckpointStore.check_is_empty)
@@ -149,7 +149,7 @@ def _adopt_backup(call: TrainingCall) -> TrainingCall:
     if not backups:
         return call
     if len(backups) > 1 or call.checkpoint is not None:
-        raise InputError("give `checkpoint`, or one BackupAndRestore among the callbacks, not both")
+        raise InputError("pass either `checkpoint` or one BackupAndRestore callback, not both")
     backup = backups[0]
     return replace(
         call,

@@ -74,7 +74,7 @@ def find_panels(
         unknown = [name for name in wanted if name not in names]
         if unknown or not wanted:
             raise InputError(
-                f"`metrics` must be names of {', '.join(map(repr, names))}, not {metrics!r}"
+                f"`metrics` must be chosen from {', '.join(map(repr, names))}, not {metrics!r}"
             )
     panels = []
     for name in wanted or names:

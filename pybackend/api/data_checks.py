@@ -119,7 +119,7 @@ def check_can_be_split(data: Any) -> None:
     elif is_path(data):
         what, instead = "files", "other files"
     elif is_dataset(data):
-        what, instead = "a data set", "another data set, e.g. data.skip(n) of it,"
+        what, instead = "a data set", "another data set, e.g. data.skip(n),"
     elif callable(data):
         what, instead = "a function", "another function"
     else:

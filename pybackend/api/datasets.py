@@ -87,8 +87,8 @@ def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
     data = datasets.get("train")
     if isinstance(data, TableRows) and data.left_out:
         yield Note(
-            f"not used: {', '.join(data.left_out)}, an index that pandas or dask wrote next to the "
-            "columns. Name it in `features` to use it"
+            f"not used: {', '.join(data.left_out)}, an index that pandas or dask saved alongside "
+            "the columns. List it in `features` to use it"
         )
 
 
@@ -115,7 +115,7 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
     if name == "data" and job.steps_per_epoch not in (None, steps):
         raise InputError(
             f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of {steps} "
-            f"batches: leave it out, and use data.take({job.steps_per_epoch}) for fewer "
+            f"batches: omit `steps_per_epoch`, or use data.take({job.steps_per_epoch}) for fewer "
             "steps"
         )
     # The batches define the steps.
@@ -132,8 +132,8 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) 
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
         raise InputError(
-            f"validation_split={fraction} of {rows} rows leaves no row for "
-            f"{'training' if first == 0 else 'validation'}"
+            f"validation_split={fraction} of {rows} rows leaves no rows "
+            f"for {'training' if first == 0 else 'validation'}"
         )
     parts = {"data": slice(first), "validation_data": slice(first, None)}
     train, validation = (
@@ -168,8 +168,9 @@ def _read_spark_frame(
     check_no_records(columns, name)
     if job.shuffles_globally and name == "data":
         raise InputError(
-            "shuffle='global' needs all rows on every worker: pass arrays, or shuffle=True (the "
-            "rows of a DataFrame are spread over the workers at random anyway), or files"
+            "shuffle='global' needs all rows on every worker: pass arrays or files, or use "
+            "shuffle=True (the rows of a DataFrame are distributed over the workers at random "
+            "anyway)"
         )
     check_one_label(job, isinstance(columns.label, str))
     check_weights(job, columns.weight is not None)
@@ -192,10 +193,10 @@ def _read_function(fn: Any, name: str, job: ModelJob) -> Any:
     if name != "data":
         return FunctionRows(fn)
     if job.shuffles_globally:
-        raise InputError(f"shuffle='global' cannot reorder what the function `{name}` returns")
+        raise InputError(f"shuffle='global' cannot reorder what the `{name}` function returns")
     if isinstance(job, TrainingJob) and job.class_weight:
         raise InputError(
-            "`class_weight` needs labels that are known before the training; have the function "
-            f"`{name}` return (x, y, sample_weight)"
+            "`class_weight` needs labels that are known before training starts: have the "
+            f"`{name}` function return (x, y, sample_weight)"
         )
     return FunctionRows(fn)

@@ -126,15 +126,15 @@ def train_mnist(
     check_whole_number("restarts", restarts, least=0)
 
     def download() -> Digits | None:
-        say("Loading Keras, which has MNIST or downloads it ...", verbose)
+        say("Loading Keras to read or download MNIST ...", verbose)
         return _download()
 
     digits = find_mnist(path, limit, download)
     if digits.subset:
         say(
-            f"MNIST is not on this machine and cannot be downloaded: using the "
-            f"{len(digits.x_train)} training images that come with tfdist. "
-            "Set TFDIST_MNIST to an mnist.npz for all 60,000.",
+            "MNIST is not on this machine and cannot be downloaded: using "
+            f"the {len(digits.x_train)} training images that come with tfdist. To use all 60,000, "
+            "set TFDIST_MNIST to the path of an mnist.npz.",
             verbose,
         )
     result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))

@@ -78,7 +78,8 @@ def encode_model(
         if file_error is not None:
             raise type(file_error)(f"{file_error} It cannot be pickled either: {error}") from error
         raise InputError(
-            f"the callbacks hold parts of the model, and cannot be sent together with it: {error}"
+            "the callbacks refer to parts of the model and cannot be sent together with "
+            f"it: {error}"
         ) from error
 
 

@@ -92,10 +92,10 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
-        raise InputError(f"`levels` must be a list of names of classes, not {levels!r}")
+        raise InputError(f"`levels` must be a list of class names, not {levels!r}")
     names = tuple(str(level) for level in levels)
     if len(set(names)) < len(names):
-        raise InputError(f"`levels` must be different names, not {list(names)!r}")
+        raise InputError(f"`levels` must be distinct names, not {list(names)!r}")
     return names
 
 
@@ -146,7 +146,7 @@ def choose_predictions(
 ) -> Predictions:
     """Choose the predictions from outputs; ``known`` levels are used if they fit."""
     if levels is not None and len(levels) != classes:
-        given = f"has {classes} classes" if classes else "does not give a number for each class"
+        given = f"has {classes} classes" if classes else "does not output a number for each class"
         raise InputError(f"`levels` has {len(levels)} names, but the model {given}")
     if levels is None and known is not None and len(known) == classes:
         levels = known
@@ -156,8 +156,8 @@ def choose_predictions(
         shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
         raise InputError(
             f"type={kind!r} needs a model with one output: a number for each class, or a "
-            "probability with a binary loss of Keras. The rows of this model's output have shape "
-            f"{shapes}: use type='raw'"
+            "probability with one of Keras's binary losses. Each row of this model's output has "
+            f"shape {shapes}: use type='raw'"
         )
     if kind == "raw":
         return Predictions(outputs)

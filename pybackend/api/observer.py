@@ -117,6 +117,6 @@ def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
     """
     listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):
-        raise InputError("`callbacks` holds the class Observer: pass an object, Observer(...)")
+        raise InputError("`callbacks` contains the class Observer: pass an instance, Observer(...)")
     observers = [callback for callback in listed if isinstance(callback, Observer)]
     return observers, [c for c in listed if not isinstance(c, Observer)]

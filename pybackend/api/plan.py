@@ -134,7 +134,7 @@ class Plan:
     def _title(self) -> str:
         count = len(self.workers)
         processes = "process" if count == 1 else "processes"
-        return f"nothing was started: a training run by {count} {processes}, {self.launcher}"
+        return f"nothing was started: a training run with {count} {processes}, {self.launcher}"
 
     @property
     def _facts(self) -> list[str]:
@@ -251,7 +251,7 @@ def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
     size = sum(map(len, request.files.values()))
     way = "pickled, with its callbacks" if MODEL_OBJECTS in request.files else "as a Keras file"
     parameters = request.model.count_params() if request.model.built else None
-    counted = "" if parameters is None else f" of {parameters:,} parameters"
+    counted = "" if parameters is None else f" with {parameters:,} parameters"
     return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
 
@@ -259,5 +259,5 @@ def _list_choices(job: TrainingJob) -> list[str]:
     """List what is decided only when the training starts."""
     found = [] if job.is_seeded else ["the seed, drawn at random: pass `seed` to repeat the run"]
     if job.workers > 1 and job.strategy is None:
-        found.append("which metrics the workers can sum: they check it on some rows")
+        found.append("which metrics the workers can sum: they check this on some rows")
     return found

@@ -57,7 +57,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     if isinstance(data, FunctionRows):
         which = "what the function returns on that worker"
-        later = "the number of rows and steps that the function gives on each worker"
+        later = "the number of rows and steps that the function returns on each worker"
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     rows = _count(data)
     if job.strategy is not None:
@@ -69,7 +69,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
         steps = len(data.sizes)
         which = "its share of each batch"
     elif job.shuffle == "global":
-        which = "all rows, and trains on another share of them in each epoch"
+        which = "all rows, and trains on a different share of them in each epoch"
     elif isinstance(data, FileRows):
         which = "ranges of rows, which it reads itself"
     if job.workers == 1:
@@ -132,7 +132,7 @@ def _describe_columns(data: Any) -> str:
         shown = ", ".join(columns[:4]) + (f", ... ({len(columns)})" if len(columns) > 4 else "")
         parts.append(f"{named[kind]}{f' {name}' if name else ''} {shown}")
     if data.left_out:
-        parts.append(f"not used: {', '.join(data.left_out)}, which hold an index")
+        parts.append(f"not used: {', '.join(data.left_out)}, which contain an index")
     return "; ".join(parts)
 
 

@@ -154,7 +154,7 @@ def _check_frame(frame: Any) -> dict[str, Any]:
     kind = type(frame)
     raise InputError(
         f"`df` must be a pyspark.sql.DataFrame, not a {kind.__module__}.{kind.__qualname__}. For "
-        "arrays there is model.predict() or barrier_predict()"
+        "arrays, use model.predict() or barrier_predict()"
     )
 
 

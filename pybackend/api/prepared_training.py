@@ -31,11 +31,12 @@ from pybackend.r.function import RFunction
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
     "exchange": "workers do not exchange anything with each other",
-    "callbacks": "the workers have no common step after which to call them",
-    "scale_lr": "a step has the rows of one worker, however many there are",
+    "callbacks": "the workers do not finish steps together, so there is no step after which to "
+    "call them",
+    "scale_lr": "each step uses the rows of one worker, regardless of the number of workers",
     "class_weight": "pass sample weights",
     "tensorboard": "it needs a callback",
-    "steps_per_epoch": "an epoch has as many steps as all rows make batches",
+    "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
 
 
@@ -64,8 +65,8 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     checkpoint = check_checkpoint(call.checkpoint)
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with strategy={strategy!r} needs every='epoch', not "
-            f"{checkpoint.every!r}: only between two epochs no step is running"
+            f"`checkpoint` with strategy={strategy!r} needs every='epoch', "
+            f"not {checkpoint.every!r}: steps are always running except between epochs"
         )
     if call.shuffle == "global":
         raise InputError(
@@ -76,8 +77,8 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         value = getattr(call, name)
         if is_dataset(value) or callable(value):
             raise InputError(
-                f"`{name}` must be rows with strategy={strategy!r} (arrays, a data frame, files): "
-                "its workers take steps independently, so batches of a data set or a function "
+                f"with strategy={strategy!r}, `{name}` must be rows (arrays, a data frame or "
+                "files): workers take steps independently, so batches of a data set or a function "
                 "cannot be assigned to them"
             )
     roles = _choose_roles(launcher, asynchronous, call.workers)
@@ -94,7 +95,7 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
         if workers < 1:
             raise InputError(
                 f"strategy='parameter_server' needs a chief, a worker and "
-                f"{counted(asked.servers, 'parameter server')}, and {started} processes were "
+                f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
                 f"started: start {others + 1} or more"
             )
     most = MAX_WORKERS - others
@@ -165,17 +166,19 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             f"workers=Elastic(...) needs workers that can leave and join, but "
             f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...), slurm() or "
             "kubernetes(...), or pass a number and use `restarts`, which restarts all workers "
-            "after a loss, with `checkpoint` from the newest checkpoint"
+            "after one is lost (with `checkpoint`, from the newest checkpoint)"
         )
     reason = None
     if call.strategy is not None:
-        reason = f"strategy={call.strategy!r}: its workers take steps independently, and "
-        reason += "training continues without a lost one anyway"
+        reason = f"strategy={call.strategy!r}: its workers take steps independently, so "
+        reason += "training continues anyway if one is lost"
     elif callable(call.data) or callable(call.validation_data):
-        reason = "a function `data`: only the function knows which rows each worker has"
+        reason = "a `data` function: only the function knows which rows each worker has"
     elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
-        reason = "files of which each worker reads a share: pass shuffle='global', so that every "
-        reason += "worker has all rows"
+        reason = (
+            "files when each worker reads only a share of them: pass shuffle='global', so that "
+            "every worker has all rows"
+        )
     if reason is not None:
         raise InputError(f"workers=Elastic(...) cannot be combined with {reason}")
     return replace(call, workers=elastic.workers, elastic=elastic)

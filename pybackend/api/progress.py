@@ -31,8 +31,8 @@ from pybackend.launchers import Launcher
 _RECENT_SECONDS = 20.0
 _NO_NUMBER = (
     "the loss became NaN or infinite: look for missing or infinite values in the features, or "
-    "lower the learning rate. keras.callbacks.TerminateOnNaN() in `callbacks` ends such training "
-    "runs"
+    "lower the learning rate. keras.callbacks.TerminateOnNaN() in `callbacks` stops training when "
+    "this happens"
 )
 _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 

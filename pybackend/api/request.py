@@ -180,7 +180,7 @@ def _encode_sources(datasets: Mapping[str, Any]) -> dict[str, bytes]:
     """Pickle the data sets that workers read themselves."""
     return {
         f"{name}{SOURCE}": pickle_value(
-            data, f"the function `{argument_of(name)}`", [getattr(data, "fn", None)]
+            data, f"the `{argument_of(name)}` function", [getattr(data, "fn", None)]
         )
         for name, data in datasets.items()
     }

@@ -387,7 +387,7 @@ class TrainResult:
             has no such metric.
         """
         if not self.history:
-            raise InputError("there is no history to plot: no epoch was run")
+            raise InputError("there is no history to plot: no epochs were run")
         panels = find_panels(self.history, self.epochs_of, metrics)
         weight = check_smoothing(smooth)
         check_figure(path)

@@ -65,7 +65,7 @@ def read_result(
         return _read(kind, json.loads(text), custom_objects, safe_mode)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SerializationError(
-            f"{path} is not the file of a result, or is damaged ({type(error).__name__}: {error})"
+            f"{path} is not a result file, or it is damaged ({type(error).__name__}: {error})"
         ) from error
 
 

@@ -39,8 +39,9 @@ def save_file(
     if kind not in _FORMATS:
         if not path.name.endswith(f".{kind}"):
             raise InputError(
-                f"this model is in {kind!r} format, weights alone for model.load_weights(): name "
-                f"the file {path.with_suffix('.' + kind).name!r}, not {path.name!r}"
+                f"this model is in {kind!r} format, which has only weights, for "
+                f"model.load_weights(): name the file {path.with_suffix('.' + kind).name!r}, "
+                f"not {path.name!r}"
             )
     elif wanted is None:
         raise InputError(
@@ -76,7 +77,7 @@ def export_model(model: Any, path: Path) -> Path:
 def check_new_folder(path: Path) -> None:
     """Reject a path for a SavedModel if it exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{str(path)!r} exists and is not an empty folder: name a new folder")
+        raise InputError(f"{str(path)!r} exists and is not an empty folder: choose a new folder")
 
 
 def read_model_file(uri: str) -> bytes:

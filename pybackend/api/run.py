@@ -88,8 +88,8 @@ def _as_frame(session: Any, rows: Any) -> Any:
         return session.createDataFrame(rows)
     except Exception as error:
         raise InputError(
-            "`data` is an RDD that cannot become a DataFrame; its items must be tuples, Rows or "
-            f"dicts of numbers, text, bytes or lists: {error}"
+            "`data` is an RDD that cannot be converted to a DataFrame; its items must be tuples, "
+            f"Rows or dicts of numbers, text, bytes or lists: {error}"
         ) from error
 
 
@@ -216,8 +216,8 @@ def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         script = read_script(fn)
         if kwargs:
             raise InputError(
-                f"a script has no named arguments, such as `{next(iter(kwargs))}`: pass them by "
-                "position, as on a command line"
+                f"a script does not take named arguments such as `{next(iter(kwargs))}`: pass "
+                "them by position, as on a command line"
             )
         return script
     if not callable(fn):
@@ -270,7 +270,8 @@ def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
             report.host,
             "SerializationError",
             value.reason,
-            advice="return another value; those of the other ranks are the `values` of this error",
+            advice="return another value; the values of the other ranks are in the `values` "
+            "attribute of this error",
         )
         for report, value in zip(reports, values, strict=True)
         if isinstance(value, Unreturned)
@@ -295,7 +296,9 @@ def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
         return workers
     count = sum(number for _, number in roles)
     if workers not in (None, count):
-        raise InputError(f"`workers` is {workers!r}, but `roles` gives {count}: leave it out")
+        raise InputError(
+            f"`workers` is {workers!r}, but `roles` adds up to {count}: leave out `workers`"
+        )
     return count
 
 

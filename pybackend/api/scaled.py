@@ -125,13 +125,13 @@ def check_scale(request: Request[TrainingJob]) -> None:
     data = request.datasets["train"]
     if order.is_shared and isinstance(data, FunctionRows):
         raise InputError(
-            "the batches that a function `data` gives are each worker's own, and cannot be shared "
+            "the batches that a `data` function returns belong to one worker and cannot be shared "
             "as strong scaling requires: use --mode weak, or pass rows or files"
         )
     if not order.is_shared and isinstance(data, Batches):
         raise InputError(
-            "the batches of `data` are shared by the workers, and do not grow with their number, "
-            "as weak scaling requires: use --mode strong, or pass rows or files"
+            "the workers share the batches of `data`, so the batches do not grow with the number "
+            "of workers, as weak scaling requires: use --mode strong, or pass rows or files"
         )
 
 
@@ -169,7 +169,7 @@ def count_rows(result: TrainResult, batch_size: int | None) -> float:
     """Return the rows per step over all workers; at most ``batch_size`` per worker, if known."""
     steps = result.workers[0].steps
     if not steps:
-        raise InputError("the training took no steps: there is nothing to measure")
+        raise InputError("training took no steps: there is nothing to measure")
     counted = sum(worker.rows for worker in result.workers) * result.epochs / steps
     # Epochs of fewer steps do not use all rows.
     return counted if batch_size is None else min(counted, batch_size * len(result.workers))

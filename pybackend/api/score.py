@@ -197,8 +197,8 @@ def _predict_nothing(model: Any) -> Any:
     """Return a model's outputs for zero rows."""
     if not is_keras_model(model):
         raise InputError(
-            "`x` has no rows to compute, so no worker calls the function `model`, and the shapes "
-            "of its outputs are not known: pass the model itself"
+            "`x` has no rows, so no worker calls the `model` function and the shapes of its "
+            "outputs are unknown: pass the model itself"
         )
     from pybackend.model.outputs import empty_outputs
 
@@ -220,8 +220,8 @@ def _interleave(parts: list[Any], rows: int) -> Any:
     widths = {part.shape[1:] for part in parts if part is not None}
     if len(widths) > 1:
         raise InputError(
-            f"the outputs differ in shape from worker to worker ({sorted(widths)}): give every "
-            "row the same length"
+            f"the outputs differ in shape between workers ({sorted(widths)}): make all rows the "
+            "same length"
         )
     together = np.empty((rows, *known.shape[1:]), known.dtype)
     for rank, part in enumerate(parts):

@@ -32,7 +32,7 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
         return None
     return Note(
         f"{', '.join(found)}: worker 0 writes into its own folder on its host. Use an absolute "
-        "path on storage that this session can read; or use `history` of the result, `checkpoint`, "
+        "path on storage that this session can read; or use the result's `history`, `checkpoint`, "
         "or early stopping with `restore_best_weights`"
     )
 
@@ -85,7 +85,7 @@ class EventFiles:
         if not isinstance(event, EventBytes) or self._folder is None:
             return
         if self._is_complete is None:
-            self._say(Note(f"`tfdist tensorboard {self._folder}` shows this training"))
+            self._say(Note(f"run `tfdist tensorboard {self._folder}` to view this training run"))
         self._is_complete = event.is_last
         if event.name and self._error is None:
             try:
@@ -116,9 +116,8 @@ class EventFiles:
         if self._is_complete or (self._heard and 0 not in self._heard):
             return None
         return (
-            f"TensorBoard's files in {self._folder} are incomplete: the worker of rank 0 had no "
-            "connection to this process while it trained. Pass a URI that it can write to as "
-            "`tensorboard`"
+            f"TensorBoard's files in {self._folder} are incomplete: worker 0 had no connection to "
+            "this process while it trained. Set `tensorboard` to a URI that it can write to"
         )
 
     @staticmethod

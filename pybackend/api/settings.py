@@ -83,8 +83,9 @@ def read_keras_defaults() -> dict[str, Any]:
         limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
         if limit is not None:
             raise InputError(
-                f"keras.config.{setting}() is {limit}, which ends each training of this session "
-                f"early: call keras.config.set_{setting}(None), and pass `{argument}`"
+                f"keras.config.{setting}() is {limit}, which ends every training run in this "
+                f"session early: call keras.config.set_{setting}(None), and pass `{argument}` "
+                "instead"
             )
     return {
         "epsilon": keras.config.epsilon(),

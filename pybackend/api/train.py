@@ -369,8 +369,8 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     """
     if len({report.weights_sha256 for report in outcome.reports} - {None}) > 1:
         raise ClusterError(
-            "the workers' weights differ after the training: a custom callback, layer or "
-            "train_step changed them on one worker and not on the others"
+            "the workers' weights differ after training: a custom callback, layer or train_step "
+            "changed them on one worker and not on the others"
         )
     if uri is not None:
         kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)

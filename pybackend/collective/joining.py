@@ -210,7 +210,7 @@ class _Joining:
                 self._unfinished.add(stream)
                 return stream
         stream.close()
-        raise self._make_error(other, "is no longer waited for")
+        raise self._make_error(other, "connected too late")
 
     def _is_rejected(self, stream: Stream) -> bool:
         """Wait until the other end begins; returns whether it closed the connection instead.

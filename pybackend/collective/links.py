@@ -66,10 +66,10 @@ class Link:
     def _explain(self, error: OSError) -> PeerLostError | ClusterError:
         if isinstance(error, AlteredError):
             return ClusterError(
-                f"the connection to worker {self.rank} on {self.host} delivers different bytes "
-                f"than were sent: {error}. They were not used. Something between the two hosts "
-                "alters, repeats or drops data: a proxy, a broken device, or an attacker. "
-                "Connect the hosts without it, then start again"
+                f"the connection to worker {self.rank} on {self.host} delivered different bytes "
+                f"than were sent: {error}. They were discarded. Something between the two hosts "
+                "alters, repeats or drops data: a proxy, a broken device, or an attacker. Connect "
+                "the hosts without it, then start again"
             )
         if error.errno in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH):
             return self._make_silence()

@@ -92,7 +92,7 @@ class Mesh:
         _check(buffer)
         buffer = buffer.reshape(-1)
         if codec and buffer.dtype != np.float32:
-            raise InputError(f"compression needs a float32 buffer, not one of {buffer.dtype}")
+            raise InputError(f"compression needs a float32 buffer, not a {buffer.dtype} one")
         call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
         on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
         # A sum that overflows is infinite, which the engine and Keras's callbacks detect.
@@ -203,7 +203,7 @@ class Mesh:
         except (ValueError, MemoryError) as error:
             raise ClusterError(
                 f"worker {self.rank} has too little memory for the data of the workers: they "
-                f"announce {lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
+                f"announced {lengths.tolist()} rows of {part.dtype}{part.shape[1:]} ({error})"
             ) from error
         parts[self.rank] = part
         return parts

@@ -54,12 +54,14 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
         data = (data,)
     if not isinstance(data, (tuple, list)) or not 1 <= len(data) <= 3:
         if type(data).__name__ == "LazyFrame":
-            raise InputError(f"`{name}` is a LazyFrame, which has no rows yet: pass its collect()")
+            raise InputError(
+                f"`{name}` is a LazyFrame, which has no rows yet: call its collect() first"
+            )
         raise InputError(
-            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a DataFrame of Spark, "
-            "pandas or polars, a tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or "
-            "TFRecord files, or a function that returns a tf.data.Dataset, not "
-            f"{_describe_type(data)}"
+            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a Spark DataFrame, a "
+            "pandas or polars data frame, a tf.data.Dataset or keras.utils.PyDataset, the path of "
+            "Parquet or TFRecord files, or a function that returns a tf.data.Dataset, "
+            f"not {_describe_type(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
@@ -214,8 +216,8 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
         if is_lost.any():
             place = tuple(np.argwhere(is_lost)[0])
             raise InputError(
-                f"{name_row(int(place[0]))} has the number {numbers[place]:g}, which is beyond "
-                f"{np.dtype(dtype).name}: scale the column, or use its logarithm"
+                f"{name_row(int(place[0]))} has the number {numbers[place]:g}, which is out of "
+                f"range for {np.dtype(dtype).name}: scale the column or use its logarithm"
             )
     return found
 
@@ -232,10 +234,10 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:
         raise InputError(
-            f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which takes "
-            f"{size / 2**30:.1f} GiB as the dense array that training needs (at most "
-            f"{MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass "
-            "a function that makes each worker's batches"
+            f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which "
+            f"takes {size / 2**30:.1f} GiB as the dense array that training needs (the limit "
+            f"is {MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass a "
+            "function that makes each worker's batches"
         )
     dense: Array = matrix.astype(dtype).toarray()
     return dense
@@ -250,8 +252,8 @@ def _is_text(array: Array) -> bool:
 def _to_text(array: Array, key: str, name: str) -> Ragged:
     if array.size != len(array):
         raise InputError(
-            f"`{key}` of `{name}` has {array.size // max(1, len(array))} texts per row; expected "
-            "one: pass a dict of arrays, one for each input"
+            f"`{key}` of `{name}` has {array.size // max(1, len(array))} strings per row; "
+            "expected one: pass a dict of arrays, one for each input"
         )
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)

@@ -185,7 +185,7 @@ class TensorReader:
         numbers = _read_numbers(values)
         if row_sizes is None:
             if promised not in (None, 1):
-                raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
+                raise InputError(f"column {name!r} has one number per row, not {group.shape}")
             return numbers.reshape(-1, 1)
         self._check_widths(row_sizes, name, promised, "numbers")
         return numbers.reshape(len(column), -1)
@@ -207,21 +207,21 @@ class TensorReader:
             row = int(wrong[0])
             expected = "as in `tensors`" if promised is not None else "as in earlier rows"
             raise InputError(
-                f"column {name!r} holds {int(sizes[row])} {what} in {self._name_row(row)}; "
-                f"expected {known}, {expected}. For rows of any length, pass "
+                f"column {name!r} has {int(sizes[row])} {what} in {self._name_row(row)}; "
+                f"expected {known}, {expected}. For rows of varying length, pass "
                 f"tensors={{{name!r}: (dtype, (None,))}}"
             )
 
     def _read_ragged(self, column: Any, group: ColumnGroup) -> Ragged:
         name = group.columns[0]
         if not hasattr(column.type, "value_type"):
-            raise InputError(f"column {name!r} holds one number per row, not {group.shape}")
+            raise InputError(f"column {name!r} has one number per row, not {group.shape}")
         sizes = _measure_lists(column)
         values = self._flatten_lists(column, name, sizes)
         if hasattr(values.type, "value_type"):
             raise InputError(
-                f"column {name!r} holds arrays of arrays, whose rows must have one length: give "
-                "the shape without None in `tensors`"
+                f"column {name!r} contains arrays of arrays, whose rows must all have the same "
+                "length: specify the shape in `tensors` without None"
             )
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         numbers = _read_numbers(values)
@@ -231,7 +231,7 @@ class TensorReader:
 
         if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
             row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
-            raise InputError(f"column {name!r} holds NaN in {self._name_row(row)}")
+            raise InputError(f"column {name!r} contains NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
@@ -252,7 +252,7 @@ class TensorReader:
                 row = row_of(int(np.flatnonzero(changed)[0]))
                 raise InputError(
                     f"column {', '.join(map(repr, group.columns))} has numbers that do not fit "
-                    f"into {wanted.name} in {self._name_row(row)}"
+                    f"in {wanted.name} in {self._name_row(row)}"
                 )
         return cast
 
@@ -270,8 +270,8 @@ class TensorReader:
             row = int(np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False))[0])
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
-                f"column {name!r} holds {column[row].as_py()!r} in {self._name_row(row)}, which is "
-                f"not one of its categories ({listed})"
+                f"column {name!r} contains {column[row].as_py()!r} in {self._name_row(row)}, "
+                f"which is not one of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
@@ -283,8 +283,8 @@ class TensorReader:
             what = "weight" if group.key == "sample_weight" else "label"
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
-                f"the {what} column {', '.join(map(repr, group.columns))} holds NaN in "
-                f"{self._name_row(row)}: drop or fill those rows first"
+                f"the {what} column {', '.join(map(repr, group.columns))} contains NaN "
+                f"in {self._name_row(row)}: drop or fill those rows first"
             )
 
 
@@ -297,9 +297,9 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
         known = pa.array(categories).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {name!r} has type {column.type}, which cannot hold its categories "
-            f"{', '.join(map(repr, categories[:10]))} (from the training or `categories`): cast it "
-            "to their type"
+            f"column {name!r} has type {column.type}, which cannot represent its "
+            f"categories {', '.join(map(repr, categories[:10]))} (from training or `categories`): "
+            "cast it to their type"
         ) from error
     return pc.index_in(column, value_set=known)
 
@@ -336,7 +336,7 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         place = name_row(row)
         raise InputError(
-            f"column {name!r} holds {column.null_count} null(s), first in {place}: drop or fill "
+            f"column {name!r} has {column.null_count} null(s), first in {place}: drop or fill "
             "those rows first"
         )
     return _decode(column)

@@ -59,13 +59,13 @@ def check_is_same(
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
-                f"{which} belongs to another training: its {how}, or choose another folder in "
-                "`checkpoint`"
+                f"{which} belongs to a different training run: its {how}, or choose another "
+                "folder for `checkpoint`"
             )
     is_other_group = saved.workers != job.workers
     if is_other_group and (saved.step or isinstance(job.exchange, LocalSteps)):
         why = (
-            f"is within an epoch, in which {saved.workers} workers have trained on their shards"
+            f"was written during an epoch in which {saved.workers} workers trained on their shards"
             if saved.step
             else f"has a state for each of {saved.workers} workers, because of LocalSteps"
         )
@@ -83,9 +83,9 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {saved.place} at {uri!r} belongs to another training: its "
-                f"`{argument}` had {there} rows, and here it has {here}. Repeat the original call, "
-                "or choose another folder in `checkpoint`"
+                f"the checkpoint of {saved.place} at {uri!r} belongs to a different training run: "
+                f"its `{argument}` had {there} rows, but now has {here}. Repeat the original "
+                "call, or choose another folder for `checkpoint`"
             )
 
 
@@ -99,13 +99,14 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     if there == here:
         return None
     return (
-        f"`{name}` has different rows, or the rows in a different order. Repeat the original call"
+        f"`{name}` has different rows, or its rows are in a different order. Repeat the original "
+        "call"
     )
 
 
 def _explain(name: str, there: Any, here: Any) -> str:
     """Describe what differs and what to do."""
-    differs = f"is {there!r}, and here it is {here!r}"
+    differs = f"was {there!r}, but is now {here!r}"
     if name == "seed":
         return f"`seed` {differs}: pass seed={there!r}"
     if name in _KERAS_SETTINGS:
@@ -127,4 +128,4 @@ def _find_first(there: Any, here: Any) -> str:
     """Describe the first item in which two lists differ."""
     pairs = zip_longest(there or [], here, fillvalue="not there")
     number, (one, other) = next((n, p) for n, p in enumerate(pairs) if p[0] != p[1])
-    return f"number {number} is {one}, and here it is {other}"
+    return f"number {number} was {one}, but is now {other}"

@@ -286,8 +286,8 @@ class CheckpointStore:
                 runs.add(self._read_manifest(name).run)
         if runs - self._runs:
             raise InputError(
-                f"another training writes to {self.uri!r}: choose another folder in `checkpoint`, "
-                "or stop that one and pass Checkpoint(..., resume=True)"
+                f"another training run is writing to {self.uri!r}: choose another folder for "
+                "`checkpoint`, or stop the other run and pass Checkpoint(..., resume=True)"
             )
 
     def _write(self, name: str, content: bytes) -> Part:
@@ -316,12 +316,12 @@ class CheckpointStore:
         version = re.search(r'"version": (\d+)', text)
         if version and int(version[1]) > VERSION:
             raise InputError(
-                f"the checkpoint {self._folder.path(name)!r} was written by a newer tfdist (format "
-                f"{version[1]}; this release reads {VERSION}): install that release"
+                f"the checkpoint {self._folder.path(name)!r} was written by a newer release of "
+                f"tfdist (format {version[1]}; this one reads {VERSION}): install that release"
             )
         manifest = decode(text, Manifest)
         if manifest.name != name:
-            raise ValueError(f"its manifest is that of {manifest.name}")
+            raise ValueError(f"its manifest belongs to {manifest.name}")
         return manifest
 
     def _read_part(self, part: Part) -> bytes:
@@ -344,7 +344,7 @@ def _reading(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # each file system has its own errors
         raise ClusterError(
-            f"{path!r} cannot be read at this time ({type(error).__name__}: {error}): nothing was "
+            f"{path!r} cannot be read right now ({type(error).__name__}: {error}): nothing was "
             "changed there; try again once it can be read"
         ) from error
 

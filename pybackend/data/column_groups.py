@@ -51,10 +51,10 @@ def group_columns(
     used = spec.label_columns
     for argument in ("tensors", "categories"):
         for column in set(getattr(spec, argument) or {}) - set(used):
-            _check_known(column, kinds, name, f"`{argument}` names it")
+            _check_known(column, kinds, name, f"it is in `{argument}`")
     if spec.weight is not None:
         if spec.weight in used:
-            raise InputError(f"{spec.weight!r} is named both as the weight and as the label")
+            raise InputError(f"{spec.weight!r} is given as both the weight and the label")
         targets["sample_weight"] = [spec.weight]
         used.append(spec.weight)
     inputs = list_inputs(spec, kinds)
@@ -62,7 +62,7 @@ def group_columns(
         _check_known(column, kinds, name)
         if column in used:
             what = "weight" if column == spec.weight else "label"
-            raise InputError(f"{column!r} is named both as the {what} and as a feature")
+            raise InputError(f"{column!r} is given as both the {what} and a feature")
     for column in used:
         is_default = column == DEFAULT_LABEL
         hint = "the label, unless `label` names another, or is None" if is_default else "the label"
@@ -121,10 +121,10 @@ class _GroupBuilder:
         given = self._spec.categories or {}
         for column in columns:
             if column in given and column in (self._spec.tensors or {}):
-                raise InputError(f"both `tensors` and `categories` name {column!r}: use one")
+                raise InputError(f"{column!r} is in both `tensors` and `categories`: use only one")
             if column in given and self._kinds[column].depth:
                 raise self._build_type_error(
-                    column, "one value per row, because `categories` names it"
+                    column, "one value per row, because it is in `categories`"
                 )
         return {column: tuple(given[column]) for column in columns if column in given}
 
@@ -144,9 +144,9 @@ class _GroupBuilder:
         promised = [column for column in columns if column in (self._spec.tensors or {})]
         if promised:
             raise InputError(
-                f"`tensors` names {promised[0]!r}, one of the columns {', '.join(columns)} of one "
-                f"input: it must be a separate input. Name the columns in `features`, e.g. "
-                f"features=[{promised[0]!r}]"
+                f"`tensors` has {promised[0]!r}, which is one of the columns {', '.join(columns)} "
+                "of a single input: it must be a separate input. List the columns in `features`, "
+                f"e.g. features=[{promised[0]!r}]"
             )
 
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
@@ -166,11 +166,9 @@ class _GroupBuilder:
         kind = self._kinds[column]
         dtype, shape = promise
         if kind.holds not in ("binary", "number"):
-            raise self._build_type_error(column, "numbers or bytes, because `tensors` names it")
+            raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):
-            raise self._build_type_error(
-                column, "one value of bytes per row, of a shape without None"
-            )
+            raise self._build_type_error(column, "one bytes value per row, whose shape has no None")
         # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
@@ -191,15 +189,15 @@ class _GroupBuilder:
 
     def _explain_expected(self, group: ColumnGroup) -> str:
         if group.is_target:
-            return "a number (encode classes as 0, 1, 2, ... first, or name them in `categories`)"
+            return "a number (encode classes as 0, 1, 2, ... first, or list them in `categories`)"
         if len(group.columns) > 1:
             return (
-                "numbers, arrays of numbers or ML vectors. Name the columns to use in `features`; "
-                "text needs its `categories`, or is a separate input: "
-                "features={'numbers': [...], 'text': 'column'}"
+                "numbers, arrays of numbers or ML vectors. List the columns to use in `features`; "
+                "text needs `categories` or must be a separate input: features={'numbers': [...], "
+                "'text': 'column'}"
             )
         return (
-            "numbers, arrays of numbers, ML vectors, bytes or text. Name the columns to use in "
+            "numbers, arrays of numbers, ML vectors, bytes or text. List the columns to use in "
             "`features`"
         )
 
@@ -207,8 +205,8 @@ class _GroupBuilder:
         found = self._kinds[column].name
         if found.startswith("struct<type:") and "indices:" in found:
             expected = (
-                "an array: this is an ML vector in the form that Spark writes to files, so write "
-                "pyspark.ml.functions.vector_to_array() of it instead"
+                "an array: this is an ML vector in the form that Spark writes to files, so "
+                "convert it with pyspark.ml.functions.vector_to_array() before you write it"
             )
         if _TIMES.match(found):
             expected = (
@@ -238,7 +236,10 @@ def _suggest_number(column: str, found: str) -> str:
     """Suggest how to convert a column of dates, times or durations to numbers."""
     pandas, polars = f"df[{column!r}]", f"pl.col({column!r})"
     if "period" in found:
-        return f"{pandas}.dt.year * 12 + {pandas}.dt.month, or make dates by .dt.to_timestamp()"
+        return (
+            f"{pandas}.dt.year * 12 + {pandas}.dt.month, or convert them to dates with "
+            ".dt.to_timestamp()"
+        )
     if "duration" in found or "interval" in found:
         return (
             f"seconds (pandas: {pandas}.dt.total_seconds(); polars: {polars}.dt.total_seconds(); "
@@ -247,7 +248,7 @@ def _suggest_number(column: str, found: str) -> str:
     if re.match(r"time(32|64)?(\[|$)", found):
         return f"the hour (pandas: {pandas}.map(lambda t: t.hour); polars: {polars}.dt.hour())"
     return (
-        f"days since the first (pandas: t = pd.to_datetime({pandas}), (t - t.min()).dt.days; "
+        f"days since the first date (pandas: t = pd.to_datetime({pandas}), (t - t.min()).dt.days; "
         f"polars: ({polars} - {polars}.min()).dt.total_days(); Spark: datediff()), or the month "
         "or weekday"
     )
@@ -256,7 +257,7 @@ def _suggest_number(column: str, found: str) -> str:
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
     if column not in kinds:
         near = difflib.get_close_matches(column, kinds, 1)
-        advice = f"do you mean {near[0]!r}? Its" if near else "its"
+        advice = f"did you mean {near[0]!r}? Its" if near else "its"
         shown = ", ".join(islice(kinds, _SHOWN_COLUMNS)) + ", ..." * (len(kinds) > _SHOWN_COLUMNS)
         raise InputError(
             f"`{name}` has no column {column!r}{why and f' ({why})'}: {advice} columns are {shown}"

@@ -230,7 +230,9 @@ def check_column_spec(spec: ColumnSpec) -> None:
     if spec.weight is not None and not isinstance(spec.weight, str):
         raise InputError(f"`weight` must be the name of a column, not {spec.weight!r}")
     if spec.weight is not None and spec.label is None:
-        raise InputError("`weight` weighs the loss of labels, but `label` is None: name the column")
+        raise InputError(
+            "`weight` weights the loss on the labels, but `label` is None: specify the label column"
+        )
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
@@ -239,7 +241,7 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
     for column in columns:
         known = column.lower() if ignores_case else column
         if known in seen:
-            raise InputError(f"`{name}` has two columns {column!r}: rename one")
+            raise InputError(f"`{name}` has two columns named {column!r}: rename one")
         seen.add(known)
 
 
@@ -268,7 +270,7 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
         if not isinstance(names, str) and (single or not is_list or not names):
             raise InputError(f"`{argument}` must be {expected}, not {value!r}")
         if is_list and (twice := next((n for n in names if names.count(n) > 1), None)):
-            raise InputError(f"`{argument}` names the column {twice!r} twice")
+            raise InputError(f"`{argument}` lists the column {twice!r} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):
             raise InputError(f"`{argument}` has an entry named {key!r}: use names without '/'")
     if not groups:

@@ -56,8 +56,8 @@ class Batches:
         if job.scale_lr is not None:
             raise InputError(
                 "`scale_lr` cannot be combined with a data set of batches: workers share each "
-                "batch, so the rows of a step do not depend on the number of workers. Leave "
-                "`scale_lr` out, or pass rows"
+                "batch, so the number of rows in a step does not depend on the number of workers. "
+                "Leave `scale_lr` out, or pass rows"
             )
         if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
             raise InputError(
@@ -106,8 +106,8 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         held += sum(array.nbytes for array in leaves.values())
         if held > MOST_BYTES:
             raise InputError(
-                f"`{name}` is a data set of more than {MOST_BYTES >> 30} GiB, or an infinite one, "
-                f"and this process would have to hold all of it. {_ELSE}"
+                f"`{name}` is an infinite data set, or one of more than {MOST_BYTES >> 30} GiB, "
+                f"and this process would have to hold all of it in memory. {_ELSE}"
             )
         parts.append(leaves)
         digests.append(_digest(leaves))
@@ -182,7 +182,9 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
         leaves = {key: np.asarray(leaf) for key, leaf in flatten(element).items()}
         flat = [key for key, array in leaves.items() if array.ndim == 0]
         if flat:
-            raise InputError(f"`{flat[0]}` of the data set `{name}` is one number, not a batch")
+            raise InputError(
+                f"`{flat[0]}` of the data set `{name}` is a single number, not a batch"
+            )
         counts = {key: len(array) for key, array in leaves.items()}
         if len(set(counts.values())) > 1:
             raise InputError(
@@ -221,9 +223,10 @@ def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
         data.on_epoch_end()
     if [_digest(leaves) for leaves in _elements(data, name)] != digests:
         raise InputError(
-            f"`{name}` is a data set that yields other rows at each reading (it shuffles, draws at "
-            "random, or can be read only once), but the workers would use the rows of one reading "
-            f"in all epochs. Leave out .shuffle() and other random steps, or use epochs=1. {_ELSE}"
+            f"`{name}` is a data set that yields different rows each time it is read (it "
+            "shuffles, draws at random, or can be read only once), but the workers would use the "
+            "rows of one pass in all epochs. Leave out .shuffle() and other random steps, or use "
+            f"epochs=1. {_ELSE}"
         )
 
 
@@ -231,7 +234,7 @@ def _join(key: str, parts: list[Any], name: str) -> Any:
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InputError(
-            f"`{key}` of the data set `{name}` has rows of shape {shapes[0]} and of {shapes[1]} in "
-            "different batches: pad them to one shape"
+            f"`{key}` of the data set `{name}` has rows of shapes {shapes[0]} and {shapes[1]} in "
+            "different batches: pad them to the same shape"
         )
     return np.concatenate(parts)

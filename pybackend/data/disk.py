@@ -36,9 +36,9 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
             raise
         disk = shutil.disk_usage(folder)
         raise ClusterError(
-            f"the disk of {folder} is full: {show_bytes(disk.free)} of "
-            f"{show_bytes(disk.total)} are free, and the {content} need more. Free space there, or "
-            "set TMPDIR to a folder on a larger disk"
+            f"the disk that contains {folder} is full: {show_bytes(disk.free)} "
+            f"of {show_bytes(disk.total)} are free, and the {content} need more. Free up space "
+            "there, or set TMPDIR to a folder on a larger disk"
         ) from error
 
 
@@ -58,6 +58,6 @@ def naming_open_files() -> Iterator[None]:
             raise
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise ClusterError(
-            f"too many open files: this process may have {most}. Close files and connections, or "
-            "raise the limit before it starts (`ulimit -n 4096`)"
+            f"too many open files: the limit of this process is {most}. Close files and "
+            "connections, or raise the limit before it starts (`ulimit -n 4096`)"
         ) from error

@@ -115,7 +115,7 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
     if isinstance(spec.encode, Mapping):
         for column in spec.encode:
             if column not in features:
-                raise InputError(f"`encode` names {column!r}, which is not one of the features")
+                raise InputError(f"`encode` has {column!r}, which is not one of the features")
     chosen: dict[str, str] = {}
     for columns in inputs.values():
         for column in columns:
@@ -153,8 +153,8 @@ def _choose_encoding(
         is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
         if kind.depth or not (is_text or is_whole):
             raise InputError(
-                f"`encode` names {column!r}, which has type {kind.name}: expected text or whole "
-                "numbers; for others, name their values in `categories`"
+                f"`encode` has {column!r}, which has type {kind.name}: expected text or whole "
+                "numbers; for other types, list the values in `categories`"
             )
     if asked is None and has_categories:
         return "integer"
@@ -176,7 +176,7 @@ def _add_label_categories(
         values = _sort_values(distinct(label))
         if len(values) > MOST_CATEGORIES:
             raise InputError(
-                f"the label column {label!r} holds more than {MOST_CATEGORIES:,} distinct texts: "
+                f"the label column {label!r} has more than {MOST_CATEGORIES:,} distinct strings: "
                 "it is not a label"
             )
         if not values:
@@ -187,16 +187,18 @@ def _add_label_categories(
 
 def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
     if spec.known_from is not None:
-        return f"{what} holds text, but numbers in {spec.known_from}"
+        return f"{what} contains text, but numbers in {spec.known_from}"
     return (
-        f"{what} holds text, and its codes must be those of the training: give their values in "
-        f"order, DataOptions(categories={{{column!r}: [...]}}), or pass the training's result as "
+        f"{what} contains text, which needs the same codes as in training: list its values in "
+        f"order, DataOptions(categories={{{column!r}: [...]}}), or pass the training result as "
         "the model"
     )
 
 
 def _explain_empty(what: str) -> str:
-    return f"{what} has no values to encode: the data have no rows, or it holds only nulls"
+    return (
+        f"{what} has no values to encode: the data has no rows, or the column contains only nulls"
+    )
 
 
 def _sort_values(values: Iterable[Any]) -> list[Any]:

@@ -60,7 +60,7 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
         found = [file for one in uri for file in find_files(one, name)]
         for file, count in Counter(found).items():
             if count > 1:
-                raise InputError(f"`{name}` has the file {file!r} {count} times")
+                raise InputError(f"`{name}` lists the file {file!r} {count} times")
         return found
     if is_pattern(uri):
         matches = _match(uri, name)
@@ -133,7 +133,8 @@ def check_folder(uri: str, argument: str) -> None:
         raise InputError(f"`{argument}`: {uri!r} cannot be written: {folder!r} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
-            f"`{argument}`: {uri!r} cannot be written: you may not write to the folder {folder!r}"
+            f"`{argument}`: {uri!r} cannot be written: you do not have permission to write to the "
+            f"folder {folder!r}"
         )
 
 
@@ -200,7 +201,8 @@ def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise InputError(
-            f"`{name}`: reading {uri!r} needs the Python package fsspec, and that of its scheme"
+            f"`{name}`: reading {uri!r} needs the Python package fsspec, and the package for its "
+            "scheme"
         ) from error
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)

@@ -153,9 +153,9 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
             if len(column) and not find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
-                    f"column {name!r} has no value among its categories ({known}"
-                    f"{', ...' if len(values) > _LISTED else ''}), but e.g. "
-                    f"{column[0].as_py()!r}: no row has a prediction",
+                    f"column {name!r} has none of its categories "
+                    f"({known}{', ...' if len(values) > _LISTED else ''}), but other values such "
+                    f"as {column[0].as_py()!r}: no row gets a prediction",
                     stacklevel=2,
                 )
 
@@ -271,8 +271,8 @@ def _add_targets(
         column = keys[key]
         if column in table.names:
             raise InputError(
-                f"the data frame in `{name}` has a column {column!r}, and {key} is passed, too: "
-                "drop the column, or pass the data frame alone"
+                f"the data frame in `{name}` has a column {column!r}, but {key} is also passed "
+                "separately: drop the column, or pass the data frame alone"
             )
         array = _read_target(part, key, floatx, name)
         if len(array) != table.rows:
@@ -360,7 +360,7 @@ def _arrow_column(series: Any, name: str) -> Any:
         return pa.Array.from_pandas(_nested_lists(series))
     except OverflowError as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` has whole numbers of more than 64 bits"
+            f"column {series.name!r} of `{name}` contains integers wider than 64 bits"
         ) from error
     except UnicodeError as error:
         raise InputError(

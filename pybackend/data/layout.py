@@ -136,9 +136,9 @@ def _read(path: Path) -> dict[str, Any]:
 def report_damage(path: Path) -> ClusterError:
     """Return the error for a file of rows that was altered."""
     return ClusterError(
-        f"{path}, a file of this worker's rows, was altered or truncated after it was written, on "
-        f"{socket.gethostname()}: check that disk, or set TMPDIR to a folder on another one, and "
-        "start again"
+        f"{path}, which contains this worker's rows, was altered or truncated "
+        f"on {socket.gethostname()} after it was written: check that disk, or set TMPDIR to a "
+        "folder on another disk, and start again"
     )
 
 
@@ -168,7 +168,7 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
         if len(known) > 1:
             raise InputError(
                 f"the rows of {argument} differ in width or type ({'; '.join(sorted(known))}): "
-                "every row needs the same"
+                "all rows must match"
             )
 
 

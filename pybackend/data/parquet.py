@@ -221,8 +221,8 @@ def _read_ranges(
             groups
         ):
             raise InputError(
-                f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when the "
-                "training began: it was replaced, or is another file on this host"
+                f"{file} has {metadata.num_rows} rows here, but had {sum(groups)} when training "
+                "began: it was replaced, or is a different file on this host"
             )
         viewed = any(map(has_views, parquet.schema_arrow.types))
         begin = 0
@@ -263,6 +263,6 @@ def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
             place = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (
-        f"the columns of {file} are not those of {first}: column {place + 1} is {here}, expected "
-        f"{there}"
+        f"the columns of {file} differ from those of {first}: column {place + 1} is {here}, "
+        f"expected {there}"
     )

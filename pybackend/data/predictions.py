@@ -171,8 +171,8 @@ def _check_shape(output: Output, numbers: Array) -> None:
     )
     if not fits:
         raise InputError(
-            f"the model gave rows of shape {shape}, but its layers have {output.shape}: does a "
-            "custom `predict_step` change them?"
+            f"the model returned rows of shape {shape}, but its layers produce {output.shape}: "
+            "does a custom `predict_step` change them?"
         )
 
 

@@ -112,19 +112,19 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(
-            f"the function `{name}` returned {type(data).__name__}; expected a tf.data.Dataset"
+            f"the `{name}` function returned {type(data).__name__}; expected a tf.data.Dataset"
         )
     spec = data.element_spec
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
         raise InputError(
-            f"the data set of the function `{name}` has elements {spec}; expected x, (x, y) or "
-            "(x, y, sample_weight)"
+            f"the data set that the `{name}` function returned has elements {spec}; expected x, "
+            "(x, y) or (x, y, sample_weight)"
         )
     for key, leaf in flatten(spec).items():
         if not isinstance(leaf, tf.TensorSpec) or leaf.shape.rank in (0, None):
             raise InputError(
-                f"`{key}` of the data set of the function `{name}` is {leaf}; expected batches of "
-                "dense tensors: use .batch(), and pad ragged tensors"
+                f"`{key}` in the data set that the `{name}` function returned is {leaf}; expected "
+                "batches of dense tensors: use .batch(), and pad ragged tensors"
             )
     return data
 
@@ -147,7 +147,7 @@ def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapp
 
 def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise InputError(f"the function `{argument}` returns infinite data: use .take()")
+        raise InputError(f"the `{argument}` function returns infinite data: use .take()")
     with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
@@ -155,7 +155,7 @@ def _store_dataset(data: Any, folder: Path, argument: str) -> None:
             if len(set(counts.values())) > 1:
                 raise InputError(
                     f"{describe_uneven(argument, counts)}. Only training accepts such batches: "
-                    "call `evaluate` of the trained model on them"
+                    "call the trained model's `evaluate` on them"
                 )
             if any(counts.values()):
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
@@ -166,6 +166,6 @@ def _to_storable(leaf: Any, argument: str) -> Any:
         return leaf
     texts = leaf.reshape(-1).tolist()
     if len(texts) != len(leaf):
-        raise InputError(f"the function `{argument}` must return one string per row")
+        raise InputError(f"the `{argument}` function must return one string per row")
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
     return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)

@@ -84,9 +84,9 @@ class RowStoreWriter:
         for key, column in columns.items():
             if not isinstance(column, Ragged) and Kind.of(column) != self.kinds[key]:
                 raise InputError(
-                    f"rows of {key!r} have shape {column.shape[1:]} and type {column.dtype} after "
-                    f"rows of {self.kinds[key].shape} and {self.kinds[key].dtype}: all need the "
-                    "same (pad them to one length)"
+                    f"rows of {key!r} have shape {column.shape[1:]} and type {column.dtype}, but "
+                    f"earlier rows have {self.kinds[key].shape} and {self.kinds[key].dtype}: all "
+                    "rows must match (pad them to the same length)"
                 )
         fields: dict[str, Array] = {}
         with naming_full_disk(self._folder, "rows"):

@@ -52,8 +52,8 @@ def decode_lines(path: Path) -> Iterator[Any]:
                     batches = _decode_line(line.strip())
                 except Exception as error:  # damage ends in errors of all kinds
                     raise ClusterError(
-                        f"line {number} of {path} is damaged ({error}): these are rows that Spark "
-                        "sent to this worker. Run the job again"
+                        f"line {number} of {path} is damaged ({error}): it contains rows that "
+                        "Spark sent to this worker. Run the job again"
                     ) from error
                 yield from batches
 

@@ -68,7 +68,7 @@ def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[
     )
     return [
         f"{', '.join(map(_describe_missing, missing))} for {python} on {_list_hosts(hosts)}: "
-        f"run there {command}"
+        f"run {command} there"
         for (python, command, missing), hosts in found.items()
     ]
 
@@ -87,7 +87,8 @@ def _different_versions(workers: Sequence[Worker]) -> list[str]:
                 f"{number} on {_list_hosts(hosts)}" for number, hosts in found.items()
             )
             sentences.append(
-                f"hosts have different versions of {TITLES[name]}: {shown}: install the same on all"
+                f"hosts have different versions of {TITLES[name]}: {shown}: install the same "
+                "version on all of them"
             )
     return sentences
 
@@ -95,8 +96,8 @@ def _different_versions(workers: Sequence[Worker]) -> list[str]:
 def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
     own = _minor_version(driver)
     sentences = [
-        f"Python {minor} on {_list_hosts(hosts)} differs from the driver's {own}, and "
-        "functions travel as code that only the same minor version runs: set PYSPARK_PYTHON to a "
+        f"Python {minor} on {_list_hosts(hosts)} differs from the driver's {own}, but functions "
+        "are sent as code that runs only on the same minor version: set PYSPARK_PYTHON to a "
         f"Python {own} that exists there"
         for minor, hosts in _group_hosts((_minor_version(w), w) for w in workers).items()
         if minor != own
@@ -109,17 +110,17 @@ def _unlike_the_driver(workers: Sequence[Worker], driver: Worker) -> list[str]:
     ]
     if same_path:  # R puts its own folders before others
         sentences.append(
-            f"{driver['python']} is Python {same_path[0]['python_version']} on the workers and "
-            f"{driver['python_version']} here: they load another libpython. Unset LD_LIBRARY_PATH "
-            "where Spark is started, or in R start Python, by reticulate::py_config(), before "
-            "spark_connect()"
+            f"{driver['python']} is Python {same_path[0]['python_version']} on the workers "
+            f"and {driver['python_version']} here: they load a different libpython. Unset "
+            "LD_LIBRARY_PATH where Spark is started, or in R, start Python with "
+            "reticulate::py_config() before spark_connect()"
         )
     # A model is sent as a Keras file, which an older Keras may not read.
     theirs = {w["keras"] for w in workers}
     if len(theirs) == 1 and driver["keras"] is not None and not theirs & {driver["keras"], None}:
         sentences.append(
             f"the driver has Keras {driver['keras']} and the workers have {theirs.pop()}: install "
-            "the same, for models travel between them as files"
+            "the same version on all of them, because models are sent between them as files"
         )
     return sentences
 
@@ -130,8 +131,8 @@ def _loopback_addresses(workers: Sequence[Worker]) -> list[str]:
         return []
     found = _group_hosts((w["host"], w) for w in workers if _is_loopback(w))
     return [
-        f"{_list_hosts(hosts)} took part as {address}, which no other host can reach: give the "
-        "host's own name its real address in /etc/hosts there, or set SPARK_LOCAL_IP there"
+        f"{_list_hosts(hosts)} joined as {address}, which no other host can reach: in /etc/hosts "
+        "there, give the host's own name its real address, or set SPARK_LOCAL_IP there"
         for address, hosts in found.items()
     ]
 
@@ -139,8 +140,8 @@ def _loopback_addresses(workers: Sequence[Worker]) -> list[str]:
 def _not_listening(workers: Sequence[Worker]) -> list[str]:
     return [
         f"worker {w['rank']} on {name_host(w)} cannot listen at {w['address']} "
-        f"({w['listen_error']}): see what takes that port or forbids listening there, then probe "
-        "again"
+        f"({w['listen_error']}): find out what uses that port or blocks listening on it, then "
+        "probe again"
         for w in workers
         if w["listen_error"] is not None
     ]
@@ -182,7 +183,7 @@ def _advise(worker: Worker, other: Worker, reason: str) -> str:
     if one == two:
         return f"a firewall on that host: open {ports} to its own workers"
     opened = f"open {ports} of {two} to {one}"
-    elsewhere = f"set SPARK_LOCAL_IP on {two} to an address that {one} reaches"
+    elsewhere = f"set SPARK_LOCAL_IP on {two} to an address that {one} can reach"
     if reason == TIMED_OUT:
         return f"a firewall between the two hosts: {opened}, or {elsewhere}"
     if reason == REFUSED:

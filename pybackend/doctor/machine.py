@@ -126,7 +126,7 @@ def _spark_problems(found: dict[str, Any]) -> list[str]:
     if found["pyspark"] is not None and found["pyarrow"] is None:
         problems.append("pyspark is installed without pyarrow, which training on Spark needs")
     if found["pyspark"] is not None and found["java"] is None:
-        problems.append("no Java was found: a local Spark needs Java 17")
+        problems.append("no Java was found: running Spark locally needs Java 17")
     return problems
 
 

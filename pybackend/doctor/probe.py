@@ -79,10 +79,9 @@ def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
         begin = "fix the problem above" if len(wrong) == 1 else "fix the first problem above"
         verdict = f"not ready: {begin}, then probe again"
     else:
-        verdict = (
-            f"ready: {_count(len(workers), 'worker')} on {_count(len(found), 'host')}"
-            f"{', and each reaches all others' if len(workers) > 1 else ''}"
-        )
+        reach = ", and each can reach all others" if len(workers) > 1 else ""
+        counted = f"{_count(len(workers), 'worker')} on {_count(len(found), 'host')}"
+        verdict = f"ready: {counted}{reach}"
     return {"workers": workers, "hosts": found, "problems": wrong, "verdict": verdict}
 
 

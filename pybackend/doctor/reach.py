@@ -124,7 +124,8 @@ async def _welcome(server: socket.socket, expected: int) -> None:
 
 async def _find_reason(address: str, deadline: float, crowd: asyncio.Semaphore) -> str | None:
     """Return why an address was not reached; None if it was."""
-    reason: str | None = "not tried in time"  # if hundreds time out, the last are not tried
+    # If hundreds time out, the last are not tried.
+    reason: str | None = "no time was left to try it"
     while time.monotonic() < deadline:
         async with crowd:
             reason = await _attempt(address)

@@ -216,7 +216,9 @@ class Auditor:
             self._spent += time.monotonic() - began
         else:
             if self._window.digest != self._digest():
-                self._window.reason = "a callback changes weights while gradients are added up"
+                self._window.reason = (
+                    "a callback changes weights while gradients are being accumulated"
+                )
             values = self._read_numbers()
             saved = self._window.numbers
             self._window.changed.append(
@@ -374,8 +376,8 @@ class Auditor:
             return "if `data` is a function, only the first batch of an epoch is stored"
         if isinstance(self._feed, PipelineFeed) and self._feed.is_uneven:
             return (
-                "arrays of a batch have different numbers of rows, and cannot be concatenated over "
-                "the workers"
+                "arrays of a batch have different numbers of rows, and cannot be concatenated "
+                "across the workers"
             )
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"

@@ -77,7 +77,7 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
     for name, found in shapes.items():
         if len(found) > 1:
-            raise UnequalRows(f"rows of {name!r} have different shapes on the workers")
+            raise UnequalRows(f"rows of {name!r} have different shapes on different workers")
     joined = {name: np.concatenate([one[name] for one in with_rows])[order] for name in shapes}
     parts = [np.flatnonzero(ranks[order] == rank) for rank in range(len(counts))]
     return GlobalRows(nest(joined), parts)

@@ -118,7 +118,7 @@ class CheckpointWriter:
             self._emit(Note(self._failures.popleft()))
 
     def _describe_last(self) -> str:
-        return f"the newest one is of {self._last}" if self._last else "none has been written yet"
+        return f"the newest one is from {self._last}" if self._last else "none has been written yet"
 
     def _run(self) -> None:
         while True:
@@ -272,7 +272,10 @@ class Checkpointing(keras.callbacks.Callback):
         """Report attributes that are not saved, once each; hooks may have created them."""
         lost = [name for name in self._state.find_lost() if name not in self._reported]
         if lost:
-            text = f"checkpoints do not store {', '.join(lost)} of the callbacks: not plain data"
+            text = (
+                "checkpoints do not store these attributes of callbacks, which are not plain "
+                f"data: {', '.join(lost)}"
+            )
             self._emit(Note(text))
             self._reported.update(lost)
 

@@ -191,8 +191,8 @@ class EpochKeeper(keras.callbacks.Callback):
             self._start.state.clear()  # it may be large, and others refer to it
         if lost := self._state.find_lost():
             text = (
-                f"an epoch that is repeated cannot restore {', '.join(lost)} of the callbacks (not "
-                "plain data): they have the values from the interruption"
+                "repeating an epoch does not restore these attributes of callbacks, which are not "
+                f"plain data: {', '.join(lost)}. They keep their values from the interruption"
             )
             self._emit(Note(text))
 

@@ -136,8 +136,9 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
     if not has_keras_train_step(model):
         text = (
             "the model has its own train_step: the gradients it passes to optimizers are averaged "
-            "over the workers, and the values it logs are averaged by rows, but everything else "
-            "(such as gradients that it clips itself) is computed from each worker's own rows"
+            "over the workers, and the values it logs are averaged, weighted by rows, but "
+            "everything else (such as gradients that it clips itself) is computed from each "
+            "worker's own rows"
         )
         emit(Note(text))
     others = sorted(find_other_optimizers(model))

@@ -417,9 +417,9 @@ def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> 
         for one, other in zip(everyone[0], arrays, strict=True):
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
-                    f"rows of workers {ranks[0]} and {rank} have the shapes {one.shape[1:]} and "
-                    f"{other.shape[1:]}: a loss or metric over the global batch needs the same "
-                    "shape on all workers, so pad rows to one length"
+                    f"rows of workers {ranks[0]} and {rank} have the shapes {one.shape[1:]} "
+                    f"and {other.shape[1:]}: a loss or metric over the global batch needs the "
+                    "same shape on all workers, so pad rows to the same length"
                 )
 
 

@@ -124,6 +124,6 @@ def _compare_first_weights(replica: Replica) -> None:
     if differing:
         text = (
             f"the initial weights of worker {', '.join(map(str, differing))} differed from those "
-            "of worker 0 (seeded by rank?): all start with worker 0's"
+            "of worker 0 (seeded by rank?): all workers start with those of worker 0"
         )
         replica.emit(Note(text))

@@ -95,15 +95,15 @@ class PipelineFeed:
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
-                f"the function `data` returns infinite data on worker {endless[0]}: pass "
+                f"the `data` function returns infinite data on worker {endless[0]}: pass "
                 "`steps_per_epoch`"
             )
         if not endless and max(batches) == 0:
-            raise InputError("the function `data` returned no batch on any worker")
+            raise InputError("the `data` function returned no batches on any worker")
         if limit is not None and not endless and limit > max(batches):
             raise InputError(
-                f"`steps_per_epoch` is {limit}, but the function `data` gives at most "
-                f"{max(batches)} batches on a worker"
+                f"`steps_per_epoch` is {limit}, but the `data` function returns at "
+                f"most {max(batches)} batches on a worker"
             )
         return limit or max(batches)
 
@@ -125,9 +125,10 @@ class PipelineFeed:
         rows = np.concatenate(self._collective.all_gather(own))
         if not rows.any():
             raise InputError(
-                f"the function `data` gave no rows for step {self._steps_taken} of "
-                f"{self.steps} on any worker: a pipeline must return its batches in every epoch, "
-                "not only once (an iterator is used up), and as many as `steps_per_epoch` requires"
+                f"the `data` function returned no rows for step {self._steps_taken} "
+                f"of {self.steps} on any worker: a pipeline must return its batches in every "
+                "epoch, not only once (an iterator is used up after one pass), and as many of "
+                "them as `steps_per_epoch` requires"
             )
         return rows
 

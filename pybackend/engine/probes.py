@@ -184,12 +184,12 @@ def count_rows(rows: Any) -> int:
 
 
 _ABOUT_TEST_STEP = (
-    "the model has its own test_step: its results are averaged over the workers by rows, which is "
-    "correct only for means over rows"
+    "the model has its own test_step: its results are averaged over the workers, weighted by "
+    "rows, which is correct only for means over rows"
 )
 _ABOUT_MIXING = (
-    "a layer combines the rows of a batch also outside of training: predictions and the metrics of "
-    "an evaluation depend on each worker's own batches"
+    "a layer combines the rows of a batch outside of training too: predictions and evaluation "
+    "metrics depend on each worker's own batches"
 )
 _MOST_TRIED = 32
 # Rows to check for a small model and small rows, even if a step has fewer.

@@ -73,8 +73,8 @@ def fit_in_memory(
         emit(
             Note(
                 f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
-                f"the same order: those of worker {first} are {show_bytes(everyone[first, 0])}, "
-                f"but it may use {show_bytes(shares[first])} of memory"
+                f"the same order: worker {first} has {show_bytes(everyone[first, 0])} of rows, "
+                f"but may use only {show_bytes(shares[first])} of memory"
             )
         )
     return not is_large[collective.rank]
@@ -146,7 +146,7 @@ _ABOUT_UNTRIED_METRICS = (
 )
 _ABOUT_UNEVEN = (
     "the arrays of a batch have different numbers of rows: gradients are weighted by the rows of "
-    "`y`, which is exact if the loss is a mean over these; no step is audited"
+    "`y`, which is exact if the loss is a mean over these; no steps are audited"
 )
 
 
@@ -292,7 +292,7 @@ def _make_feed(
         if job.workers > 1 and not job.has_global_loss and has_masked_loss(model):
             raise InputError(
                 "masks reach the loss of this model, so its steps must be weighted by their "
-                "unmasked time steps: pass the rows themselves, not a function `data`"
+                "unmasked time steps: pass the rows themselves, not a `data` function"
             )
         pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
         return pipeline_feed, pipeline_feed.sample

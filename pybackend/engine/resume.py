@@ -78,8 +78,8 @@ def _describe_rows(rows: Rows, collective: Collective) -> list[list[Any]]:
 
 
 _ABOUT_PIPELINES = (
-    "a resumed training calls the function `data` again: its result equals that of an "
-    "uninterrupted training if the function returns the same batches in every epoch"
+    "a resumed training run calls the `data` function again: its result equals that of an "
+    "uninterrupted run if the function returns the same batches in every epoch"
 )
 
 
@@ -212,10 +212,10 @@ def _find(
         return None
     newest = store.find_newest(lambda text: emit(Note(text)))
     if newest is None:
-        emit(Note(f"there is no checkpoint at {store.uri!r}: the training starts from scratch"))
+        emit(Note(f"there is no checkpoint at {store.uri!r}: training starts from scratch"))
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
-    emit(Note(f"the training resumes from the checkpoint of {newest.manifest.place}"))
+    emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))
     emit(Resumed(newest.manifest.place))
     return newest
 
@@ -241,7 +241,7 @@ def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:
     """Report what the result of a pipeline depends on; raise `InputError` for endless data."""
     if feed.fit_options:
         raise InputError(
-            "`checkpoint` needs a function `data` whose batches end with each epoch: the position "
+            "`checkpoint` needs a `data` function whose batches end with each epoch: the position "
             "in infinite data cannot be restored. Omit `steps_per_epoch`, or pass rows or files"
         )
     emit(Note(_ABOUT_PIPELINES))

@@ -35,8 +35,8 @@ _OTHERS_TRAINED = {
         "a callback froze or unfroze layers: the trained model has a new optimizer without state"
     ),
     True: (
-        "a callback froze or unfroze layers: in the trained model the same layers are frozen as "
-        "before the training"
+        "a callback froze or unfroze layers: in the trained model, the same layers are frozen as "
+        "before training"
     ),
 }
 
@@ -84,8 +84,8 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
         plans = [plan for plan in plans if plan.format == kind]
         if not plans:
             raise InputError(
-                f"this model can only be written as HDF5: `model_uri` must end in .h5, not be "
-                f"{job.model_uri!r}"
+                "this model can only be written as HDF5: `model_uri` must end in .h5, but "
+                f"is {job.model_uri!r}"
             )
     failure: SerializationError | None = None
     for plan in plans:
@@ -126,7 +126,7 @@ def _check_can_be_read(
                     weight.assign(weight + 1)
         read_weights(copy, data, plan.format, inputs)
         if find_other_weights(loaded.model, copy):
-            raise SerializationError("the file does not hold all of the weights")
+            raise SerializationError("the file does not contain all of the weights")
 
 
 def _has_learned_words(layer: Any) -> bool:
@@ -137,8 +137,8 @@ def _has_learned_words(layer: Any) -> bool:
 def _check_size(size: int, job: TrainingJob) -> None:
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
-            f"the trained model will have {size / 1e6:,.0f} MB, but at most "
-            f"{job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a "
+            f"the trained model takes {size / 1e6:,.0f} MB, but at "
+            f"most {job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a "
             "path that all hosts share or a URI, e.g. model_uri='s3://bucket/model.h5'"
         )
 

@@ -128,8 +128,8 @@ def _check_writable(uri: str) -> None:
         tf.io.gfile.makedirs(uri)
     except tf.errors.OpError as error:
         raise InputError(
-            f"`tensorboard`: TensorFlow cannot write to {uri!r} ({error.message}): name a folder "
-            "without a scheme; the driver writes to it"
+            f"`tensorboard`: TensorFlow cannot write to {uri!r} ({error.message}): specify a "
+            "folder without a scheme, which the driver writes to"
         ) from error
 
 

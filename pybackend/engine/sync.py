@@ -184,8 +184,8 @@ class EpochSync(keras.callbacks.Callback):
         for kind, monitor in find_unmonitored(self.evaluated_by, logs):
             lacks = " without validation data" if self._validation is None else ""
             text = (
-                f"{kind} monitors {monitor!r}, which epochs{lacks} do not have: it does nothing. "
-                f"They have {', '.join(map(repr, logs))}"
+                f"{kind} monitors {monitor!r}, which is not available{lacks}: it has no effect. "
+                f"The available metrics are {', '.join(map(repr, logs))}"
             )
             self._emit(Note(text))
 
@@ -282,7 +282,7 @@ class StopTogether(keras.callbacks.Callback):
             raise InputError(
                 f"before epoch {epoch + 1} a callback called compile(), but the workers exchange "
                 "gradients in the optimizer and the function that were compiled before. Train in "
-                "two calls: up to there, then compile `result.model` and train it with "
+                "two calls: first up to that epoch, then compile `result.model` and train it with "
                 f"`initial_epoch={epoch}`"
             )
 
@@ -316,7 +316,7 @@ class StopTogether(keras.callbacks.Callback):
             self._has_drifted = True
         if differing:
             raise ClusterError(
-                f"after epoch {epoch + 1} the variable {min(differing.values())!r} of worker "
-                f"{', '.join(map(str, differing))} differs from that of worker 0: a callback, a "
-                "layer or a custom train_step has changed it on one worker only"
+                f"after epoch {epoch + 1} the variable {min(differing.values())!r} of "
+                f"worker {', '.join(map(str, differing))} differs from that of worker 0: a "
+                "callback, a layer or a custom train_step changed it on only one worker"
             )

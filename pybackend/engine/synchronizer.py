@@ -124,7 +124,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
         elif Position(feed).is_uneven:
-            reason = "the exchange of the numbers of rows of a batch's arrays"
+            reason = "the exchange of row counts for each array of a batch"
         if reason is not None:
             replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False

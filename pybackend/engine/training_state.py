@@ -70,9 +70,9 @@ def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str
         there, own = state["settings"][name], first.get(name, "missing")
         if not (_is_path(there) and _is_path(own)):
             raise InputError(
-                f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, but "
-                f"{own} now. Pass the old value, set it in `on_train_begin` if it is not a "
-                "setting, or choose another folder in `checkpoint`"
+                f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, "
+                f"but {own} now. Pass the old value, set it in `on_train_begin` if it is not a "
+                "setting, or choose another folder for `checkpoint`"
             )
     unchanged = (here - set(state["changed"])) | _find_derived_paths(callback)
     operations = {name: getattr(keras.ops, one) for name, one in state["operations"].items()}
@@ -127,7 +127,7 @@ def _describe(value: Any) -> str:
     encoded = encode_state(value)
     if len(encoded) <= _SHOWN_BYTES or isinstance(value, str):
         return repr(value)
-    return f"a {type(value).__name__} of digest {hashlib.sha256(encoded).hexdigest()[:12]}"
+    return f"a {type(value).__name__} with digest {hashlib.sha256(encoded).hexdigest()[:12]}"
 
 
 def _find_derived_paths(callback: Any) -> set[str]:
@@ -303,9 +303,9 @@ class TrainingState:
         seeds = {id(v) for v in _find_seeds(self._model)}
         if len(variables) != len(state["variables"]):
             raise ClusterError(
-                f"the checkpoint has {len(state['variables'])} variables, but the training has "
-                f"{len(variables)} before its first step: create them in `__init__` or `build`, "
-                "and train with the release of Keras that wrote the checkpoint"
+                f"the checkpoint has {len(state['variables'])} variables, but training "
+                f"has {len(variables)} before its first step: create them in `__init__` or "
+                "`build`, and train with the release of Keras that wrote the checkpoint"
             )
         for number, variable in enumerate(variables):
             if is_same_group or id(variable) not in seeds:

@@ -124,8 +124,8 @@ class Judge:
         ]
         if not all(result.is_repeatable for result in results):
             return {
-                "skipped": "a step has a different result each time, because it draws random "
-                "numbers in its own way"
+                "skipped": "a step has a different result each time, because it draws its own "
+                "random numbers"
             }
         if not self._has_learned(before, found) and not self._has_learned(before, expected):
             return {"has_learned": False}
@@ -137,7 +137,9 @@ class Judge:
             "metrics": results[1].largest,
         }
         if self._has_overflowed(before, found, expected):
-            return {"skipped": "gradients in half precision overflowed, which is normal at times"}
+            return {
+                "skipped": "gradients in half precision overflowed, which is expected occasionally"
+            }
         results[0] = self._leave_out_rounding(results[0], before, found, expected)
         if any(result.differing for result in results):
             return verdict | {"error": self._describe(results, place, rows)}
@@ -276,7 +278,7 @@ class Judge:
         if differing and differing <= set(self._state.list_statistics()):
             return (
                 "The weights are equal, but a variable that is not trained changes by something "
-                "other than a mean over the rows, e.g. by their sum or maximum: update it by a "
+                "other than a mean over the rows, e.g. by their sum or maximum: update it with a "
                 "mean, or from values that are the same on all workers, such as weights"
             )
         losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
@@ -295,10 +297,10 @@ class Judge:
         if not has_keras_train_step(self._model):
             return (
                 "The model's own train_step, a loss or a layer combines the rows of a batch. If a "
-                "loss has a value for each row, take the mean (a tape sums the values). Compute a "
-                "loss that compares rows with `self.compute_loss()`, and give `exchange` the "
-                "option loss_over='global batch'. Clip gradients with the `clipnorm` of the "
-                "optimizer"
+                "loss has a value for each row, take the mean (a tape sums the values). If a loss "
+                "compares rows with each other, compute it with `self.compute_loss()`, and set "
+                "loss_over='global batch' in `exchange`. Clip gradients with the optimizer's "
+                "`clipnorm`"
             )
         if self._exchange.over.loss:
             return (
@@ -307,10 +309,9 @@ class Judge:
                 "Update metrics in `compute_metrics()` or `train_step()`, not in `compute_loss()`"
             )
         return (
-            "The loss or a layer combines the rows of a batch: give `exchange` the option "
-            "loss_over='global batch', with which the loss gets the rows of all workers. The "
-            "argument of `add_loss` must be a mean over rows, and a layer must compute each row "
-            "separately"
+            "The loss or a layer combines the rows of a batch: set loss_over='global batch' in "
+            "`exchange`, so that the loss gets the rows of all workers. The argument of "
+            "`add_loss` must be a mean over rows, and a layer must compute each row separately"
         )
 
 

@@ -158,9 +158,9 @@ class Feeder:
         # Each attempt asks all running workers, so every worker that runs now would know of it.
         if lost and any(answer.was_asked for answer in known):
             raise ClusterError(
-                f"Spark retries a task, and {lost[0]} cannot be asked which of its rows it took: a "
-                "row might be used twice. Its function returned, or this host cannot reach it over "
-                "the network; all functions must take rows until the feeds end"
+                f"Spark retried a task, but {lost[0]} cannot be asked which of its rows it took: "
+                "a row might be used twice. Its function returned, or this host cannot reach it "
+                "over the network; all functions must take rows until the feeds end"
             )
         return known
 
@@ -184,8 +184,8 @@ class Feeder:
                 break
         if not found:
             raise ClusterError(
-                f"no worker takes rows any more: {', '.join(errors)}. Their functions returned or "
-                "failed, or this host cannot reach them over the network; TFCluster.shutdown() "
+                f"no worker is taking rows anymore: {', '.join(errors)}. Their functions returned "
+                "or failed, or this host cannot reach them over the network; TFCluster.shutdown() "
                 "shows the reason"
             )
         rank = _agree(begins, found)
@@ -309,23 +309,22 @@ class _Conversation:
     def _give_up(self) -> None:
         if self._wants_results and self.taken == self._sent:
             raise FeedTimeoutError(
-                f"timeout while feeding: {self._worker} returned no result for "
-                f"{self._timeout:g} s (feed_timeout), after {self._received} results for "
-                f"{self._sent} rows. Its function is computing, or did not pass batch_results() "
-                "one result per row"
+                f"timeout while feeding: {self._worker} returned no result for {self._timeout:g} "
+                f"s (feed_timeout), after {self._received} results for {self._sent} rows. Its "
+                "function is still computing, or did not pass batch_results() one result per row"
             )
         raise FeedTimeoutError(
             f"timeout while feeding: {self._worker} took no row for {self._timeout:g} s "
-            f"(feed_timeout), after {self.taken} of {self._sent} rows. Its function is computing, "
-            "waits for another worker that has no rows, or does not call next_batch(): raise "
-            "feed_timeout, or check the function"
+            f"(feed_timeout), after {self.taken} of {self._sent} rows. Its function is still "
+            "computing, is waiting for another worker that has no rows, or does not call "
+            "next_batch(): raise feed_timeout, or check the function"
         )
 
 
 _OTHER_ROWS = (
-    "Spark retried a task, and its rows are not those that were taken before, or are in another "
+    "Spark retried a task, but its rows differ from those taken before, or are in a different "
     "order: rows might be lost or used twice. Cache, checkpoint or save the rows before you feed "
-    "them, as the rows of a shuffle or a random choice can differ each time"
+    "them, because a shuffle or random sample can return different rows each time"
 )
 
 

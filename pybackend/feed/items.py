@@ -345,7 +345,7 @@ def _to_numpy(name: str, array: Any) -> Any:
     if pa.types.is_list(array.type) and len(array):
         lengths = np.diff(array.offsets.to_numpy())
         if (lengths != lengths[0]).any():
-            raise _no_array(name, "lists of several lengths")
+            raise _no_array(name, "lists of different lengths")
         inner = _to_numpy(name, array.flatten())
         return inner.reshape(len(array), int(lengths[0]), *inner.shape[1:])
     return array.to_numpy(zero_copy_only=False)
@@ -353,7 +353,7 @@ def _to_numpy(name: str, array: Any) -> Any:
 
 def _no_array(name: str, reason: str) -> InputError:
     return InputError(
-        f"next_batch() with `input_mapping` converts the columns of a DataFrame to arrays, but "
-        f"column {name!r} has {reason}: fill or drop such rows before, or feed df.rdd, whose "
+        "next_batch() with `input_mapping` converts the columns of a DataFrame to arrays, but "
+        f"column {name!r} has {reason}: fill or drop such rows first, or feed df.rdd, whose "
         "values are not converted"
     )

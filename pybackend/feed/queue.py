@@ -206,9 +206,9 @@ class RowQueue:
             with self.changed:
                 if not self._owed:
                     raise InputError(
-                        f"batch_results() received {len(rest)} results more than rows were taken "
-                        "by next_batch(): pass one result per row, and only for rows that "
-                        "TFCluster.inference() feeds"
+                        f"batch_results() received {len(rest)} more results than the number of "
+                        "rows that next_batch() took: pass one result per row, and only for rows "
+                        "that TFCluster.inference() feeds"
                     )
                 feed, owed = self._owed[0]
             part, rest = rest[:owed], rest[owed:]
@@ -268,9 +268,9 @@ class RowQueue:
                 given, since = owing.given, time.monotonic()
             elif time.monotonic() > since + _OWED_SECONDS:
                 raise InputError(
-                    "next_batch() waits for rows that will not come: batch_results() received "
-                    f"{owing.given} results for the {owing.taken} rows of a partition. Pass one "
-                    "result per row"
+                    "next_batch() is waiting for rows that will never arrive: batch_results() "
+                    f"received {owing.given} results for the {owing.taken} rows of a partition. "
+                    "Pass one result per row"
                 )
             self.changed.wait(_LOOK_SECONDS)
         self._current = find()

@@ -203,8 +203,8 @@ class FeedServer:
             return Done()
         if queue.has_stopped and feed.wants_results:
             return Fails(
-                f"the function ended the feed after {feed.given} results for {feed.rows} rows or "
-                "more of a partition: inference needs one result per row"
+                f"the function ended the feed after {feed.given} results for at least {feed.rows} "
+                "rows of a partition: inference needs one result per row"
             )
         return Skips() if queue.has_stopped else None
 

@@ -57,7 +57,7 @@ def _share(gpus: int, context: WorkerContext) -> list[str]:
     given = [gpu for gpu in os.environ.get(_GPUS, "").split(",") if gpu]
     if wanted > len(given):
         raise ClusterError(
-            f"worker {context.rank} needs {wanted} GPUs, but its task was given {len(given)}: "
+            f"worker {context.rank} needs {wanted} GPUs, but its task was assigned {len(given)}: "
             "set spark.executor.resource.gpu.amount and spark.task.resource.gpu.amount"
         )
     return given[:wanted]

@@ -68,7 +68,7 @@ def _make(module: Any, context: WorkerContext) -> Any:
         def allGather(self, message: str = "") -> list[str]:
             """Return the messages of all workers, by rank."""
             if not isinstance(message, str):
-                raise TypeError(f"allGather() takes text, not {type(message).__name__}")
+                raise TypeError(f"allGather() takes a string, not {type(message).__name__}")
             return context.gather("allGather", message)
 
         def barrier(self) -> None:
@@ -108,7 +108,7 @@ def _make(module: Any, context: WorkerContext) -> Any:
         def getLocalProperty(self, key: str) -> str | None:
             """Raise `ClusterError`: the driver's local properties do not reach the workers."""
             raise ClusterError(
-                f"the local property {key!r} of Spark does not reach the workers: pass it as an "
+                f"Spark's local property {key!r} does not reach the workers: pass it as an "
                 "argument of the function"
             )
 

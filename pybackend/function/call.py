@@ -99,8 +99,8 @@ def call_function(
     def tell(ended: Set[int]) -> None:
         for other in ended & set(ranks_of(job.roles, "evaluator")):
             hooks.note(
-                f"worker {other}, the evaluator, was ended {GRACE_SECONDS:g} s after the others "
-                "returned, and its value is None: to let it finish, make the chief wait for what "
+                f"worker {other}, the evaluator, was stopped {GRACE_SECONDS:g} s after the others "
+                "returned, so its value is None: to let it finish, make the chief wait for what "
                 "it writes"
             )
 

@@ -229,7 +229,7 @@ def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
         raise PeerLostError(answer.lost, hosts[answer.lost], answer.reason)
     raise ClusterError(
         f"the workers are not in the same call: {answer.reason}. All of them must call "
-        "all_gather() and barrier() equally often, in the same order"
+        "all_gather() and barrier() the same number of times, in the same order"
     )
 
 

@@ -104,4 +104,4 @@ def describe_stranger(callback: Any) -> str:
     """Explain why an object is not a callback."""
     advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
     name = type(callback).__name__
-    return f"`callbacks` holds {name}, which is not a keras.callbacks.Callback{advice}"
+    return f"`callbacks` contains {name}, which is not a keras.callbacks.Callback{advice}"

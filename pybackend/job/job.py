@@ -343,7 +343,7 @@ def _check_training(job: TrainingJob) -> None:
     if job.scale_lr is not None and isinstance(job.exchange, LocalSteps):
         raise InputError(
             "`scale_lr` cannot be combined with `LocalSteps`: a local step has the rows of one "
-            "worker, independent of their number. Omit `scale_lr`"
+            "worker, regardless of the number of workers. Omit `scale_lr`"
         )
     check_elastic(job)
 
@@ -370,18 +370,18 @@ def check_elastic(job: TrainingJob) -> None:
         named, reason = "exchange=LocalSteps(...)", "the weights of a lost worker would be lost"
     elif exchange.compression is not None:
         named = f"compression={exchange.compression!r}"
-        reason = "the rounding errors that a lost worker was to send later would be lost"
+        reason = "the rounding errors that a lost worker still had to send would be lost"
     elif exchange.transport != "tcp":
         named = f"transport={exchange.transport!r}"
         reason = "workers can neither leave nor join TensorFlow's collectives"
     elif job.steps_per_epoch is not None:
         named = "`steps_per_epoch`"
-        reason = "the first rows of an epoch depend on the workers of the epochs before"
+        reason = "the first rows of an epoch depend on the workers of earlier epochs"
     elif job.checkpoint is not None:
         named = "`checkpoint`"
         reason = (
-            "the workers hold the state of each epoch's beginning in memory; `restarts` starts "
-            "the training again if fewer than `min` workers are left"
+            "the workers keep the state at the start of each epoch in memory; `restarts` restarts "
+            "training if fewer than `min` workers are left"
         )
     else:
         return
@@ -433,7 +433,7 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
     for key, weight in sorted(job.class_weight, key=lambda pair: pair[0] in known):
         code = known.index(str(key)) if are_levels else _class_number(key, known)
         if code in codes:
-            raise InputError(f"`class_weight` names the class {key!r} twice")
+            raise InputError(f"`class_weight` has the class {key!r} twice")
         codes[code] = weight
     return replace(job, class_weight=tuple(sorted(codes.items())))
 

@@ -15,7 +15,7 @@ from pybackend.errors import Failure, TfdistError
 
 _PREEMPTED = "received SIGTERM"
 PREEMPTED = f"the process {_PREEMPTED}"
-RESTARTS = "with `restarts` it starts again by itself"
+RESTARTS = "with `restarts` it restarts automatically"
 # Signals within this time count as one: a process and its group may both get one.
 _SAME_SECONDS = 1.0
 
@@ -106,7 +106,7 @@ class PreemptedError(TfdistError):
     def __init__(self, ranks: Sequence[int], place: str, is_kept: bool) -> None:
         self.ranks = tuple(ranks)
         self.place = place
-        saved = "a checkpoint of it was written" if is_kept else "no checkpoint could be written"
+        saved = "a checkpoint was written" if is_kept else "no checkpoint could be written"
         super().__init__(f"all workers left the training after {place}; {saved}")
 
     def describe(self, rank: int) -> tuple[str, str]:

@@ -81,14 +81,16 @@ def check_scale_lr(value: Any) -> ScaleLearningRate | None:
 def _check_warmup(value: Any) -> float:
     number = as_number(value)
     if number is None or not (math.isfinite(number) and number >= 0):
-        raise InputError(f"`warmup_epochs` must be a number of at least 0, not {value!r}")
+        raise InputError(f"`warmup_epochs` must be at least 0, not {value!r}")
     return number
 
 
 def _check_decay(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
-    expected = "`decay` must map epochs to multiples of the rate, e.g. {30: 0.1, 60: 0.01}"
+    expected = (
+        "`decay` must map epochs to multipliers of the learning rate, e.g. {30: 0.1, 60: 0.01}"
+    )
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{expected}, not {value!r}")
     checked: dict[int, float] = {}
@@ -99,9 +101,9 @@ def _check_decay(value: Any) -> dict[int, float] | None:
         if epoch is None or not epoch.is_integer() or epoch < 0:
             raise InputError(f"{expected}; it has the epoch {key!r}")
         if number is None or not (math.isfinite(number) and number > 0):
-            raise InputError(f"{expected}; it has the multiple {multiple!r} for {key!r}")
+            raise InputError(f"{expected}; it has the multiplier {multiple!r} for {key!r}")
         if int(epoch) in checked:
-            raise InputError(f"`decay` names the epoch {int(epoch)} twice")
+            raise InputError(f"`decay` has the epoch {int(epoch)} twice")
         checked[int(epoch)] = number
     return dict(sorted(checked.items()))
 
@@ -363,8 +365,8 @@ def check_tfrecord_spec(spec: Any) -> None:
     """Check that a `tfrecord_spec` maps features to types, before anything is read."""
     if not isinstance(spec, Mapping) or not spec:
         raise InputError(
-            "`tfrecord_spec` must map the names of features to their types, e.g. "
-            f'{{"image": "bytes", "label": "int64"}}, not {spec!r}'
+            '`tfrecord_spec` must map feature names to their types, e.g. {"image": "bytes", '
+            f'"label": "int64"}}, not {spec!r}'
         )
     for name, kind in spec.items():
         if not isinstance(name, str):
@@ -387,7 +389,7 @@ def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"`{name}` must map names of columns, not {value!r}")
+        raise InputError(f"`{name}` must map column names, not {value!r}")
     return value
 
 
@@ -401,7 +403,7 @@ def _check_categories(column: str, values: Any) -> None:
     except TypeError:  # lists, or rows of an array
         different = 0
     if not len(values) or different < len(values):
-        raise InputError(f"`categories` of {column!r} must be different values, at least one")
+        raise InputError(f"`categories` of {column!r} must be distinct values, at least one")
 
 
 def _check_encode(value: Any) -> None:
@@ -427,7 +429,7 @@ def _check_promise(column: str, promise: Any) -> Promise:
     except (TypeError, ValueError):
         raise InputError(f"{expected}, not {promise!r}") from None
     if known.kind not in "fiub":
-        raise InputError(f"{expected}: {dtype!r} is not a type of numbers")
+        raise InputError(f"{expected}: {dtype!r} is not a numeric type")
     if sizes == [None]:
         return dtype, (None,)
     numbers = [as_number(size) for size in sizes]

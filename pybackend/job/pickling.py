@@ -172,9 +172,9 @@ def _name_class(part: Any) -> str:
 
 
 _ABOUT_R = (
-    "it holds an R function, which exists in this session only. Layers, losses and metrics written "
-    "in R need a `model_fn`: pass the function that builds and compiles the model, and the workers "
-    "call it. Callbacks must be Keras's own, or `observer()`"
+    "it contains an R function, which exists only in this session. Layers, losses and metrics "
+    "written in R need a `model_fn`: pass the function that builds and compiles the model, and "
+    "the workers call it. Callbacks must be Keras's own, or `observer()`"
 )
 
 

@@ -236,7 +236,7 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
             raise ValueError("it is empty")
         report = decode(text, WorkerReport)
         if report.rank != rank:
-            raise ValueError(f"it is of worker {report.rank}")
+            raise ValueError(f"it is from worker {report.rank}")
     except ValueError as error:
         return WorkerReport(rank, host, 0, failure=_describe(rank, host, error))
     return report
@@ -254,8 +254,8 @@ def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[st
     if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):
         shown = repr(value)[:80]
         raise ClusterError(
-            f"worker {report.rank} on {report.host} reported {shown} instead of metrics by name: "
-            f"{_ADVICE}"
+            f"worker {report.rank} on {report.host} reported {shown} instead of named "
+            f"metrics: {_ADVICE}"
         )
     return dict(value)
 

@@ -38,8 +38,8 @@ def check_strategy(value: Any) -> ParameterServer | None:
         return ParameterServer()
     if value == "tpu":
         raise InputError(
-            "strategy='tpu' needs a TPU, and workers are processes with CPUs or GPUs: leave it "
-            f"out to train on these. {_BY_HAND}, on a machine that has one"
+            "strategy='tpu' needs a TPU, but workers are processes with CPUs or GPUs: omit "
+            f"`strategy` to train on those. {_BY_HAND}, on a machine that has one"
         )
     if isinstance(value, str) and value in _INSTEAD:
         raise InputError(f"strategy={value!r} is not needed: {_INSTEAD[value]}. {_BY_HAND}")
@@ -67,8 +67,8 @@ def check_roles(value: Any) -> Roles:
         return ()
     if not isinstance(value, Mapping):
         raise InputError(
-            "`roles` must map roles to their numbers of workers, e.g. "
-            f"{{'chief': 1, 'worker': 2, 'ps': 1}}, not {value!r}"
+            "`roles` must map roles to numbers of workers, e.g. {'chief': 1, 'worker': 2, 'ps': "
+            f"1}}, not {value!r}"
         )
     if unknown := [role for role in value if role not in ROLES]:
         fix = ": call it 'chief', as TensorFlow 2 does" if unknown[0] == "master" else ""

@@ -33,7 +33,7 @@ def check_tensorboard(value: Any) -> str | None:
     if is_uri(folder):
         return folder
     if os.path.isfile(folder):
-        raise InputError(f"`tensorboard`: {folder!r} is a file: name a folder")
+        raise InputError(f"`tensorboard`: {folder!r} is a file: specify a folder")
     return os.path.abspath(folder)
 
 

@@ -63,7 +63,7 @@ def to_text(content: bytes | bytearray) -> str:
 
 def _pack_enum(value: Any, pack: Pack) -> Fields:
     if type(value).__members__.get(value.name) is not value:
-        raise UnfitError("it is a combination of members of an enum")
+        raise UnfitError("it is a combination of enum members")
     return {"class": _name_of(value), "name": value.name, "value": pack(value.value, ".value")}
 
 

@@ -48,7 +48,7 @@ def _unpack_offset(fields: Fields, unpack: Unpack) -> datetime.timezone:
 
 def _pack_zone(value: zoneinfo.ZoneInfo, _: Pack) -> Fields:
     if value.key is None or zoneinfo.ZoneInfo(value.key) is not value:
-        raise UnfitError("it is not the system's time zone of its name")
+        raise UnfitError("it differs from the system's time zone with the same name")
     return {"key": value.key}
 
 
@@ -65,7 +65,7 @@ def _pack_stamp(value: Any, pack: Pack) -> Fields:
     if any(
         getattr(again, name) != getattr(value, name) for name in ("value", "unit", "fold", "tzinfo")
     ):
-        raise UnfitError("pandas makes a different timestamp of its instant and time zone")
+        raise UnfitError("pandas turns its instant and time zone into a different timestamp")
     return fields
 
 

@@ -153,8 +153,8 @@ def _pack_array(value: Any, where: str, pack: Pack) -> dict[str, Any]:
         is_exact = type(value) is kind.type and (kind.kind not in "SU" or len(again) == len(value))
     if not is_exact:
         raise SerializationError(
-            f"{where} is a {_name(value)}, which would be changed: return it as an array, "
-            "by numpy.asarray(...), or as Python numbers and text"
+            f"{where} is a {_name(value)}, which would be changed: return it as an array with "
+            "numpy.asarray(...), or as Python numbers and text"
         )
     return {
         _TAG: "scalar" if is_scalar else "array",
@@ -179,7 +179,7 @@ def _unpack(value: Any, kinds: dict[str, ValueKind]) -> Any:
     if tag == "objects":
         return _unpack_objects(value, kinds)
     if tag not in kinds:
-        raise SerializationError(f"a worker's result holds an unknown kind of value {tag!r}")
+        raise SerializationError(f"a worker's result contains an unknown kind of value {tag!r}")
     fields = {name: field for name, field in value.items() if name != _TAG}
     return kinds[tag].unpack(fields, lambda part: _unpack(part, kinds))
 

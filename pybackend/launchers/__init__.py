@@ -167,7 +167,7 @@ def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
     if workers not in (None, launcher.workers):
         raise InputError(
             f"`workers` is {workers!r}, but {launcher.workers} processes were started to train "
-            "together: leave it out"
+            "together: omit `workers`"
         )
     return launcher.workers
 

@@ -54,8 +54,8 @@ _START = (
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
-    "continue such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
-    "disk with that host's folder for temporary files"
+    "resume such a process (kill -CONT) within `timeout` seconds, raise `timeout`, or check the "
+    "disk that contains that host's temporary folder"
 )
 _PREEMPTED_ADVICE = (
     f"with `checkpoint` a training run saves its state before it ends, and {RESTARTS}"

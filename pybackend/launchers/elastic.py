@@ -256,14 +256,14 @@ class _Training:
         member.worker.close()
         self._lost_in_a_row += losses
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._limits.max is not None:
-            self._note(f"{self._lost_in_a_row} workers were lost in a row: no more are started")
+            self._note(f"{self._lost_in_a_row} workers were lost in a row: no more will be started")
         self._lost[member.place] = time.monotonic()
         if member.orders:  # it trained: the next one may, too
             self._rested.pop(member.place, None)
         if self._generations and not member.orders:
             seconds = self._rest(member.place)
             text = f"no worker could join on {member.host}: {failure.message}"
-            self._note(f"{text}. Another one is started there in {seconds:.0f} s")
+            self._note(f"{text}. Another one will be started there in {seconds:.0f} s")
         elif failure.exception_type == "HostLost":
             self._rest(member.place)
 

@@ -28,7 +28,7 @@ def describe_silence(rank: int, host: str, seconds: float) -> Failure:
         "was stopped, its container was frozen, or its host cannot be reached",
         time=time.time(),
         advice="find out what stops processes on that host (kill -STOP, docker pause, a suspended "
-        "machine), and continue them within `timeout` seconds, or raise `timeout`",
+        "machine), and resume them within `timeout` seconds, or raise `timeout`",
     )
 
 

@@ -112,9 +112,9 @@ def _check_machine(job: Job) -> None:
     free = min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
     if job.kind != "run" and workers * _TENSORFLOW_BYTES > free:
         raise InputError(
-            f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of memory "
-            f"for TensorFlow alone, but this machine has {show_bytes(free)} free, and "
-            f"{machine.cores} cores: start at most about one worker per core"
+            f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of "
+            f"memory for TensorFlow alone, but this machine has {show_bytes(free)} free "
+            f"and {machine.cores} cores: start no more than about one worker per core"
         )
 
 
@@ -158,7 +158,7 @@ def _watch(
             reports[event.rank] = event
         elif answer := failures(event):
             children[event.rank].go(answer)
-    stopped = "ended by the launcher because another worker had failed"
+    stopped = "ended by the launcher because another worker failed"
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
     failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))
     return ordered

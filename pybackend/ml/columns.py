@@ -142,9 +142,9 @@ def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
     for name in added:
         if name.lower() in taken:
             raise InputError(
-                f"the DataFrame would have two columns named {name!r}: rename the columns of the "
-                "predictions with setPredictionCol(), setProbabilityCol() and "
-                "setRawPredictionCol(), or drop the column of the DataFrame"
+                f"the DataFrame would have two columns named {name!r}: rename the prediction "
+                "columns with setPredictionCol(), setProbabilityCol() and setRawPredictionCol(), "
+                "or drop the column of the DataFrame"
             )
         taken.add(name.lower())
 

@@ -117,7 +117,7 @@ class KerasEstimator(
         ):
             return partial(self.model, **arguments)
         raise InputError(
-            "`modelArgs` are arguments of a function that builds the model, but `model` is a model"
+            "`modelArgs` are arguments for a function that builds the model, but `model` is a model"
         )
 
     def _split(self, dataset: Any) -> tuple[Any, Any]:

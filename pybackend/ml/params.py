@@ -150,9 +150,7 @@ class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
     modelArgs = param(
         "modelArgs", "named arguments of the function that builds the model", _to_mapping
     )
-    trainOptions = param(
-        "trainOptions", "other arguments of barrier_train, by their names there", _to_options
-    )
+    trainOptions = param("trainOptions", "other arguments of barrier_train, by name", _to_options)
 
     def __init__(self) -> None:
         super().__init__()

@@ -107,8 +107,8 @@ class EstimatorWriter(_Writer):
         model = stage.model.model if isinstance(stage.model, TrainResult) else stage.model
         if not is_keras_model(model):
             raise InputError(
-                "this estimator builds its model by a function, and functions are not saved: pass "
-                "it a compiled model, or save the model that fit() returns"
+                "this estimator builds its model with a function, and functions are not saved: "
+                "pass it a compiled model, or save the model that fit() returns"
             )
         values = {
             param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)
@@ -130,14 +130,14 @@ class _Reader(MLReader[Any]):
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
-            raise InputError(f"{path!r} holds a {metadata.get('class')}, not a {expected}")
+            raise InputError(f"{path!r} contains a {metadata.get('class')}, not a {expected}")
         # One partition after another: Spark limits the size of a job's results on the driver.
         rows = session.read.parquet(f"{path}/{_MODEL}").toLocalIterator()
         pieces = {row["place"]: bytes(row["content"]) for row in rows}
         content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
             raise SerializationError(
-                f"the metadata of {path!r} contain no digest of the model's file"
+                f"the metadata of {path!r} contains no digest of the model's file"
             )
         check_digest(content, metadata[_DIGEST])
         return metadata, content

@@ -55,7 +55,7 @@ def load_stages(session: Any, path: str) -> tuple[bool, Any]:
         raise InputError(f"there is no pipeline at {path!r}: {error}") from error
     kind = str(metadata.get("class")).rpartition(".")[2]
     if kind not in ("Pipeline", "PipelineModel"):
-        raise InputError(f"{path!r} holds a {metadata.get('class')}, not a pipeline")
+        raise InputError(f"{path!r} contains a {metadata.get('class')}, not a pipeline")
     is_fitted = kind == "PipelineModel"
     reader = PipelineModel.read() if is_fitted else Pipeline.read()
     return is_fitted, reader.session(session).load(path)

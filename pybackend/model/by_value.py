@@ -271,7 +271,7 @@ def _is_plain(kind: Any) -> bool:
 def _reduce_tensorflow(value: Any) -> Any:
     if isinstance(value, tf.Variable):
         if value.constraint is not None:
-            raise TypeError(f"the variable {value.name} of TensorFlow has a constraint")
+            raise TypeError(f"the TensorFlow variable {value.name} has a constraint")
         options = {
             "trainable": value.trainable,
             "name": value.name.partition(":")[0],
@@ -281,7 +281,7 @@ def _reduce_tensorflow(value: Any) -> Any:
         }
         return _make_variable, (value.numpy(), options)
     if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
-        raise TypeError("it holds a table of TensorFlow, as TextVectorization does")
+        raise TypeError("it contains a TensorFlow lookup table, as TextVectorization does")
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
         return tf.constant, (value.numpy(), value.dtype.name)
     if isinstance(value, tf.DType):

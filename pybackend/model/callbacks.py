@@ -36,7 +36,9 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
         if isinstance(callback, type) and issubclass(callback, keras.callbacks.Callback):
             name = callback.__name__
-            raise InputError(f"`callbacks` holds the class {name}: pass an object, {name}(...)")
+            raise InputError(
+                f"`callbacks` contains the class {name}: pass an instance, {name}(...)"
+            )
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(describe_stranger(callback))
 

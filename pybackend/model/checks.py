@@ -44,17 +44,17 @@ def check_masks(model: Any) -> None:
     outputs = _find_outputs(model)
     if outputs is not None and len(outputs) > 1:
         raise InputError(
-            f"the model {model.name!r} leaves time steps or a class out of the loss and has "
-            f"{len(outputs)} outputs: each loss would be a mean over a different number of "
-            "steps. Give `exchange` the option loss_over='global batch', or use one output, or "
-            "sample weights in place of the mask"
+            f"the model {model.name!r} leaves time steps or a class out of the loss and "
+            f"has {len(outputs)} outputs: each loss would be a mean over a different number of "
+            "steps. Set loss_over='global batch' in `exchange`, or use one output, or sample "
+            "weights in place of the mask"
         )
     for layer in find_layers(model):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise InputError(
                 f"layer {layer.name!r} has an activity regularizer, a mean over rows, in a model "
-                "whose masks make the loss a mean over time steps: give `exchange` the option "
-                "loss_over='global batch', or use one without the other"
+                "whose masks make the loss a mean over time steps: set loss_over='global batch' "
+                "in `exchange`, or use one without the other"
             )
 
 
@@ -139,8 +139,8 @@ def _check_optimizers(model: Any, job: TrainingJob) -> None:
     for optimizer in [model.optimizer, *others.values()]:
         if not type(optimizer).apply_gradients.__module__.startswith("keras."):
             raise InputError(
-                f"the optimizer {type(optimizer).__name__} has an apply_gradients of its own, "
-                "which would see one worker's gradients: override `update_step` instead"
+                f"the optimizer {type(optimizer).__name__} has its own apply_gradients, which "
+                "would see only one worker's gradients: override `update_step` instead"
             )
     if not isinstance(job.exchange, LocalSteps):
         return
@@ -162,7 +162,7 @@ def _check_layers(model: Any, job: TrainingJob) -> None:
     for layer in find_layers(model):
         if getattr(layer, "stateful", False):
             raise InputError(
-                f"layer {layer.name!r} has stateful=True: its state belongs to the rows that one "
+                f"layer {layer.name!r} has stateful=True: its state depends on the rows that one "
                 "worker has seen. Use stateful=False"
             )
     for layer in find_synchronized(model):
@@ -191,14 +191,14 @@ def check_losses(model: Any) -> None:
     for loss in flatten(model.loss):
         if isinstance(loss, keras.losses.Circle):
             raise InputError(
-                "the loss Circle compares the rows of a batch with each other, but a worker has "
-                "only a part of them: give `exchange` the option loss_over='global batch'"
+                "the loss Circle compares the rows of a batch with each other, but each worker "
+                "has only some of them: set loss_over='global batch' in `exchange`"
             )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in _MEANS:
             name = getattr(loss, "name", type(loss).__name__)
             raise InputError(
                 f"the loss {name!r} has reduction={reduction!r}: workers average gradients by "
-                "their rows, so use reduction='sum_over_batch_size', or give `exchange` the option "
-                "loss_over='global batch'"
+                "their rows, so use reduction='sum_over_batch_size', or set loss_over='global "
+                "batch' in `exchange`"
             )

@@ -89,7 +89,7 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
         own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
     # Else a class has created its layers again, in the same order, and Keras has renamed them.
     if list(map(type, own)) != list(map(type, others)):
-        return [f"layers: {len(own) - 1} became {len(others) - 1}, or have other classes"]
+        return [f"layers: {len(own) - 1} became {len(others) - 1}, or have different classes"]
     found = []
     for one, other in zip(own, others, strict=True):
         what = f"{type(one).__name__} {one.name!r}"

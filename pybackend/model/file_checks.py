@@ -64,7 +64,7 @@ def reject_endless_file(path: Path) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise SerializationError(
-            f"the model file is corrupted: reading it did not end within {_PROBE_SECONDS:g} s"
+            f"the model file is corrupted: reading it did not finish within {_PROBE_SECONDS:g} s"
         ) from error
     if tried.returncode < 0:
         raise SerializationError(
@@ -73,8 +73,8 @@ def reject_endless_file(path: Path) -> None:
         )
     if tried.returncode == _TOO_MUCH:
         raise SerializationError(
-            "the model file was made by hand: its names and settings would take far more memory "
-            "than the file has bytes. Do not load it, and ask its author for another"
+            "the model file was hand-crafted: its names and settings would take far more memory "
+            "than the file has bytes. Do not load it, and ask its author for a new one"
         )
 
 
@@ -108,8 +108,8 @@ def check_total(claimed: int, size: int) -> None:
     """Reject a file of ``size`` bytes that claims to hold far more bytes."""
     if claimed > _SMALL_BYTES + _MOST_INFLATION * size:
         raise SerializationError(
-            f"the model file claims to hold {claimed:,} bytes of values, but has {size:,} bytes "
-            "itself: do not load it, and ask its author for another"
+            f"the model file claims to contain {claimed:,} bytes of values, but has {size:,} "
+            "bytes itself: do not load it, and ask its author for a new one"
         )
 
 
@@ -118,7 +118,7 @@ def _check_object(path: list[bytes], item: Any) -> int:
     import h5py
 
     if item is None:
-        raise _hostile(path, "is a link to another place")
+        raise _hostile(path, "is a link to another location")
     if not isinstance(item, h5py.Dataset):
         return 0
     if item.external:
@@ -133,8 +133,8 @@ def _check_object(path: list[bytes], item: Any) -> int:
 def _hostile(path: list[bytes], what: str) -> SerializationError:
     name = b"/".join(path).decode(errors="replace")[:_SHOWN]
     return SerializationError(
-        f"the model file was made by hand: {name!r} {what}; expected weights that lie in the file "
-        "itself. Do not load it, and ask its author for another"
+        f"the model file was hand-crafted: {name!r} {what}; expected weights that lie in the file "
+        "itself. Do not load it, and ask its author for a new one"
     )
 
 
@@ -188,8 +188,9 @@ def _check_directory(archive: zipfile.ZipFile, size: int) -> None:
     metadata = archive.getinfo(_METADATA).file_size
     if metadata > _METADATA_BYTES:
         raise SerializationError(
-            f"the .keras file has {metadata:,} bytes in {_METADATA!r}; expected {_METADATA_BYTES:,}"
-            " at most: do not load it, and ask its author for another"
+            f"the .keras file has {metadata:,} bytes in {_METADATA!r}; "
+            f"expected {_METADATA_BYTES:,} at most: do not load it, and ask its author for a new "
+            "one"
         )
 
 
@@ -240,7 +241,7 @@ def check_digest(data: bytes, expected: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != expected.lower():
         raise SerializationError(
-            f"the model's SHA-256 is {found}, expected {expected}: it was altered on its way"
+            f"the model's SHA-256 is {found}, expected {expected}: it was altered in transit"
         )
 
 
@@ -277,8 +278,8 @@ def _read_hdf5_version(path: Path) -> str:
     with h5py.File(path, "r") as file:
         if "model_config" not in file.attrs:
             raise SerializationError(
-                "the HDF5 file does not hold a model: expected one written by `model_to_base64` "
-                "or `model.save`, with its architecture, not only weights"
+                "the HDF5 file does not contain a model: expected one written by "
+                "`model_to_base64` or `model.save`, with its architecture, not only weights"
             )
         version = file.attrs.get("keras_version", "")
         return version.decode() if isinstance(version, bytes) else str(version)

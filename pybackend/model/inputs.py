@@ -40,8 +40,8 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
         if not is_mapping or sorted(features) != wanted:
             example = ", ".join(f"{name!r}: [...]" for name in wanted)
             raise InputError(
-                f"the model has the inputs {', '.join(wanted)}: say which columns each is fed "
-                f"with, as features={{{example}}}"
+                f"the model has the inputs {', '.join(wanted)}: specify the columns for each "
+                f"input, as in features={{{example}}}"
             )
     check_feature_names(model, names)
 
@@ -60,8 +60,8 @@ def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
         if (expected := int(np.prod(shape))) != len(found):
             what = f"input {key!r}" if len(shapes) > 1 else "input"
             raise InputError(
-                f"the model's {what} takes {expected} numbers per row (shape {shape}), but the "
-                f"features are {len(found)}: {_list_some(found)}"
+                f"the model's {what} takes {expected} numbers per row (shape {shape}), but there "
+                f"are {len(found)} features: {_list_some(found)}"
             )
 
 
@@ -254,7 +254,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
             model(batch)
         except Exception:  # the model's own `call` may raise any error
             raise InputError(
-                f"a batch of `data` is a tuple of {len(batch)}, and the model takes neither its "
+                f"a batch of `data` is a tuple of {len(batch)}, but the model accepts neither its "
                 f"first part, the x of (x, y), nor all of it as {len(batch)} inputs: {error}"
             ) from error
     return batch

@@ -49,9 +49,9 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
     if needing:
         raise InputError(
             f"`{name}` has no labels, but the model is compiled with {needing}, for which Keras "
-            "needs them: pass (x, y), or name the column of a table as `label`. To train without "
-            "labels, compute the loss in add_loss, compute_loss or train_step of the model, and "
-            f"compile it without {needing}"
+            "needs labels: pass (x, y), or specify a column of the table as `label`. To train "
+            "without labels, compute the loss in add_loss, compute_loss or train_step of the "
+            f"model, and compile it without {needing}"
         )
 
 
@@ -116,8 +116,8 @@ class _LabelPlace:
 def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> None:
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
-            f"`{place.argument}` has labels of shape ({classes},){place.output}, but the loss of "
-            "the model takes the number of a class: pass labels.argmax(axis=1), or compile with "
+            f"`{place.argument}` has labels of shape ({classes},){place.output}, but the model's "
+            "loss takes class numbers: pass labels.argmax(axis=1), or compile with "
             "CategoricalCrossentropy"
         )
     if labels.size != len(labels):
@@ -131,9 +131,10 @@ def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> 
         row = int(np.argmin(is_class))
         outputs = "model's" if not place.output else "output's"
         raise InputError(
-            f"{place.describe(flat[row], row)}, but the {outputs} {classes} "
-            f"{'outputs' if not place.output else 'numbers'} are for the classes 0 to "
-            f"{classes - 1}: encode the labels so, or give the model an output for each class"
+            f"{place.describe(flat[row], row)}, but "
+            f"the {outputs} {classes} {'outputs' if not place.output else 'numbers'} are for the "
+            f"classes 0 to {classes - 1}: encode the labels accordingly, or give the model an "
+            "output for each class"
         )
 
 
@@ -211,10 +212,10 @@ def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
     if labels.ndim > 2 or count == units:
         return
     raise InputError(
-        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the loss "
-        f"{_name_loss(loss)} compares each of the model's {counted(units, 'output')} with a label "
-        "of its own: for class numbers compile with SparseCategoricalCrossentropy, or "
-        "give a model of two classes one output"
+        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the "
+        f"loss {_name_loss(loss)} compares each of the model's {counted(units, 'output')} with "
+        "its own label: for class numbers, compile with SparseCategoricalCrossentropy, or, for "
+        "two classes, give the model one output"
     )
 
 
@@ -234,15 +235,15 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
         classes = 2
     if classes is not None and len(levels) > classes:
         raise InputError(
-            f"`{name}` has labels of {len(levels)} values ({_show_values(levels)}), but the model "
-            f"has {classes} classes: give it an output for each class, and a loss such as "
-            "SparseCategoricalCrossentropy"
+            f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
+            f"but the model has {classes} classes: give it an output for each class, and a loss "
+            "such as SparseCategoricalCrossentropy"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
-            f"`{name}` has labels of text ({_show_values(levels)}), but the loss "
-            f"{_name_loss(loss)} takes numbers: convert the column if it holds numbers; for "
-            "classes give the model an output for each, and SparseCategoricalCrossentropy"
+            f"`{name}` has text labels ({_show_values(levels)}), but the loss {_name_loss(loss)} "
+            "takes numbers: convert the column if it contains numbers; for classes, give the "
+            "model an output for each, and SparseCategoricalCrossentropy"
         )
 
 
@@ -255,13 +256,13 @@ Range = tuple[float, float, str]
 _BINARY: Range = (
     0,
     1,
-    "0 and 1, or probabilities: encode two classes as 0 and 1, and give a model of more classes an "
-    "output for each, and SparseCategoricalCrossentropy",
+    "0 and 1, or probabilities: encode two classes as 0 and 1; for more classes, give the model "
+    "an output for each, and SparseCategoricalCrossentropy",
 )
 _CATEGORICAL: Range = (
     0,
     1,
-    "one-hot labels, or probabilities: for the numbers of classes compile with "
+    "one-hot labels, or probabilities: for class numbers, compile with "
     "SparseCategoricalCrossentropy",
 )
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")

@@ -32,7 +32,9 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     outputs = []
     for name, (_, tensor) in zip(names, tensors, strict=True):
         if tensor.dtype == "string":
-            raise InputError(f"the model's output {name!r} is text; only numbers become columns")
+            raise InputError(
+                f"the model's output {name!r} is text; only numeric outputs can become columns"
+            )
         shape = tuple(tensor.shape[1:])
         outputs.append(Output(name if len(tensors) > 1 else "", tensor.dtype, shape))
     return tuple(outputs)

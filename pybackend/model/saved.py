@@ -25,8 +25,8 @@ def restore_saved(
     if saved.model is None:
         raise SerializationError(
             f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
-            "or damaged. The training can resume without it: the call that wrote it, with "
-            "Checkpoint(..., resume=True), writes it again"
+            "or damaged. Training can resume without it: repeat the original call with "
+            "Checkpoint(..., resume=True), which writes it again"
         )
     if model is not None:
         model = model() if callable(model) and not hasattr(model, "weights") else model
@@ -41,7 +41,8 @@ def restore_saved(
     # If the initial weights are equal, their order is the same.
     if hash_weights(model) != manifest.model_weights:
         raise SerializationError(
-            "this is not the model that was trained: its weights differ, or have another order"
+            "this is not the model that was trained: its weights differ, or are in a different "
+            "order"
         )
     state = decode_state(saved.state)
     _assign(model.weights, state.get("final") or state["variables"])

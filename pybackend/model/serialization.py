@@ -65,8 +65,8 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
     if format == "h5" and not type(model).__module__.startswith("keras."):
         # Keras writes it without an error, and then cannot read it.
         raise SerializationError(
-            f"HDF5 holds functional and Sequential models, but {model.name!r} is of the custom "
-            f"class {type(model).__qualname__}: use format='keras'"
+            f"HDF5 can only store functional and Sequential models, but {model.name!r} is of the "
+            f"custom class {type(model).__qualname__}: use format='keras'"
         )
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
@@ -176,9 +176,9 @@ def _decode(
             reason = str(error).rpartition("Exception encountered: ")[2]
             reason = reason.partition("Full object config")[0].strip(" .\n")
             raise SerializationError(
-                f"Keras cannot load this model ({len(data)} bytes, .{format}): {reason}. "
-                "Name custom layers, losses and metrics in `custom_objects`; "
-                "only for a file you trust, `safe_mode=False` lets it run code that it carries."
+                f"Keras cannot load this model ({len(data)} bytes, .{format}): {reason}. Name "
+                "custom layers, losses and metrics in `custom_objects`. `safe_mode=False` lets "
+                "the file run code that it contains: use it only for a file you trust."
             ) from error
 
 
@@ -284,7 +284,7 @@ def _warn_of_unverified(name: str) -> None:
     if not _has_warned.is_set():
         _has_warned.set()
         warnings.warn(
-            f"{name} carries no digest, so damage to its weights cannot be detected: write it with "
+            f"{name} has no digest, so damage to its weights cannot be detected: write it with "
             "save_model(), which adds one, or pass `sha256`",
             UnverifiedFileWarning,
             stacklevel=3,
@@ -351,8 +351,8 @@ def check_carried_digest(data: bytes) -> None:
     begin = _find_mark(data)
     if begin >= 0 and data[begin:] != _MARK + _digest(data[:begin]):
         raise SerializationError(
-            "the model file was altered or damaged: its content does not have the SHA-256 that it "
-            "carries. Copy or save it again"
+            "the model file was altered or damaged: its content does not match the SHA-256 stored "
+            "in it. Copy or save it again"
         )
 
 
@@ -380,5 +380,5 @@ def decode_base64(text: str) -> bytes:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise SerializationError(
-            f"this is not base64 text ({error}): it was truncated or altered on its way"
+            f"this is not base64 text ({error}): it was truncated or altered in transit"
         ) from error

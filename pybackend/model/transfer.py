@@ -121,8 +121,8 @@ def encode_file(
         return {MODEL_FILE: content}  # Keras's own layers predict the same
     if names := find_equal_names(model):
         raise InputError(
-            f"several classes or functions of this model are named {names[0]}, of which Keras's "
-            f"file stores only one. {_WAYS_OUT}."
+            f"several classes or functions of this model are named {names[0]}, but Keras's file "
+            f"format stores only one of them. {_WAYS_OUT}."
         )
     state = random.getstate()  # a copy is initialized at random first
     try:
@@ -131,7 +131,7 @@ def encode_file(
         random.setstate(state)
     if differences := _try_copy(model, copy, kind, rows):
         raise InputError(
-            "this model would not arrive at the workers unchanged: Keras's file of it "
+            "this model would not reach the workers unchanged: its Keras file "
             f"loses {'; '.join(differences)}. {_WAYS_OUT}."
         )
     return {MODEL_FILE: content}
@@ -155,9 +155,9 @@ def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
     for package, title in TITLES.items():
         if theirs[package] != own[package]:
             raise ClusterError(
-                f"the driver has {title} {theirs[package]}, and {own['python']} has "
-                f"{own[package]}: models can only be sent between equal versions. Install the same "
-                "one, or pass a function that builds the model"
+                f"the driver has {title} {theirs[package]}, but {own['python']} "
+                f"has {own[package]}: models can only be sent between identical versions. Install "
+                "the same version, or pass a function that builds the model"
             )
     model, callbacks, custom_objects = unpickle_objects(pickled)
     return model, callbacks, custom_objects
@@ -196,8 +196,8 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     if hash_weights(model) != digest:
         raise SerializationError(
             f"the weights of the trained model {model.name!r} cannot be loaded into a copy of the "
-            "one that was passed: a callback changed which of them are trainable, or a layer does "
-            "not save all of its variables"
+            "model that was passed: a callback changed which of them are trainable, or a layer "
+            "does not save all of its variables"
         )
     return model
 

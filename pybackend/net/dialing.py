@@ -80,10 +80,10 @@ def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> 
 def advise_on_network() -> str:
     """Return advice for a host that cannot reach another host."""
     return (
-        "A firewall or a missing route is between these two hosts, or the second one is down. "
-        "Let all hosts that run workers connect to each other over TCP, at the ports that their "
-        f"systems pick from{_describe_ports()}; `tfdist doctor --master ...` shows which host "
-        "reaches which"
+        "Either a firewall or a missing route separates these two hosts, or the second one is "
+        "down. Allow all hosts that run workers to connect to each other over TCP, on the ports "
+        f"that their systems pick from{_describe_ports()}; `tfdist doctor --master ...` shows "
+        "which hosts can reach each other"
     )
 
 

@@ -103,7 +103,7 @@ class MeetingClient:
         self._stream: LineStream | None = stream
         self._waiting: deque[bytes] = deque(maxlen=_MOST_WAITING)
         self._error: Exception | None = None
-        self._loss = "the driver ended the job, or the network between them failed"
+        self._loss = "the driver ended the job, or the network connection to it failed"
         self._settled = threading.Event()
         self._has_ended = threading.Event()
         self._closed = False
@@ -141,9 +141,9 @@ class MeetingClient:
         self._settled.wait()
         if self._error is not None:
             raise ClusterError(
-                f"worker {self._rank} on {socket.gethostname()} cannot reach the driver at "
-                f"{self._address}: {self._error}. Set spark.driver.host to an address of the "
-                "driver that the executors reach, and open its ports to them"
+                f"worker {self._rank} on {socket.gethostname()} cannot reach the driver "
+                f"at {self._address}: {self._error}. Set spark.driver.host to an address of the "
+                "driver that the executors can reach, and open its ports to them"
             ) from self._error
 
     def wait_until_settled(self, seconds: float) -> bool:
@@ -205,9 +205,9 @@ class MeetingClient:
                 return self._answers.get(timeout=0.1)
             on_wait()
         raise ClusterError(
-            f"worker {self._rank} on {socket.gethostname()} has waited "
-            f"{_ANSWER_SECONDS / 3600:g} hours for the other workers to read their rows: one "
-            "of them hangs. See the logs of their hosts"
+            f"worker {self._rank} on {socket.gethostname()} has waited {_ANSWER_SECONDS / 3600:g} "
+            "hours for the other workers to read their rows: one of them is hanging. See the logs "
+            "of their hosts"
         )
 
     def receive(

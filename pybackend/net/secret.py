@@ -17,8 +17,8 @@ VARIABLE = "TFDIST_SECRET"
 FILE_VARIABLE = "TFDIST_SECRET_FILE"
 _LEAST_CHARACTERS = 16
 _ADVICE = (
-    "Run `tfdist secret` on one machine and copy the file that it names to the same place on the "
-    f"others, with mode 600; or set {FILE_VARIABLE} to its path, or {VARIABLE} to its content"
+    "Run `tfdist secret` on one machine and copy the file that it creates to the same path on the "
+    f"others, with mode 600; or set {FILE_VARIABLE} to its path, or {VARIABLE} to its contents"
 )
 
 
@@ -48,11 +48,11 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
     path = Path(named) if named else default_path(environment)
     if not path.exists():
         if named:
-            raise InputError(f"{FILE_VARIABLE} names {named}, which does not exist. {_ADVICE}")
+            raise InputError(f"{FILE_VARIABLE} is set to {named}, which does not exist. {_ADVICE}")
         if not is_one_machine:
             raise InputError(
-                "processes on several machines need a secret that they share, but there is none "
-                f"(looked for {VARIABLE}, {FILE_VARIABLE} and {path}). {_ADVICE}"
+                "processes on several machines need a shared secret, but none was found (looked "
+                f"for {VARIABLE}, {FILE_VARIABLE} and {path}). {_ADVICE}"
             )
         make_secret(path)
     return _read(path)

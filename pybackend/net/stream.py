@@ -153,7 +153,7 @@ class Stream:
             sent = self.send_some([rest])
             rest = rest[sent:]
             if not sent and not wait_any([], [self], _remaining(deadline)):
-                raise TimeoutError(f"the other end has not read for {seconds:g} s")
+                raise TimeoutError(f"the other end has not read anything for {seconds:g} s")
 
     def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
         """Read exactly ``size`` bytes. If the stream ends earlier, raise `StreamEndError`."""

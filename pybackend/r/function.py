@@ -150,8 +150,8 @@ def _column_for_r(name: str, column: Any) -> Any:
         largest = max(abs(int(column.min())), abs(int(column.max())))
         if largest > _LARGEST_EXACT:
             raise InputError(
-                f"column {name!r} has the number {largest}, which R's doubles cannot hold exactly: "
-                "convert it to text, or leave the column out"
+                f"column {name!r} has the number {largest}, which R's doubles cannot represent "
+                "exactly: convert it to text, or leave the column out"
             )
     return column
 
@@ -176,7 +176,7 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
         r: Any = importlib.import_module("rpy2.rinterface")
     except Exception as error:  # missing, or built for another version of R
         raise RError(
-            f"the Python package rpy2 is missing {here}, or does not fit R: {error}. Install it "
+            f"the Python package rpy2 is missing {here}, or does not match R: {error}. Install it "
             f"for {sys.executable} ({ADVICE}), or use a sparklyr connection, whose workers do not "
             "need it"
         ) from error

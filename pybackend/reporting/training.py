@@ -55,7 +55,7 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
     yield make_table("Work of each worker", _DONE, [_list_done(one) for one in workers], "workers")
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
-        caption = "Parts of the time of a step; the first steps are not timed"
+        caption = "Breakdown of step time; the first steps are not timed"
         yield make_table(caption, _STEPS, [_list_times(one) for one in timed], "steps")
 
 
@@ -103,7 +103,7 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
         yield make_figure("Throughput", svg, below)
     bars = [Bar(_name(one), [("only", float(one["rows"]))]) for one in workers]
     svg = draw_bars("rows of each worker's shard", bars, show_number, "chart-rows")
-    yield make_figure("Shard sizes", svg, "Rows of the data per worker")
+    yield make_figure("Shard sizes", svg, "Data rows per worker")
     if all(worker.get("waited") is not None for worker in workers):
         bars = [Bar(_name(one), [("waiting", one["waited"])]) for one in workers]
         svg = draw_bars("seconds that each worker waited", bars, show_seconds, "chart-waited")
@@ -114,9 +114,9 @@ def _draw(workers: Sequence[Worker]) -> Iterator[str]:
             Bar(_name(one), [(part, one["step_times"][part]) for part in PARTS]) for one in timed
         ]
         svg = draw_bars(
-            "seconds of a step by worker, in four parts", bars, show_seconds, "chart-parts"
+            "step time by worker in seconds, in four parts", bars, show_seconds, "chart-parts"
         )
-        yield make_figure("Parts of the time of a step", svg, kinds=PARTS)
+        yield make_figure("Breakdown of step time", svg, kinds=PARTS)
     boxed = [worker for worker in timed if worker["step_times"].get("quantiles")]
     if boxed:
         steps = sum(worker["step_times"]["steps"] for worker in boxed)
@@ -158,7 +158,9 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
     """
     absent = list(_find_absent(record, summary))
     body = [
-        make_header(title, f"Trained by tfdist. Written {time.strftime('%Y-%m-%d %H:%M %Z')}"),
+        make_header(
+            title, f"Trained with tfdist. Report written {time.strftime('%Y-%m-%d %H:%M %Z')}"
+        ),
         make_tiles(list(_find_tiles(record))),
         make_section("Training curves", *_describe_history(record)),
         make_section("Workers", *describe_workers(record)),
@@ -218,7 +220,7 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
 def _describe_history(record: Record) -> Iterator[str]:
     metrics = list_metrics(record)
     if not metrics:
-        yield make_text("No epoch was run.")
+        yield make_text("No epochs were run.")
         return
     charts: list[str] = []
     for name in (name for name in metrics if not name.startswith("val_")):
@@ -253,7 +255,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
         yield make_table("Restarts of the workers", columns, rows, "restarts")
     elif restarts is not None:
         yield (
-            make_text("No restart: the same workers trained from beginning to end.")
+            make_text("No restarts: the same workers trained from start to finish.")
             if not (generations and len(generations) > 1)
             else make_text("No restart.")
         )

@@ -86,7 +86,7 @@ class ScaledScript:
         shown = " ".join(self.command[1:])
         if ended.returncode:
             raise ClusterError(
-                f"{shown} exited with status {ended.returncode} in the training with {workers} "
+                f"{shown} exited with status {ended.returncode} in the run with {workers} "
                 f"worker{'s' if workers > 1 else ''}: see its output above"
             )
         if found is None:
@@ -126,9 +126,11 @@ def make_run(
             f"{type(train).__name__}"
         )
     if arguments:
-        raise InputError("`arguments` are for a script: a function takes none")
+        raise InputError("`arguments` can only be passed to a script: a function takes none")
     if steps is not None:
-        raise InputError("`steps` is for a script: a function sets its own number of steps")
+        raise InputError(
+            "`steps` only applies to a script: a function sets its own number of steps"
+        )
     try:
         inspect.signature(train).bind(workers=1, batch_size=1)
     except TypeError as error:
@@ -254,7 +256,7 @@ def _check_workers(workers: Any) -> list[int]:
         )
     counts = [check_whole_number("workers", one, least=1, most=_MOST) for one in workers]
     if len(set(counts)) < len(counts):
-        raise InputError(f"`workers` names a number twice: {counts}")
+        raise InputError(f"`workers` contains a number twice: {counts}")
     return sorted(counts)
 
 

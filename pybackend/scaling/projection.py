@@ -111,7 +111,9 @@ class Projection:
             for row in self.rows
         ]
         if self.beside:
-            lines.append("Published efficiencies of weak scaling, and of this training, projected:")
+            lines.append(
+                "Published weak-scaling efficiencies, and the projection for this training run:"
+            )
         for one in self.beside:
             lines.append(
                 f"  {one.what}, {one.workers} GPUs, relative to {one.base}: {one.published:.2f}; "
@@ -163,8 +165,8 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
     buffers = max((row.buffers for row in rows), key=len)
     if not known or not buffers or len({row.workers for row in rows}) < 2:
         raise InputError(
-            "a projection needs two numbers of workers, one of them above 1, and workers that "
-            "exchange gradients (not LocalSteps)"
+            "a projection needs two different numbers of workers, at least one of them above 1, "
+            "and workers that exchange gradients (not LocalSteps)"
         )
     costs = CostModel(*np.exp(np.log(np.maximum(known, 1e-15)).mean(axis=0)).tolist())
     wanted = _list_targets(rows, to)

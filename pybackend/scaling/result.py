@@ -172,6 +172,6 @@ def draw_scaling(rows: Sequence[ScalingRow], projection: Projection | None) -> A
         parts.bar(names, values, bottom=below, label=part)
         below = [b + v for b, v in zip(below, values, strict=True)]
     parts.set_ylabel("ms per step")
-    parts.set_title("parts of the time of a step")
+    parts.set_title("breakdown of step time")
     parts.legend()
     return figure

@@ -120,7 +120,7 @@ def _compare(dialect: str, got: Array, wanted: Array) -> float:
         said = f"{got[place]} instead of Keras's {wanted[place]}"
     raise DatabaseError(
         f"{dialect} does not compute what Keras does: {said}. Nothing was deployed. Check whether "
-        "Keras predicts the same with TF_ENABLE_ONEDNN_OPTS=0 in the environment: some kernels of "
-        "TensorFlow 2.21 are wrong for convolutions of one channel with strides. If it does, "
-        "report this, with the model's summary"
+        "Keras predicts the same with TF_ENABLE_ONEDNN_OPTS=0 in the environment: some TensorFlow "
+        "2.21 kernels are wrong for single-channel convolutions with strides. If it does, report "
+        "this, with the model's summary"
     )

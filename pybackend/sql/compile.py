@@ -87,9 +87,9 @@ class SqlModel:
             The dialect is not Oracle, or the key has several columns.
         """
         if self.dialect != "oracle":
-            raise InputError(f"package() is for dialect='oracle', not {self.dialect!r}")
+            raise InputError(f"package() only supports dialect='oracle', not {self.dialect!r}")
         if len(self.key) != 1:
-            raise InputError("package() needs a `key` of one column")
+            raise InputError("package() needs a single-column `key`")
         check_name("name", name)
         count = sum(len(part.numbers) for part in self.parts)
         return oracle.write_package(
@@ -241,9 +241,9 @@ def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> N
     for name, lower in zip(names, folded, strict=True):
         if folded.count(lower) > 1:
             raise InputError(
-                f"the result would have two columns {name!r}, because databases do not distinguish "
-                "upper and lower case: rename the key, pass other `levels`, or give the model's "
-                "outputs other names"
+                f"the result would have two columns named {name!r}, because databases do not "
+                "distinguish upper and lower case: rename the key, pass other `levels`, or give "
+                "the model's outputs other names"
             )
 
 
@@ -252,7 +252,7 @@ def check_length(dialect: str, name: str) -> None:
     length = len(name.encode())
     if dialect == "postgresql" and length > MOST_BYTES:
         raise InputError(
-            f"PostgreSQL's names have at most {MOST_BYTES} bytes; {name!r} has {length}"
+            f"PostgreSQL names can have at most {MOST_BYTES} bytes; {name!r} has {length}"
         )
 
 
@@ -288,10 +288,10 @@ def features_of(result: Any) -> Any:
     """Return the columns that were the inputs in a training run."""
     found = result.features if isinstance(result, TrainResult) else None
     if found is None:
-        raise InputError("`features` is needed: the columns that the model's input is made of")
+        raise InputError("`features` is needed: the columns that make up the model's input")
     if result.tensors:
         raise InputError(
-            "`features` is needed: the training read its columns by `tensors`, which SQL does not "
+            "`features` is needed: training read its columns with `tensors`, which SQL does not "
             "support; pass a column of arrays of numbers"
         )
     return found
@@ -325,9 +325,9 @@ def match_features(
         numbers = sum(encodings[name].width if name in encodings else 1 for name in listed)
         if numbers != node.size:
             raise InputError(
-                f"`features` has {numbers} columns for the input {node.name!r}, which takes "
-                f"{node.size} numbers; a single column of arrays is given by its name, not in a "
-                "list"
+                f"`features` has {numbers} columns for the input {node.name!r}, which "
+                f"takes {node.size} numbers; specify a single column of arrays by its name, not "
+                "in a list"
             )
         found[node.name] = listed
     return found

@@ -82,9 +82,7 @@ class Connection:
             The connection is already within a transaction.
         """
         if self._is_in_transaction():
-            raise InputError(
-                "the connection is within a transaction: commit it, or roll it back, first"
-            )
+            raise InputError("the connection is in a transaction: commit it or roll it back first")
         self.execute("BEGIN")
         try:
             yield
@@ -264,9 +262,7 @@ class Postgres(Connection):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         if self._is_in_transaction():
-            raise InputError(
-                "the connection is within a transaction: commit it, or roll it back, first"
-            )
+            raise InputError("the connection is in a transaction: commit it or roll it back first")
         with self._named("COMMIT"), self.raw.transaction():
             self._prepare()
             yield

@@ -283,7 +283,7 @@ def look_up_types(database: Connection, question: Question) -> Question:
         is_json = database.dialect == "sqlite" and types[name] == "text"
         element = re.sub(r"^array<|[\[>].*$", "", types[name])
         if _NUMBER.match(types[name]) or (_NO_NUMBER.match(element) and not is_json):
-            raise _refuse(name, types[name], "it must hold arrays of numbers, or be in a list")
+            raise _refuse(name, types[name], "it must contain arrays of numbers, or be in a list")
     casts = {name: _CASTS[kind] for name, kind in types.items() if kind in _CASTS}
     return replace(question, casts=casts if database.dialect == "postgresql" else {})
 
@@ -294,7 +294,7 @@ def _is_array(kind: str) -> bool:
 
 def _refuse(name: str, kind: str, hint: str) -> InputError:
     shown = kind if len(kind) <= _SHOWN else f"{kind[:_SHOWN]}..."
-    return InputError(f"`features` has the column {name!r}, which is of the type {shown}: {hint}")
+    return InputError(f"`features` has the column {name!r}, which has type {shown}: {hint}")
 
 
 def check_source(database: Connection, question: Question) -> None:

@@ -75,9 +75,9 @@ def _check_size(graph: Graph) -> None:
     if len(graph.nodes) > _MOST_LEVELS:
         layer, count = layers.most_common(1)[0]
         raise InputError(
-            f"the layer {layer!r} cannot become SQL of DuckDB: its steps would be {count} nested "
-            f"queries, and at most {_MOST_LEVELS} are possible. Shorten its sequence, or use "
-            "another database"
+            f"the layer {layer!r} cannot be converted to DuckDB SQL: its steps would be {count} "
+            f"nested queries, but at most {_MOST_LEVELS} are possible. Shorten its sequence, or "
+            "use another database"
         )
     products = Counter[str]()
     for node in graph.nodes.values():
@@ -86,9 +86,9 @@ def _check_size(graph: Graph) -> None:
     if products.total() > _MOST_PRODUCTS:
         layer, count = products.most_common(1)[0]
         raise InputError(
-            f"the layer {layer!r} cannot become SQL of DuckDB: {count} of its products would be "
-            f"written out, {products.total()} for the whole model, and DuckDB needs minutes to "
-            f"parse more than {_MOST_PRODUCTS}. Use fewer filters, or another database"
+            f"the layer {layer!r} cannot be converted to DuckDB SQL: {count} of its products "
+            f"would be written out, {products.total()} for the whole model, but DuckDB needs "
+            f"minutes to parse more than {_MOST_PRODUCTS}. Use fewer filters, or another database"
         )
 
 

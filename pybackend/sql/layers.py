@@ -238,7 +238,7 @@ def _average(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 def _concatenate(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise lowering.refuse("axis=0: it joins rows, and SQL computes each row separately")
+        raise lowering.refuse("axis=0: it joins rows, but SQL computes each row separately")
     return lowering.concatenate(values, axis - 1)
 
 

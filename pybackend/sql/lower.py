@@ -33,8 +33,8 @@ def lower_model(model: Any) -> Graph:
     """
     if not getattr(model, "inputs", None):
         raise InputError(
-            "`model` cannot become SQL: its class runs its own code, or its input's shape is not "
-            "known. Models of keras.Sequential and keras.Model(inputs, outputs) can"
+            "`model` cannot be converted to SQL: its class runs its own code, or its input's "
+            "shape is not known. Models of keras.Sequential and keras.Model(inputs, outputs) can"
         )
     lowering = Lowering()
     values = []
@@ -48,7 +48,8 @@ def lower_model(model: Any) -> Graph:
         if "int" not in tensor.dtype and tensor.dtype not in ("float32", "float64", "bool"):
             raise InputError(
                 f"the model's input {tensor.name!r} has the dtype {tensor.dtype}: SQL does not "
-                "round features to it. Inputs of float32, float64, integers and bool can become SQL"
+                "round features to it. Inputs of float32, float64, integers and bool can be "
+                "converted"
             )
         values.append(Value(lowering.graph.add_input(tensor.name, size_of(shape)), shape))
     outputs = _call(lowering, model, values)
@@ -73,7 +74,7 @@ def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value
         return list(values)
     if not _is_functional(model):
         raise InputError(
-            f"the model {model.name!r} cannot become SQL: its class defines its own `call`"
+            f"the model {model.name!r} cannot be converted to SQL: its class defines its own `call`"
         )
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
@@ -115,7 +116,7 @@ def _call_node(
     except ValueError:
         kind = f"{described.get('module', '')}.{described['class_name']}"
         raise InputError(
-            f"the operation {name!r} ({kind}) cannot become SQL: only layers of Keras can"
+            f"the operation {name!r} ({kind}) cannot be converted to SQL: only Keras layers can"
         ) from None
     _check_call(lowering, layer, node)
     return _call_layer(lowering, layer, values)

@@ -135,7 +135,9 @@ class Lowering:
     def refuse(self, what: str) -> InputError:
         """Return the error that the current layer cannot be translated to SQL, with the reason."""
         kind = type(self.layer).__name__
-        return InputError(f"the layer {self.layer.name!r} ({kind}) cannot become SQL: {what}")
+        return InputError(
+            f"the layer {self.layer.name!r} ({kind}) cannot be converted to SQL: {what}"
+        )
 
     def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
         """Add an operation whose result is a tensor of this shape."""
@@ -255,4 +257,4 @@ def _find_period(factor: Array, shift: Array) -> tuple[Array, Array]:
         pieces = [array.reshape(-1, period) for array in (factor, shift)]
         if all((piece == piece[0]).all() for piece in pieces):
             return pieces[0][0], pieces[1][0]
-    raise AssertionError("the whole array is a repetition of itself")
+    raise AssertionError("no period was found, not even the whole array")

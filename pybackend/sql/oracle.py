@@ -49,7 +49,7 @@ def quote(name: str) -> str:
     """
     if any(sign in '"&' or not sign.isprintable() for sign in name):
         raise InputError(
-            f"in Oracle, names have no double quotes, ampersands or line breaks: {name!r}"
+            f"names in Oracle cannot contain double quotes, ampersands or line breaks: {name!r}"
         )
     return f'"{name}"'
 
@@ -155,8 +155,8 @@ class _OracleCompiler:
         keys = ", ".join(self._keys)
         if isinstance(given, str):
             raise InputError(
-                "`features` must be a list of columns of one number each for Oracle, which has no "
-                f"arrays; {given!r} is one column"
+                "for Oracle, which has no arrays, `features` must be a list of columns with one "
+                f"number each; {given!r} is a single column"
             )
         rows = " UNION ALL ".join(
             f"SELECT {keys}, {place} AS i, CAST({quote(name)} AS BINARY_DOUBLE) AS x FROM {source}"
@@ -313,8 +313,8 @@ def _show(pivots: Sequence[str], outputs: Sequence[tuple[str, int]], column: Sho
         return f"CASE {place} {cases} END"
     if column.place is None and size > 1:
         raise InputError(
-            f"the output {column.name!r} has {size} numbers, and Oracle has no arrays: each output "
-            "must have one number, or one number per class"
+            f"the output {column.name!r} has {size} numbers, but Oracle has no arrays: each "
+            "output must have one number, or one number per class"
         )
     chosen = column.place or 0
     return f"1 - {name}.x0" if chosen < 0 else f"{name}.x{chosen}"

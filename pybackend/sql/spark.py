@@ -48,8 +48,8 @@ def quote(name: str) -> str:
     """
     if "${" in name:
         raise InputError(
-            f"Spark SQL replaces ${{...}} by settings and environment variables: rename "
-            f"{name!r} (if it comes from a class, pass other `levels`)"
+            "Spark SQL replaces ${...} with settings and environment variables: "
+            f"rename {name!r} (if it comes from a class, pass other `levels`)"
         )
     return "`" + name.replace("`", "``") + "`"
 

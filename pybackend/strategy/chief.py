@@ -147,8 +147,8 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
     build_metrics(model, rows)
     if kind == "not sums":
         raise InputError(
-            f"strategy={job.strategy!r} adds up the metrics of single steps, but some metrics of "
-            "this model are not sums over rows: remove them from compile(), or omit `strategy`"
+            f"strategy={job.strategy!r} adds up the metrics of individual steps, but some metrics "
+            "of this model are not sums over rows: remove them from compile(), or omit `strategy`"
         )
 
 
@@ -220,7 +220,9 @@ def _find_obstacle(model: Any) -> str | None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return "with a LossScaleOptimizer, whose scale all steps share: use bfloat16 or float32"
     if optimizer.gradient_accumulation_steps:
-        return "with gradient_accumulation_steps, which workers would change at once: remove it"
+        return (
+            "with gradient_accumulation_steps, which workers would change simultaneously: remove it"
+        )
     if optimizer.use_ema:
         return "with use_ema=True, whose averages need a single sequence of steps: remove it"
     if model.run_eagerly:

@@ -274,7 +274,7 @@ def _check_rows(rows: Any, methods: Sequence[str]) -> None:
     if not is_spark_frame(rows) and not any(hasattr(rows, name) for name in methods):
         raise InputError(
             f"`dataRDD` must be an RDD or a DataFrame, not {type(rows).__name__}: "
-            "sc.parallelize(rows) makes an RDD of a list"
+            "sc.parallelize(rows) makes an RDD from a list"
         )
 
 
@@ -371,8 +371,8 @@ class _LaunchedCluster:
             self._thread.join(_LOOK_SECONDS)
             if time.monotonic() > deadline:
                 self._end(
-                    f"the workers were ended because they still ran after {timeout:g} s (timeout): "
-                    "their functions did not return, although no more rows come"
+                    f"the workers were stopped because they were still running after {timeout:g} "
+                    "s (timeout): their functions did not return, although there were no more rows"
                 )
         self.raise_failure(0)
 

@@ -225,8 +225,8 @@ def _set_gpus(
         gpus = list(gpu_info.get_gpus(count, index, format=gpu_info.AS_LIST))
     if wanted is not None and len(gpus) < wanted:
         raise ClusterError(
-            f"num_gpus={wanted}, but this node on {socket.gethostname()} has {len(gpus)}: give "
-            "Spark's tasks GPUs (spark.task.resource.gpu.amount), or ask for fewer"
+            f"num_gpus={wanted}, but this node on {socket.gethostname()} has {len(gpus)}: assign "
+            "GPUs to Spark's tasks (spark.task.resource.gpu.amount), or request fewer"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
 

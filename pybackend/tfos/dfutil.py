@@ -139,7 +139,7 @@ def _arrow_type(name: str, kind: str) -> Any:
 
     element = kind.removeprefix("array<").removesuffix(">")
     if element not in _ARROW_TYPES:
-        raise InputError(f"column {name!r} has the type {kind}, which no record can hold")
+        raise InputError(f"column {name!r} has the type {kind}, which a TFRecord cannot store")
     found = pa.type_for_alias(_ARROW_TYPES[element])
     return found if element == kind else pa.list_(found)
 

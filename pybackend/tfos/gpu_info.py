@@ -65,9 +65,9 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
         first = worker_index * num_gpu
         if first + num_gpu > len(free):
             raise ClusterError(
-                f"worker_index={worker_index} with num_gpu={num_gpu} needs "
-                f"{first + num_gpu} free GPUs, but this machine has {len(free)}: the workers would "
-                "share them. Count the workers of each machine from 0, start fewer, or give each "
+                f"worker_index={worker_index} with num_gpu={num_gpu} needs {first + num_gpu} free "
+                f"GPUs, but this machine has {len(free)}: the workers would share them. Number "
+                "the workers of each machine from 0, start fewer workers, or give each of them "
                 "fewer GPUs"
             )
         chosen = free[first : first + num_gpu]

@@ -170,8 +170,8 @@ class TFEstimator(
         except AnalysisException as error:
             known = ", ".join(map(repr, dataset.columns))
             raise InputError(
-                "`input_mapping` names a column that `dataset` does not have: its columns are "
-                f"{known}"
+                "`input_mapping` contains a column that `dataset` does not have: its columns "
+                f"are {known}"
             ) from error
 
 

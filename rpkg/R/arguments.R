@@ -148,7 +148,7 @@ check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
   check_string(x, arg = arg, call = call)
   if (!grepl("\\.(h5|keras)$", x)) {
     abort_input(
-      sprintf("`%s` must end in .h5 or .keras, not be %s.", arg, describe(x)),
+      sprintf("`%s` must end in .h5 or .keras, but is %s.", arg, describe(x)),
       call = call
     )
   }

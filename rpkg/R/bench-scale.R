@@ -61,7 +61,7 @@ bench_scale <- function(
   if (!is.null(project)) {
     check_count(project, min = 2L)
     if (length(unique(workers)) < 2L) {
-      abort_input("`project` needs at least two numbers of `workers`, e.g. `c(1, 2, 4)`.")
+      abort_input("`project` needs at least two values in `workers`, e.g. `c(1, 2, 4)`.")
     }
   }
   call <- rlang::current_env()

@@ -34,7 +34,7 @@ check_encoded <- function(encode, features, call) {
   unused <- setdiff(names(encode), features)
   if (length(unused)) {
     abort_input(
-      sprintf("`encode` names \"%s\", which is not a feature.", unused[[1L]]),
+      sprintf("`encode` has \"%s\", which is not a feature.", unused[[1L]]),
       call = call
     )
   }
@@ -73,7 +73,7 @@ find_values <- function(column, name, encoding, columns, arg, call) {
   if (!is.factor(column) && !is.character(column) && !is_whole) {
     abort_input(
       c(
-        sprintf("`encode` names \"%s\", which is %s.", name, column_kind(column)),
+        sprintf("`encode` has \"%s\", which is %s.", name, column_kind(column)),
         i = "Text, factors and whole numbers can be encoded; other types need `categories`."
       ),
       call = call

@@ -297,7 +297,7 @@ warn_of_other_values <- function(name, value, values) {
   rlang::warn(
     c(
       sprintf(
-        "No value of column \"%s\" is one of its categories (e.g. %s): no row has a prediction.",
+        "No value of column \"%s\" is one of its categories (e.g. %s): no row gets a prediction.",
         name,
         encodeString(as.character(value), quote = "\"")
       ),

@@ -1,7 +1,7 @@
 # Kubernetes's rules for names, labels and quantities, which Python checks, too.
 
 check_word <- function(x, allow_null = TRUE, arg = caller_arg(x), call = caller_env()) {
-  check_pattern(x, "^[^[:cntrl:][:space:]]+$", "text without blanks", allow_null, arg, call)
+  check_pattern(x, "^[^[:cntrl:][:space:]]+$", "text without spaces", allow_null, arg, call)
 }
 
 # A namespace is one label of a DNS name; names of other objects may have several.

@@ -44,7 +44,7 @@ check_scale_lr <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 check_warmup <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (!is_number(x) || !is.finite(x) || x < 0) {
-    abort_expected(x, "a number of at least 0", FALSE, arg, call)
+    abort_expected(x, "at least 0", FALSE, arg, call)
   }
   invisible(x)
 }

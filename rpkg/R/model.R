@@ -251,7 +251,7 @@ as_python_model <- function(model, call, seed = NULL) {
   built <- model()
   if (!is_keras_model(built)) {
     abort_input(
-      sprintf("The function `model` must return a compiled Keras model, not %s.", describe(built)),
+      sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
       call = call
     )
   }
@@ -269,7 +269,7 @@ check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) 
   if (!grepl("\\.(h5|keras)$", path)) {
     abort_input(
       sprintf(
-        "`%s` must end in .h5 or .keras, or, for a whole fit, in .json, not be %s.",
+        "`%s` must end in .h5 or .keras, or, for a whole fit, in .json, but is %s.",
         arg,
         describe(path)
       ),

@@ -12,7 +12,7 @@
 #' @details
 #' In sessions that join ([join_workers()]), only the functions of the first session are called.
 #' With `strategy = "parameter_server"`, only `on_epoch_end` is called. Workers that sparklyr
-#' starts, because `model_fn` or the function `data` is R code, cannot be observed: `spark_apply()`
+#' starts, because `model_fn` or the `data` function is R code, cannot be observed: `spark_apply()`
 #' blocks this session until they end.
 #'
 #' @param on_epoch_end Function that is called as `on_epoch_end(epoch, logs)` with the number of the

@@ -38,7 +38,7 @@ plotted_history <- function(fit, metrics, smooth, call = caller_env()) {
   check_strings(metrics, allow_null = TRUE, call = call)
   history <- as.data.frame(fit)
   if (nrow(history) == 0L) {
-    abort_input("There is no history to plot: no epoch was run.", call = call)
+    abort_input("There is no history to plot: no epochs were run.", call = call)
   }
   known <- levels(history$metric)
   unknown <- setdiff(metrics, known)

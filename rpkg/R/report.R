@@ -102,7 +102,7 @@ encode_fit <- function(fit) {
 check_page_path <- function(path, arg = caller_arg(path), call = caller_env()) {
   check_string(path, arg = arg, call = call)
   if (!grepl("[.]html?$", path, ignore.case = TRUE)) {
-    abort_input(sprintf("`%s` must end in .html, not be %s.", arg, describe(path)), call = call)
+    abort_input(sprintf("`%s` must end in .html, but is %s.", arg, describe(path)), call = call)
   }
   if (!dir.exists(dirname(path.expand(path)))) {
     abort_input(

@@ -238,7 +238,7 @@ check_question <- function(
     if (any(names(model$tensors) %in% unlist(model$features))) {
       abort_input(
         c(
-          "`features` is needed: the training read columns with `tensors`, which SQL cannot.",
+          "`features` is needed: training read columns with `tensors`, which SQL cannot.",
           i = "Pass a column of arrays of numbers."
         ),
         call = call
@@ -257,7 +257,7 @@ check_question <- function(
     categories <- encode <- NULL
   }
   if (is.null(features)) {
-    abort_input("`features` is needed: the columns that the model's input is made of.", call = call)
+    abort_input("`features` is needed: the columns that make up the model's input.", call = call)
   }
   known <- if (is_fit) model$levels
   keras_model <- if (is_fit) fit_model(model, call) else model

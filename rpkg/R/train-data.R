@@ -37,7 +37,7 @@ check_shuffled <- function(data, shuffle, call = caller_env()) {
   if (data$kind == "function") {
     abort_input(
       c(
-        "`shuffle = \"global\"` cannot reorder the batches of the function `data`.",
+        "`shuffle = \"global\"` cannot reorder the batches of the `data` function.",
         i = "Shuffle in the function, with `dataset$shuffle()`."
       ),
       call = call

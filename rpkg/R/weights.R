@@ -94,7 +94,7 @@ abort_class <- function(class, levels, call) {
   }
   abort_input(
     c(
-      sprintf("`class_weight` names \"%s\", which is not a class of the label.", class),
+      sprintf("`class_weight` has \"%s\", which is not a class of the label.", class),
       i = expected
     ),
     call = call

@@ -103,13 +103,13 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "x and y": (lambda: barrier_train(None, build, X, Y), "pass arrays together as (x, y)"),  # type: ignore[misc]
     "an option of Exchange": (train(loss_over="rows"), "pass `exchange=Exchange(loss_over=...)`"),
     "y by name": (train(y=Y), "has no argument `y`: pass `data=(x, y)`"),
-    "epoch": (train(epoch=3), "has no argument `epoch`: do you mean `epochs`?"),
+    "epoch": (train(epoch=3), "has no argument `epoch`: did you mean `epochs`?"),
     "no data": (lambda: barrier_train(None, build), "barrier_train() needs `data`"),  # type: ignore[call-arg]
     "an argument of no fit": (train(rounds_of_tea=3), "has no argument `rounds_of_tea`: see"),
     "validation_freq alone": (train(validation_freq=2), "`validation_freq` needs `validation_"),
     "two texts in a row": (
         train(data=(np.array([["a", "b"]] * 20), Y)),
-        "`x` of `data` has 2 texts per row; expected one",
+        "`x` of `data` has 2 strings per row; expected one",
     ),
     "data lengths": (train(data=(X, Y[1:])), "`data`"),
     "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),
@@ -131,8 +131,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy scale_lr": (
         train(strategy="parameter_server", scale_lr="linear"),
-        "`scale_lr` cannot be combined with strategy='parameter_server': a step has the rows of "
-        "one worker",
+        "`scale_lr` cannot be combined with strategy='parameter_server': each step uses the rows "
+        "of one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -147,10 +147,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
     "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
     "class_weight fraction": (train(class_weight={1.7: 1}), "`class_weight` has the class 1.7"),
-    "features twice": (train(features=["a", "b", "a"]), "`features` names the column 'a' twice"),
+    "features twice": (train(features=["a", "b", "a"]), "`features` lists the column 'a' twice"),
     "class_weight twice": (
         train(class_weight={"1": 1, 1: 2}),
-        "`class_weight` names the class 1 twice",
+        "`class_weight` has the class 1 twice",
     ),
     "class_weight NaN": (
         train(class_weight={0: float("nan")}),
@@ -197,9 +197,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(validation_data=(X[:0], Y[:0])),
         "`validation_data` has no rows",
     ),
-    "callbacks number": (train(callbacks=3), "`callbacks` holds int"),
-    "callbacks text": (train(callbacks=["EarlyStopping"]), "`callbacks` holds str"),
-    "callbacks function": (train(callbacks=[build]), "`callbacks` holds function"),
+    "callbacks number": (train(callbacks=3), "`callbacks` contains int"),
+    "callbacks text": (train(callbacks=["EarlyStopping"]), "`callbacks` contains str"),
+    "callbacks function": (train(callbacks=[build]), "`callbacks` contains function"),
     "seed negative": (train(seed=-1), "`seed`"),
     "seed too large": (train(seed=2**31), "`seed`"),
     "seed text": (train(seed="1"), "`seed`"),
@@ -208,7 +208,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "features items": (train(features=["a", 1]), "`features`"),
     "label": (train(label=3), "`label`"),
     "weight": (train(weight=1), "`weight` must be the name of a column"),
-    "weight without a label": (train(weight="w", label=None), "`weight` weighs the loss of labels"),
+    "weight without a label": (
+        train(weight="w", label=None),
+        "`weight` weights the loss on the labels",
+    ),
     "features of arrays": (
         train(features=["a"]),
         "`features` needs data with columns, but `data` has none",
@@ -229,11 +232,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "validation_split": (train(validation_split=1), "`validation_split` must be a number from 0"),
     "validation_split of all rows": (
         train(data=(X[:2], Y[:2]), workers=1, validation_split=0.6),
-        "validation_split=0.6 of 2 rows leaves no row for training",
+        "validation_split=0.6 of 2 rows leaves no rows for training",
     ),
     "validation_split of no row": (
         train(data=(X[:0], Y[:0]), workers=1, validation_split=0.5),
-        "validation_split=0.5 of 0 rows leaves no row for training",
+        "validation_split=0.5 of 0 rows leaves no rows for training",
     ),
     "validation_split leaves too few": (
         train(data=(X[:3], Y[:3]), workers=3, validation_split=0.5),
@@ -261,7 +264,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "data function in global order": (
         train(data=lambda context: None, shuffle="global"),
-        "shuffle='global' cannot reorder what the function `data` returns",
+        "shuffle='global' cannot reorder what the `data` function returns",
     ),
     "evaluate weight": (
         lambda: barrier_evaluate(None, build, (X, Y), weight="w"),
@@ -317,12 +320,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "elastic and a function": (
         train(workers=Elastic(), data=lambda context: None),
-        "workers=Elastic(...) cannot be combined with a function `data`",
+        "workers=Elastic(...) cannot be combined with a `data` function",
     ),
     "elastic and files": (
         train(workers=Elastic(), data="rows.parquet"),
-        "workers=Elastic(...) cannot be combined with files of which each worker reads a share: "
-        "pass shuffle='global', so that every worker has all rows",
+        "workers=Elastic(...) cannot be combined with files when each worker reads only a share of "
+        "them: pass shuffle='global', so that every worker has all rows",
     ),
     "elastic in Slurm": (
         lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), workers=Elastic()),
@@ -332,7 +335,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(strategy="async"),
         "`strategy` must be None, 'parameter_server' or a ParameterServer",
     ),
-    "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, and workers are"),
+    "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, but workers are"),
     "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
     "strategy exchange": (
         train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
@@ -340,8 +343,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy callbacks": (
         train(strategy="parameter_server", callbacks=[object()]),
-        "`callbacks` cannot be combined with strategy='parameter_server': the workers have no "
-        "common step",
+        "`callbacks` cannot be combined with strategy='parameter_server': the workers do not "
+        "finish steps together",
     ),
     "strategy steps": (
         train(strategy="parameter_server", steps_per_epoch=3),
@@ -357,7 +360,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "strategy pipeline": (
         train(strategy="parameter_server", data=lambda context: None),
-        "`data` must be rows with strategy='parameter_server'",
+        "with strategy='parameter_server', `data` must be rows",
     ),
     "servers": (lambda: pybackend.ParameterServer(0), "`servers` must be from 1 to 4096"),
     "servers text": (lambda: pybackend.ParameterServer("2"), "`servers` must be a whole number"),
@@ -370,23 +373,26 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),
     "run fn missing": (run("/no/such/train.py"), "the script /no/such/train.py cannot be read"),
-    "run fn script's name": (run(__file__, rate=1), "a script has no named arguments, such as `ra"),
+    "run fn script's name": (
+        run(__file__, rate=1),
+        "a script does not take named arguments such as `ra",
+    ),
     "run fn unpicklable": (run(lambda c, lock=LOCK: lock), "`fn` and its arguments"),
     "run args unpicklable": (run(print, LOCK), "`fn` and its arguments"),
-    "run roles": (run(roles=["chief"]), "`roles` must map roles to their numbers of workers"),
+    "run roles": (run(roles=["chief"]), "`roles` must map roles to numbers of workers"),
     "run roles master": (run(roles={"master": 1}), "call it 'chief', as TensorFlow 2 does"),
     "run roles unknown": (run(roles={"server": 1}), "`roles` has 'server'; expected chief"),
     "run roles chiefs": (run(roles={"chief": 2}), "`roles['chief']` must be 0 or 1"),
     "run roles half": (run(roles={"worker": 0.5}), "`roles['worker']` must be a whole number"),
     "run roles servers": (run(roles={"ps": 2}), "`roles` must have a chief or a worker"),
     "run roles data": (run(roles={"worker": 2, "ps": 1}, data={"a": [1]}), "`roles` has 'ps'"),
-    "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` gives 2"),
+    "run roles beside workers": (run(roles={"worker": 2}, workers=3), "but `roles` adds up to 2"),
     "run data": (run(data=5), "`data` must be a Spark DataFrame, an RDD, a pandas or polars data"),
     "run data empty": (run(data={}), "`data` has no columns"),
     "run data lengths": (run(data={"a": X, "b": X[1:]}), "of `data` must have the same number"),
     "run data text": (run(data={"a": np.array(["b"])}), "column 'a' of `data` is not numeric"),
     "run kwargs": (run(rounds=3), "nor the function takes an argument `rounds`: leave it out"),
-    "run kwargs near": (run(worker=3), "takes an argument `worker`: do you mean `workers`?"),
+    "run kwargs near": (run(worker=3), "takes an argument `worker`: did you mean `workers`?"),
     "run kwargs unpicklable": (run(takes_any, lock=LOCK), "`fn` and its arguments"),
     "run workers": (run(workers=0), "`workers`"),
     "run resources": (run(resources=2), "`resources` must be a Resources"),
@@ -399,8 +405,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "infer categories": (infer(categories={"a": []}), "`categories` of 'a' must be"),
     "infer encode": (infer(encode="dummy"), "`encode` must be 'one_hot', 'integer', or map"),
     "infer type": (infer(type="classes"), "`type` must be None, 'class', 'prob' or 'raw'"),
-    "infer levels text": (infer(levels="abc"), "`levels` must be a list of names"),
-    "infer levels twice": (infer(levels=["1", 1]), "`levels` must be different names"),
+    "infer levels text": (infer(levels="abc"), "`levels` must be a list of class names"),
+    "infer levels twice": (infer(levels=["1", 1]), "`levels` must be distinct names"),
     "infer on_missing": (
         infer(on_missing="drop"),
         "`on_missing` must be 'null' or 'error', not 'drop'",
@@ -430,7 +436,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "scale train signature": (scale(), "`train` is called as train(workers=..., batch_size=...)"),
     "scale workers": (scale(trains, workers=4), "`workers` must list numbers of workers"),
     "scale workers zero": (scale(trains, workers=[0, 1]), "`workers` must be from 1 to 100000"),
-    "scale workers twice": (scale(trains, workers=[2, 2]), "`workers` names a number twice"),
+    "scale workers twice": (scale(trains, workers=[2, 2]), "`workers` contains a number twice"),
     "scale mode": (scale(trains, mode="linear"), "`mode` must be 'strong', 'weak' or 'both'"),
     "scale batch_size": (scale(trains, batch_size=0), "`batch_size` must be at least 1"),
     "scale batch_size shared": (
@@ -438,9 +444,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "a batch of 32 rows cannot be shared equally by 3 workers",
     ),
     "scale repeats": (scale(trains, repeats=0), "`repeats` must be at least 1"),
-    "scale steps": (scale(trains, steps=60), "`steps` is for a script"),
+    "scale steps": (scale(trains, steps=60), "`steps` only applies to a script"),
     "scale steps few": (scale(trains, steps=3), "`steps` must be at least 5"),
-    "scale arguments": (scale(trains, arguments=["x"]), "`arguments` are for a script"),
+    "scale arguments": (
+        scale(trains, arguments=["x"]),
+        "`arguments` can only be passed to a script",
+    ),
     "scale verbose": (scale(trains, verbose="no"), "`verbose` must be a whole number"),
 }
 

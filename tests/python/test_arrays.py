@@ -247,7 +247,9 @@ def test_masked_values_are_named() -> None:
 def test_numbers_beyond_the_type_that_is_fed_are_named(key: str) -> None:
     good, bad = np.array([1.0, np.inf, 2.0]), np.array([1.0, 2.0, -1e300])
     data = (bad, good) if key == "x" else (good, bad)
-    message = f"`{key}` of `data` in row 2 has the number -1e.300, which is beyond float32"
+    message = (
+        f"`{key}` of `data` in row 2 has the number -1e.300, which is out of range for float32"
+    )
     with pytest.raises(InputError, match=message):
         flatten_data(data, "float32", "data")
     assert flatten_data(data, "float64", "data")[key].tolist() == bad.tolist()

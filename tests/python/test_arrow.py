@@ -174,52 +174,52 @@ ROW = r"the row \("
         (
             {"a": floats([1, None]), "label": floats([0, 1])},
             {},
-            rf"column 'a' holds 1 null\(s\), first in {ROW}a=None, label=1.0\): drop or fill",
+            rf"column 'a' has 1 null\(s\), first in {ROW}a=None, label=1.0\): drop or fill",
         ),
         (
             {"a": floats([1, 2]), "label": floats([None, None])},
             {},
-            rf"column 'label' holds 2 null\(s\), first in {ROW}a=1.0, label=None\)",
+            rf"column 'label' has 2 null\(s\), first in {ROW}a=1.0, label=None\)",
         ),
         (
             {"a": pa.array([[1], None], LISTS), "label": floats([0, 7])},
             {},
-            rf"column 'a' holds 1 null\(s\), first in {ROW}a=None, label=7.0\)",
+            rf"column 'a' has 1 null\(s\), first in {ROW}a=None, label=7.0\)",
         ),
         (
             {"a": pa.array([[1, 2], [3, None]], LISTS), "label": floats([0, 7])},
             {},
-            rf"column 'a' holds 1 null\(s\), first in {ROW}a=\[3.0, None\], label=7.0\)",
+            rf"column 'a' has 1 null\(s\), first in {ROW}a=\[3.0, None\], label=7.0\)",
         ),
         (
             {"a": pa.array([[1, 2], [3]], LISTS), "label": floats([0, 7])},
             {},
-            rf"column 'a' holds 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in",
+            rf"column 'a' has 1 numbers in {ROW}a=\[3.0\], label=7.0\); expected 2, as in",
         ),
         (
             {"a": pa.array([[1, 2], [3, 4]], LISTS), "label": floats([0, 7])},
             {"tensors": {"a": ("float32", (3,))}},
-            rf"column 'a' holds 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as ",
+            rf"column 'a' has 2 numbers in {ROW}a=\[1.0, 2.0\], label=0.0\); expected 3, as ",
         ),
         (
             {"a": pa.array([b"ab", b"abc"]), "label": floats([0, 7])},
             {"tensors": {"a": ("uint8", (2,))}},
-            rf"column 'a' holds 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as in `tensors`",
+            rf"column 'a' has 3 bytes in {ROW}a=b'abc', label=7.0\); expected 2, as in `tensors`",
         ),
         (
             {"a": floats([1, 2]), "label": floats([0, float("nan")])},
             {},
-            rf"label column 'label' holds NaN in {ROW}a=2.0, label=nan\): drop or fill",
+            rf"label column 'label' contains NaN in {ROW}a=2.0, label=nan\): drop or fill",
         ),
         (
             {"a": floats([1, 2]), "label": floats([0, 1]), "w": floats([float("nan"), 1])},
             {"weight": "w"},
-            rf"weight column 'w' holds NaN in {ROW}a=1.0, label=0.0, w=nan\)",
+            rf"weight column 'w' contains NaN in {ROW}a=1.0, label=0.0, w=nan\)",
         ),
         (
             {"a": pa.array(["red", "pink"]), "label": floats([0, 7])},
             {"categories": {"a": ["red", "blue"]}},
-            rf"column 'a' holds 'pink' in {ROW}a='pink', label=7.0\), which is not one of its "
+            rf"column 'a' contains 'pink' in {ROW}a='pink', label=7.0\), which is not one of its "
             "categor",
         ),
     ],
@@ -252,7 +252,7 @@ def test_numbers_that_a_promised_type_cannot_hold_are_rejected(
     values: list[float], dtype: str, shape: Any
 ) -> None:
     rows = batch(a=pa.array([[value] for value in values], LISTS), label=pa.array([0, 7]))
-    with pytest.raises(InputError, match=rf"has numbers that do not fit into {dtype} in .*label=7"):
+    with pytest.raises(InputError, match=rf"has numbers that do not fit in {dtype} in .*label=7"):
         read(rows, tensors={"a": (dtype, shape)})
 
 
@@ -279,7 +279,7 @@ def test_arrays_whose_length_differs_between_batches_are_rejected() -> None:
     )
     reader = TensorReader(column_groups)
     reader.read(parts[0])
-    with pytest.raises(InputError, match=r"column 'a' holds 3 numbers in .*; expected 2, as in"):
+    with pytest.raises(InputError, match=r"column 'a' has 3 numbers in .*; expected 2, as in"):
         reader.read(parts[1])
 
 

@@ -540,11 +540,11 @@ DIFFERENT |= {
 SKIPPED = {
     "numpy": (
         Case(adding(by_numpy), (X, Y), custom_objects=OBJECTS),
-        "a step has a different result each time, because it draws random numbers in its own way",
+        "a step has a different result each time, because it draws its own random numbers",
     ),
     "gamma behind frozen layers": (
         Case(adding(by_gamma, *[frozen] * 6), (X, Y), custom_objects=OBJECTS),
-        "a step has a different result each time, because it draws random numbers in its own way",
+        "a step has a different result each time, because it draws its own random numbers",
     ),
     "an attribute": (
         Case(stack(Scales, output), (X, Y), callbacks=[Double()], custom_objects=OBJECTS),

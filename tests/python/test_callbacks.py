@@ -88,12 +88,12 @@ def test_a_figure_that_no_epoch_has_is_named(rows: Any, capsys: Any) -> None:
     barrier_train(None, model, data, callbacks=absent, validation_data=validation, **given)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(": it")[0] for line in lines if " monitors " in line] == [
-        "note: EarlyStopping monitors 'val_loss', which epochs without validation data do not have",
-        "note: ReduceLROnPlateau monitors 'val_accurcy', which epochs without validation data do "
-        "not have",
-        "note: ReduceLROnPlateau monitors 'val_accurcy', which epochs do not have",
+        "note: EarlyStopping monitors 'val_loss', which is not available without validation data",
+        "note: ReduceLROnPlateau monitors 'val_accurcy', which is not available without validation "
+        "data",
+        "note: ReduceLROnPlateau monitors 'val_accurcy', which is not available",
     ]
-    known = "They have 'loss', 'accuracy', 'val_loss', 'val_accuracy'"
+    known = "The available metrics are 'loss', 'accuracy', 'val_loss', 'val_accuracy'"
     assert [known in line for line in lines if " monitors " in line] == [False, False, True]
 
 

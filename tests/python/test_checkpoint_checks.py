@@ -26,14 +26,14 @@ KEPT = Manifest(
 @pytest.mark.parametrize(
     ("settings", "of_model", "message"),
     [
-        ({"seed": 8}, {}, "`seed` is 5, and here it is 8: pass seed=5, or choose another folder"),
+        ({"seed": 8}, {}, "`seed` was 5, but is now 8: pass seed=5, or choose another folder"),
         ({"floatx": "float16"}, {}, r"call keras.config.set_floatx\('float32'\) first"),
         ({"batches": (20, 10, 20)}, {}, "its data set had batches of different sizes"),
         ({}, {"model": "b2"}, "its model has different compile settings or layer arguments"),
         (
             {},
             {"weights": ["float32 (6, 3)"]},
-            r"number 1 is float32 \(3,\), and here it is not there",
+            r"number 1 was float32 \(3,\), but is now not there",
         ),
     ],
 )
@@ -48,10 +48,10 @@ def test_other_numbers_of_rows_are_refused_before_the_start() -> None:
     dealt = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [24, "b"]]})
     for rows in (49, None):
         check_rows_are_as_many("run", dealt, {"train": rows, "validation": 7})
-    with pytest.raises(InputError, match="its `data` had 49 rows, and here it has 50"):
+    with pytest.raises(InputError, match="its `data` had 49 rows, but now has 50"):
         check_rows_are_as_many("run", dealt, {"train": 50})
     shared = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [25, "a"]]})
     check_rows_are_as_many("run", shared, {"train": 25})  # each worker has all rows
     kept = replace(KEPT, job={"data": None, "validation_data": [[2, "a"], [0, ""]]})
-    with pytest.raises(InputError, match="its `validation_data` had 2 rows, and here it has 3"):
+    with pytest.raises(InputError, match="its `validation_data` had 2 rows, but now has 3"):
         check_rows_are_as_many("run", kept, {"train": 9, "validation": 3})

@@ -140,7 +140,7 @@ def test_a_newer_form_is_refused(tmp_path: Path) -> None:
     model = store.write_model(b"model", "h5")
     newer = Manifest(1, 0, 2, 7, False, {}, model, "h5", "", None, version=2)
     store.commit(newer, b"state")
-    with pytest.raises(InputError, match="written by a newer tfdist"):
+    with pytest.raises(InputError, match="written by a newer release of tfdist"):
         store.find_newest()
 
 
@@ -206,13 +206,13 @@ def test_two_trainings_in_one_folder_are_refused(tmp_path: Path) -> None:
     first, second = reopen(tmp_path), reopen(tmp_path)
     model = first.write_model(b"model", "h5")
     first.commit(manifest(1, model), b"first")
-    with pytest.raises(InputError, match="another training writes to"):
+    with pytest.raises(InputError, match="another training run is writing to"):
         second.commit(manifest(1, model), b"second")
     later = reopen(tmp_path)  # which resumes
     assert later.find_newest() is not None
     later.commit(manifest(2, model), b"later")
     later.prune(2)
-    with pytest.raises(InputError, match="another training writes to"):
+    with pytest.raises(InputError, match="another training run is writing to"):
         first.commit(manifest(3, model), b"first")
 
 
@@ -223,7 +223,7 @@ def test_a_training_that_resumes_behind_another_one_is_noticed(tmp_path: Path) -
     later = reopen(tmp_path)
     first.commit(manifest(3, model), b"first")
     later.commit(manifest(2, model), b"later")
-    with pytest.raises(InputError, match="another training writes to"):
+    with pytest.raises(InputError, match="another training run is writing to"):
         first.commit(manifest(4, model), b"first")
 
 
@@ -252,7 +252,7 @@ def test_of_two_that_begin_at_once_one_goes_on_with_all_its_files(
 
     monkeypatch.setattr(CheckpointStore, "_write", write)
     keep(last, 0)
-    with pytest.raises(InputError, match="another training writes"):
+    with pytest.raises(InputError, match="another training run is writing"):
         keep(first, 1)
     for epoch in (1, 2):
         keep(last, epoch)

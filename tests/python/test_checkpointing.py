@@ -30,7 +30,7 @@ def test_failures_are_notes_until_there_are_too_many(tmp_path: Path) -> None:
     (note,) = notes
     assert isinstance(note, Note)
     assert "the checkpoint of epoch 2 could not be written" in note.text
-    assert note.text.endswith("the newest one is of epoch 1")
+    assert note.text.endswith("the newest one is from epoch 1")
     writer.submit(manifest(3), b"state")
     writer.finish(60)
     with pytest.raises(ClusterError, match=r"2 checkpoints in a row .* is of epoch 1"):
@@ -67,5 +67,5 @@ def test_another_training_in_the_folder_ends_this_one(tmp_path: Path) -> None:
     CheckpointStore(str(tmp_path)).commit(manifest(1), b"state")
     writer.submit(manifest(1), b"state")
     writer.finish(60)
-    with pytest.raises(InputError, match="another training writes to"):
+    with pytest.raises(InputError, match="another training run is writing to"):
         writer.check()

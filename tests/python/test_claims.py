@@ -39,10 +39,13 @@ def test_what_may_differ(own: Any) -> None:
 @pytest.mark.parametrize(
     ("other", "found"),
     [
-        ({"epochs": 3}, "`epochs` is 3 in worker 1 (b:1), and 1 in worker 0 (a:1)"),
+        ({"epochs": 3}, "`epochs` is 3 in worker 1 (b:1), but 1 in worker 0 (a:1)"),
         ({"exchange": Exchange(compression="bf16")}, "`exchange` is"),
         ({"model_uri": "/m.h5"}, "`model_uri` is 'a path'"),
-        ({"number": 2}, "worker 1 (b:1) makes its call number 2, worker 0 (a:1) its call number 1"),
+        (
+            {"number": 2},
+            "worker 1 (b:1) is at call number 2, but worker 0 (a:1) is at call number 1",
+        ),
         (
             {"files": {"model.pkl": b""}},
             "worker 1 (b:1) passes model.pkl, worker 0 (a:1) passes none",

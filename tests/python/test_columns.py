@@ -55,16 +55,16 @@ def test_several_outputs_have_several_labels() -> None:
         ({"features": ["zz"]}, "`data` has no column 'zz': its columns are a, n"),
         ({"features": ["a"], "label": "zz"}, "`data` has no column 'zz'"),
         ({"features": ["a"], "weight": "zz"}, "`data` has no column 'zz'"),
-        ({"features": ["a"], "tensors": {"zz": ("uint8", (1,))}}, "(`tensors` names it)"),
-        ({"features": ["a", "label"]}, "'label' is named both as the label and as a feature"),
-        ({"features": ["a"], "weight": "label"}, "'label' is named both as the weight and as the"),
-        ({"features": ["a"], "weight": "a"}, "'a' is named both as the weight and as a feature"),
+        ({"features": ["a"], "tensors": {"zz": ("uint8", (1,))}}, "(it is in `tensors`)"),
+        ({"features": ["a", "label"]}, "'label' is given as both the label and a feature"),
+        ({"features": ["a"], "weight": "label"}, "'label' is given as both the weight and the"),
+        ({"features": ["a"], "weight": "a"}, "'a' is given as both the weight and a feature"),
         ({"features": ["d"]}, "column 'd' of `data` has type date; expected numbers"),
-        ({"features": ["a", "t"]}, "text needs its `categories`, or is a separate input"),
+        ({"features": ["a", "t"]}, "text needs `categories` or must be a separate input"),
         ({"features": ["a"], "label": "t"}, "the label column 't' of `data` has type string"),
         (
             {"features": ["b"], "tensors": {"b": ("uint8", (None,))}},
-            "column 'b' of `data` has type binary; expected one value of bytes per row",
+            "column 'b' of `data` has type binary; expected one bytes value per row",
         ),
         (
             {"features": ["t"], "tensors": {"t": ("uint8", (2,))}},
@@ -72,11 +72,12 @@ def test_several_outputs_have_several_labels() -> None:
         ),
         (
             {"features": ["a", "b"], "tensors": {"b": ("uint8", (2,))}},
-            "`tensors` names 'b', one of the columns a, b of one input: it must be a separate",
+            "`tensors` has 'b', which is one of the columns a, b of a single input: it "
+            "must be a separate",
         ),
         (
             {"features": ["n"], "tensors": {"n": ("uint8", (1,))}, "categories": {"n": [1]}},
-            "both `tensors` and `categories` name 'n'",
+            "'n' is in both `tensors` and `categories`",
         ),
         (
             {"features": ["v"], "categories": {"v": [1]}},

@@ -200,7 +200,7 @@ def test_vectors_become_records_of_arrays(session: Any, tmp_path: Path) -> None:
 def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`path`: there is no file or folder"):
         read_tfrecords(session, tmp_path / "nothing")
-    with pytest.raises(InputError, match=r"column 'a' holds a null .* row 0 .*\(partition \d\)$"):
+    with pytest.raises(InputError, match=r"column 'a' has a null .* row 0 .*\(partition \d\)$"):
         write_tfrecords(session.sql("SELECT array(null, 1) AS a"), tmp_path / "data")
     assert not (tmp_path / "data").exists()
     (tmp_path / "file").touch()
@@ -262,7 +262,7 @@ def test_slots_that_others_hold_end_the_wait(session: Any, monkeypatch: Any) -> 
     other.start()
     try:
         held = [holders.accept()[0] for _ in range(2)]
-        with pytest.raises(ClusterError, match="Spark runs no task of this job"):
+        with pytest.raises(ClusterError, match="Spark is not running any task of this job"):
             barrier_run(session, lambda context: 1, workers=2)
     finally:
         session.interruptTag("others")

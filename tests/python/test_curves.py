@@ -46,7 +46,7 @@ def test_metrics_are_chosen_by_name_and_in_order() -> None:
     ]
     assert [panel.name for panel in find_panels(HISTORY, epochs_of, "f1")] == ["f1"]
     for wrong in ("auc", ["loss", "val_loss"], []):
-        with pytest.raises(InputError, match="`metrics` must be names of 'loss', 'f1', not"):
+        with pytest.raises(InputError, match="`metrics` must be chosen from 'loss', 'f1', not"):
             find_panels(HISTORY, epochs_of, wrong)
 
 

@@ -275,7 +275,7 @@ def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
         spec = tf.TensorSpec([None, 8], "float32"), tf.TensorSpec([None], "int64")
         return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
 
-    with pytest.raises(WorkerFailedError, match="gave no rows for step 2 of 2"):
+    with pytest.raises(WorkerFailedError, match="returned no rows for step 2 of 2"):
         barrier_train(None, build_dense, data, workers=2, verbose=0)
 
 
@@ -297,7 +297,7 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
 
 def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
     context = WorkerContext(0, 1, ("h:1",), "{}")
-    with pytest.raises(InputError, match=r"function `data` returned tuple; expected a tf"):
+    with pytest.raises(InputError, match=r"`data` function returned tuple; expected a tf"):
         call_pipeline(FunctionRows(lambda context: rows), context, "data")
 
 
@@ -333,7 +333,9 @@ def test_a_model_may_stay_where_it_is_written(tmp_path: Path, rows: Any) -> None
 def test_inputs_that_the_model_lacks_are_told_at_once(tmp_path: Path, rows: Any) -> None:
     path = parquet(tmp_path, rows, age=pa.array(np.arange(500) / 500))
     features = {"numbers": ["features"], "animals": "animal"}
-    with pytest.raises(InputError, match="the model has the inputs animal, numbers, words: say"):
+    with pytest.raises(
+        InputError, match="the model has the inputs animal, numbers, words: specify"
+    ):
         barrier_train(None, build_named(), path, features=features, label="age", verbose=0)
 
 

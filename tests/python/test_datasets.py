@@ -167,8 +167,8 @@ def test_shares_of_batches_are_rows_that_a_worker_has(sizes: tuple[int, ...], wo
 REJECTED = {
     "endless": (lambda: batches().repeat(), "`data` is an infinite data set: limit it"),
     "endless PyDataset": (Endless, "`data` is an infinite data set"),
-    "shuffled": (lambda: batches().shuffle(5), "yields other rows at each reading"),
-    "shuffled PyDataset": (Shuffled, "yields other rows at each reading"),
+    "shuffled": (lambda: batches().shuffle(5), "yields different rows each time it is read"),
+    "shuffled PyDataset": (Shuffled, "yields different rows each time it is read"),
     "four parts": (lambda: tf.data.Dataset.from_tensors((X, Y, Y, Y)), "have 4 parts; expected"),
     "not batched": (lambda: batches().unbatch(), r"expected batches .* use \.batch\(\)"),
     "ragged": (
@@ -177,7 +177,7 @@ REJECTED = {
     ),
     "widths": (
         lambda: tf.data.Dataset.range(2, 4).map(lambda n: (tf.ones([1, n]), tf.ones([1]))).batch(1),
-        r"`x` of the data set `data` has rows of shape \(1, 2\) and of \(1, 3\)",
+        r"`x` of the data set `data` has rows of shapes \(1, 2\) and \(1, 3\)",
     ),
     "no rows": (lambda: batches().take(0), "`data` has no rows"),
     "lengths": (lambda: tf.data.Dataset.from_tensors((X, Y[:3])), "different lengths"),
@@ -213,7 +213,7 @@ def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) ->
             yield X[:50], Y[:50]
 
     shapes = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
-    with pytest.raises(InputError, match="data set of more than 0 GiB, or an infinite one"):
+    with pytest.raises(InputError, match="infinite data set, or one of more than 0 GiB"):
         read(tf.data.Dataset.from_generator(rows, output_signature=shapes))
 
 

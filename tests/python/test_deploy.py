@@ -180,7 +180,7 @@ def test_a_failed_deployment_leaves_the_version_before(con: Any) -> None:
 
 def test_a_transaction_of_the_users_is_left_alone(con: Any) -> None:
     con.execute("BEGIN")
-    with pytest.raises(InputError, match="within a transaction: commit it"):
+    with pytest.raises(InputError, match="in a transaction: commit it"):
         deploy(con, build(1))
     con.execute("ROLLBACK")
     assert deploy(con, build(1)).version == 1
@@ -200,10 +200,10 @@ def test_columns_that_hold_no_numbers_are_named(con: Any) -> None:
     con.execute("INSERT INTO people VALUES (1, 30, 'Ada', 'a')")
     getattr(con, "commit", lambda: None)()
     model = keras.Sequential([keras.Input((2,)), L.Dense(1)])
-    with pytest.raises(InputError, match=r"'name', which is of the type .*: encode it"):
+    with pytest.raises(InputError, match=r"'name', which has type .*: encode it"):
         deploy(con, model, table="people", features=["age", "name"])
     array = "age" if isinstance(con, sqlite3.Connection) else "f"
-    with pytest.raises(InputError, match=f"'{array}', which is of the type .*arrays of numbers"):
+    with pytest.raises(InputError, match=f"'{array}', which has type .*arrays of numbers"):
         deploy(con, model, table="people", features=array)
     assert list_all(con) - before == {"people"}
 

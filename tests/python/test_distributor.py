@@ -101,7 +101,7 @@ def test_what_a_runner_cannot_do_is_refused(spark: Any) -> None:
         "`num_processes` must be at least 1": lambda: TFDistributor(0),
         "`local_mode` must be True or False": lambda: TFDistributor(1, "no"),  # type: ignore[arg-type]
         "but this machine has 0": lambda: TFDistributor(1, use_gpu=True).run(gather),
-        "a script has no named arguments": lambda: TFDistributor(1).run(__file__, rate=1),
+        "a script does not take named arguments": lambda: TFDistributor(1).run(__file__, rate=1),
         "with 2 arguments, but takes": lambda: TFDistributor(1).run(gather, 1, 2),
     }
     for message, call in cases.items():
@@ -113,7 +113,7 @@ def test_without_a_session_nothing_is_started_here(monkeypatch: pytest.MonkeyPat
     from pyspark.sql import SparkSession
 
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    with pytest.raises(InputError, match="local_mode=False needs a Spark session, and none is"):
+    with pytest.raises(InputError, match="local_mode=False needs a Spark session, but none is"):
         TFDistributor(local_mode=False)
 
 

@@ -141,7 +141,7 @@ def test_spark_needs_arrow_and_java(tmp_path: Path) -> None:
     found = doctor_on(tmp_path, {**GOOD, "pyspark": "4.2.1"})
     assert found["problems"] == [
         "pyspark is installed without pyarrow, which training on Spark needs",
-        "no Java was found: a local Spark needs Java 17",
+        "no Java was found: running Spark locally needs Java 17",
     ]
     assert found["verdict"] == (
         "ready on this machine; for Spark, first fix this: pyspark is installed without pyarrow, "

@@ -258,7 +258,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     text = str(caught.value)
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min=2 workers are left")
-    assert "with `restarts` it starts again by itself" in text
+    assert "with `restarts` it restarts automatically" in text
     assert caught.value.is_loss(is_kept=False)
 
 
@@ -308,5 +308,5 @@ def test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often(
     pauses = np.diff(site.starts)
     assert all(30 * 2**n <= pause < 30 * 2**n + 50 for n, pause in enumerate(pauses))
     notes = [event.text for event in said if isinstance(event, Note)]
-    assert notes[1] == "no worker could join on here: no. Another one is started there in 30 s"
+    assert notes[1] == "no worker could join on here: no. Another one will be started there in 30 s"
     assert len(notes) == 6

@@ -62,11 +62,13 @@ def test_validation_data_have_the_values_of_the_training() -> None:
     later = FRAME.assign(color=["red", "red", "blue", "blue"])
     rows = FrameRows.of(later, narrow_columns(trained.spec, trained), "float32", "validation_data")
     np.testing.assert_array_equal(rows.columns["x"][:, 1:], ONE_HOT[[0, 0, 1, 1]])
-    with pytest.raises(InputError, match=r"column 'color' holds 'pink' in row 0 .*its categories"):
+    with pytest.raises(
+        InputError, match=r"column 'color' contains 'pink' in row 0 .*its categories"
+    ):
         FrameRows.of(FRAME.assign(color="pink"), rows.spec, "float32", "validation_data")
-    with pytest.raises(InputError, match="column 'size' holds text, but numbers in `data`"):
+    with pytest.raises(InputError, match="column 'size' contains text, but numbers in `data`"):
         FrameRows.of(FRAME.assign(size="a"), rows.spec, "float32", "validation_data")
-    with pytest.raises(InputError, match="its codes must be those of the training"):
+    with pytest.raises(InputError, match="needs the same codes as in training"):
         read(features=["size", "color"], finds_levels=False)
 
 
@@ -93,7 +95,9 @@ def test_what_the_training_of_a_result_read_as_numbers_is_no_text_later(call: Mo
     coded = FRAME.assign(size=FRAME["size"].astype("category"))
     later = FrameRows.of(coded, spec, "float32", "data")
     np.testing.assert_array_equal(later.columns["x"], rows.columns["x"])
-    with pytest.raises(InputError, match="column 'size' holds text, but numbers in the training"):
+    with pytest.raises(
+        InputError, match="column 'size' contains text, but numbers in the training"
+    ):
         FrameRows.of(FRAME.assign(size="a"), spec, "float32", "data")
 
 
@@ -113,7 +117,7 @@ def test_files_are_encoded_alike(tmp_path: Path) -> None:
             {"encode": {"color": "one_hot", "zz": "integer"}},
             "'zz', which is not one of the features",
         ),
-        ({"encode": {"size": "one_hot"}}, "`encode` names 'size', which has type double"),
+        ({"encode": {"size": "one_hot"}}, "`encode` has 'size', which has type double"),
         ({"features": ["size", "name"]}, "'name' has more than 1,000 values, too many to encode"),
     ],
 )

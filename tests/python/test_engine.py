@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "an own apply_gradients": (
         lambda: compiled_with(OwnApply(0.1)),
         {},
-        "apply_gradients of its own",
+        "has its own apply_gradients",
     ),
     "moving averages and local steps": (
         lambda: compiled_with(keras.optimizers.SGD(0.1, use_ema=True)),
@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "an own apply_gradients of a further optimizer": (
         with_own_second_optimizer,
         {},
-        "apply_gradients of its own",
+        "has its own apply_gradients",
     ),
     "a stateful layer": (stateful, {}, "stateful=True"),
 }

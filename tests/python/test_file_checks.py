@@ -105,7 +105,7 @@ def link_optimizer_of_keras(file: Any, folder: Path) -> None:
 @pytest.mark.parametrize("change", [link_outside, link_inside, link_group, link_optimizer_of_keras])
 def test_links_are_not_followed(data: bytes, tmp_path: Path, change: Any) -> None:
     hostile = alter(data, lambda file: change(file, tmp_path), tmp_path)
-    with pytest.raises(SerializationError, match="is a link to another place"):
+    with pytest.raises(SerializationError, match="is a link to another location"):
         model_from_bytes(hostile)
 
 
@@ -136,7 +136,9 @@ def test_more_values_than_the_file_can_hold_are_not_read(
     def change(file: Any) -> None:
         claim(file, MOMENTUM if place == "state" else kernel_of(file), **options)
 
-    with pytest.raises(SerializationError, match=r"claims to hold 4,294,967,\d+ bytes of values"):
+    with pytest.raises(
+        SerializationError, match=r"claims to contain 4,294,967,\d+ bytes of values"
+    ):
         model_from_bytes(alter(data, change, tmp_path))
 
 
@@ -145,7 +147,7 @@ def test_many_small_claims_add_up(data: bytes, tmp_path: Path) -> None:
         for number in range(200):
             file.create_dataset(f"more/{number}", (2**18,), "float32", chunks=(2**18,))
 
-    with pytest.raises(SerializationError, match="claims to hold 209,"):
+    with pytest.raises(SerializationError, match="claims to contain 209,"):
         model_from_bytes(alter(data, change, tmp_path))
 
 
@@ -287,7 +289,7 @@ def test_an_object_of_many_names_is_looked_at_once(data: bytes, tmp_path: Path) 
 
 def test_a_file_in_which_hdf5_loops_forever_is_given_up(monkeypatch: Any) -> None:
     monkeypatch.setattr(file_checks, "_PROBE_SECONDS", 3.0)
-    with pytest.raises(SerializationError, match="did not end within 3 s"):
+    with pytest.raises(SerializationError, match="did not finish within 3 s"):
         model_from_bytes(Path(__file__).with_name("files").joinpath("endless.h5").read_bytes())
 
 
@@ -369,7 +371,7 @@ def hostile(members: Members) -> dict[str, tuple[bytes, str]]:
     good = pack(members)
     # So large that the total allows for more metadata.
     large = {**members, "assets/a.txt": np.random.default_rng(0).bytes(50_000)}
-    too_much = r"claims to hold [\d,]+ bytes"
+    too_much = r"claims to contain [\d,]+ bytes"
     return {
         "a large description": (pack({**members, "config.json": ZEROS}), too_much),
         "large metadata": (pack({**large, "metadata.json": ZEROS[: 2 << 20]}), "2,097,152 bytes"),
@@ -384,7 +386,7 @@ def hostile(members: Members) -> dict[str, tuple[bytes, str]]:
             f"damaged at '{WEIGHTS}'",
         ),
         "terabytes of weights": (change_weights(members, claim_terabytes), too_much),
-        "a link": (change_weights(members, link), "is a link to another place"),
+        "a link": (change_weights(members, link), "is a link to another location"),
         "external weights": (change_weights(members, store_elsewhere), "in another file"),
         "deep metadata": (pack({**members, "metadata.json": b"[" * 10**5}), "corrupted"),
     }

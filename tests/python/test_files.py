@@ -107,7 +107,10 @@ def test_a_folder_that_others_own_is_told() -> None:
     )
     command = [sys.executable, "-c", program]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert "`model_uri`: '/usr/new/model.h5' cannot be written: you may not write to" in told
+    assert (
+        "`model_uri`: '/usr/new/model.h5' cannot be written: you do not have permission to write to"
+        in told
+    )
 
 
 @pytest.mark.parametrize("root", ["path", "memory://test_files/whole"])

@@ -112,19 +112,19 @@ def test_only_columns_that_are_used_must_be_usable() -> None:
 MISTAKES = {
     "null": (
         {"a": pd.array([1] * 3 + [None, 5], "Int64"), "label": range(5)},
-        r"column 'a' holds 1 null\(s\), first in row 3 \(counting from 0\): drop or fill",
+        r"column 'a' has 1 null\(s\), first in row 3 \(counting from 0\): drop or fill",
     ),
     "missing text": ({"a": range(3), "label": ["x", None, "y"]}, "column 'label' .* in row 1 "),
     "missing Int64": (
         {"a": range(3), "label": pd.array([1, 2, None], "Int64")},
         "column 'label' .* in row 2 ",
     ),
-    "lengths": ({"a": [[1], [1, 2]], "label": [0, 1]}, "'a' holds 2 numbers in row 1 .*expected 1"),
+    "lengths": ({"a": [[1], [1, 2]], "label": [0, 1]}, "'a' has 2 numbers in row 1 .*expected 1"),
     "dates": (
         {"a": pd.to_datetime(["2026-01-01"]), "label": [0]},
         "'a' of `data` has type timestamp",
     ),
-    "misspelt": ({"a": [1], "labl": [0]}, "no column 'label'.*: do you mean 'labl'. Its columns"),
+    "misspelt": ({"a": [1], "labl": [0]}, "no column 'label'.*: did you mean 'labl'. Its columns"),
     "no label": ({"a": [1], "b": [0]}, "`data` has no column 'label'.*: its columns are a, b"),
     "names": ({0: [1], "label": [0]}, "`data` has a column named 0: column names must be text"),
     "no rows": ({"a": [], "label": []}, "`data` has no rows"),
@@ -142,7 +142,7 @@ def test_nan_is_left_to_the_model() -> None:
     frame = pd.DataFrame({"a": [1.0, np.nan], "b": [1, 2], "label": [0, 1]})
     found = FrameRows.of(frame, ColumnSpec(), "float32", "data").columns["x"]
     np.testing.assert_array_equal(found, [[1, 1], [np.nan, 2]])
-    with pytest.raises(InputError, match="label column 'label' holds NaN in row 1 "):
+    with pytest.raises(InputError, match="label column 'label' contains NaN in row 1 "):
         FrameRows.of(frame.assign(label=[0, np.nan]), ColumnSpec(), "float32", "data")
 
 
@@ -170,12 +170,13 @@ def test_incomplete_rows_can_be_left_out() -> None:
     assert read(frame[:0]).columns == {}
     assert read(frame.assign(c=None)).complete.tolist() == [False] * 5  # type: ignore[union-attr]
     with pytest.warns(
-        UserWarning, match=r"'c' has no value among its categories \(x, y\), but e\.g\. 'X': no row"
+        UserWarning,
+        match=r"'c' has none of its categories \(x, y\), but other values such as 'X': no row",
     ):
         assert read(frame.assign(c="X")).columns == {}
     # Rows are identified by their numbers in the frame.
     long = frame.assign(v=[[1.0, 2.0]] * 3 + [[1.0]] * 2)
-    with pytest.raises(InputError, match="'v' holds 1 numbers in row 3 "):
+    with pytest.raises(InputError, match="'v' has 1 numbers in row 3 "):
         read(long)
 
 
@@ -188,7 +189,7 @@ def test_a_row_far_down_is_counted_from_the_first() -> None:
 
 def test_two_columns_of_one_name_are_rejected() -> None:
     frame = pd.DataFrame([[1, 2, 0]], columns=["a", "a", "label"])
-    with pytest.raises(InputError, match="two columns 'a'"):
+    with pytest.raises(InputError, match="two columns named 'a'"):
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
 
 
@@ -291,8 +292,11 @@ def test_too_many_categories_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1.0, 1e300], "column 'a' in row 1 .* has the number 1e.300, which is beyond float32"),
-        ([2**70, 1], "column 'a' of `data` has whole numbers of more than 64 bits"),
+        (
+            [1.0, 1e300],
+            "column 'a' in row 1 .* has the number 1e.300, which is out of range for float32",
+        ),
+        ([2**70, 1], "column 'a' of `data` contains integers wider than 64 bits"),
         (["a\ud800", "b"], "column 'a' of `data` has text that is not valid Unicode"),
     ],
 )
@@ -454,7 +458,11 @@ def test_labels_of_several_numbers_stay_rows() -> None:
     ("x", "parts", "message"),
     [
         ({"a": [1.0, 2.0]}, ([1.0],), r"number of rows \(x: 2, y: 1\)"),
-        ({"a": [1.0], "label": [1]}, ([1],), "has a column 'label', and y is passed, too"),
+        (
+            {"a": [1.0], "label": [1]},
+            ([1],),
+            "has a column 'label', but y is also passed separately",
+        ),
         ({"a": [1.0, 2.0]}, ([1.0, float("nan")],), "`y` of `data` has a NaN in row 1"),
         ({"a": [1.0, 2.0]}, (None, [1, 2]), "sample weights but no labels"),
         ({"a": [1.0, 2.0]}, (["x", None],), "'label'.*null"),
@@ -527,6 +535,6 @@ def test_arrays_of_times_say_how_they_become_numbers(dtype: str, made: str) -> N
 
 def test_a_lazy_frame_is_to_be_collected() -> None:
     frame = pl.DataFrame({"a": [1.0, 2.0], "label": [0, 1]}).lazy()
-    with pytest.raises(InputError, match=r"pass its collect\(\)"):
+    with pytest.raises(InputError, match=r"call its collect\(\) first"):
         flatten_data(frame)
     assert not is_frame(frame)

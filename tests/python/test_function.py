@@ -187,10 +187,10 @@ def test_servers_end_when_those_they_serve_have_returned(capfd: Any) -> None:
     expected = [("chief", 0), ("worker", 0), None, None, None, ("evaluator", 0)]
     assert run(work, 0.3, roles=roles) == expected  # after the chief, but within the grace period
     assert run(work, 0, roles={"worker": 1, "ps": 1}) == [("worker", 0), None]
-    assert "was ended" not in capfd.readouterr().out
+    assert "was stopped" not in capfd.readouterr().out
     found = barrier_run("local", work, 600, roles={"worker": 1, "evaluator": 1}, verbose=1)
     assert found == [("worker", 0), None]
-    assert "worker 1, the evaluator, was ended 3 s after" in capfd.readouterr().out
+    assert "worker 1, the evaluator, was stopped 3 s after" in capfd.readouterr().out
 
 
 def test_a_server_that_fails_and_a_chief_that_is_killed_are_named() -> None:
@@ -325,6 +325,8 @@ def test_a_value_that_cannot_be_sent_costs_no_other_rank_its_own() -> None:
     with pytest.raises(WorkerFailedError, match=pattern) as caught:
         run(unfit, workers=2)
     assert caught.value.values == [{"rank": 0}, None]
-    assert "those of the other ranks are the `values` of this error" in str(caught.value)
+    assert "the values of the other ranks are in the `values` attribute of this error" in str(
+        caught.value
+    )
     copied = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
     assert copied.values == caught.value.values

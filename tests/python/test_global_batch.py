@@ -83,7 +83,7 @@ def test_a_worker_without_rows_is_left_out() -> None:
 
 def test_rows_of_several_shapes_are_named() -> None:
     other = _sent(2, X[:2, :5])
-    with pytest.raises(Exception, match="pad rows to one length"):
+    with pytest.raises(Exception, match="pad rows to the same length"):
         _gather(other, (X[:2],), np.zeros(0, np.uint8))
 
 

@@ -31,13 +31,13 @@ def test_lists_are_read(given: Any, expected: list[HostSlots]) -> None:
         ("a:2,b:two", "'b:two' is not a host"),
         ("a:0", "'a:0' must have a whole number of slots, 1 or more"),
         ("a,,b", "'' is not a host"),
-        ("", "names no host"),
+        ("", "contains no host"),
         ("fd00::1", "must be in brackets"),
         # Never an option on ssh's command line.
         ("-oProxyCommand=x", "'-oProxyCommand=x' is not a host"),
         ("-l@a", "'-l@a' is not a host"),
-        ({"a": 2}, "must be a text"),
-        (3, "must be a text"),
+        ({"a": 2}, "must be a string"),
+        (3, "must be a string"),
     ],
 )
 def test_a_wrong_entry_is_named(given: Any, message: str) -> None:
@@ -54,7 +54,7 @@ def test_hostfiles_of_horovod_and_open_mpi_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 2 of .*: 'slots=x' must have a whole number"):
         read_hostfile(file)
     file.write_text("# none\n")
-    with pytest.raises(InputError, match="names no host"):
+    with pytest.raises(InputError, match="contains no host"):
         read_hostfile(file)
     with pytest.raises(InputError, match="cannot read the hostfile"):
         read_hostfile(tmp_path / "absent")

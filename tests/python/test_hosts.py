@@ -119,7 +119,7 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     generations = result.generations[:4]
     assert [generation.workers for generation in generations] == [[0, 1], [1], [1, 2], [2]]
     lost, told = (generations[number].left.popitem() for number in (1, 3))
-    assert lost == ("0", "the process that runs the workers of its host was killed")
+    assert lost == ("0", "the process that runs the workers on its host was killed")
     assert told[0] == "1"
     assert "received SIGTERM; it left the training after epoch" in told[1]
     assert {worker.host for worker in result.workers} == {there.hosts[1].address}
@@ -212,7 +212,7 @@ def kill_a_process(context: Any, victim: str) -> None:
     ("victim", "exception", "message"),
     [
         full("worker", "ProcessDied", "killed by SIGKILL"),
-        ("agent", "HostLost", "the process that runs the workers of its host was killed"),
+        ("agent", "HostLost", "the process that runs the workers on its host was killed"),
     ],
 )
 def test_a_killed_process_is_named(
@@ -229,7 +229,7 @@ def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
         return pybackend.hosts("a,b", **{"ssh_options": there.options, **changed})
 
     with pytest.raises(
-        ClusterError, match=r"cannot reach [ab] by ssh, which reports: ssh: connect"
+        ClusterError, match=r"cannot reach [ab] over ssh, which reports: ssh: connect"
     ):
         pybackend.barrier_run(hosts(ssh_options=["-p", "23", *there.options]), describe)
     with pytest.raises(ClusterError, match=r"[ab] has no Python at /opt/none"):
@@ -243,8 +243,8 @@ def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
     ("wrong", "message"),
     [
         ({"hosts": "a:x"}, "'a:x' is not a host"),
-        ({}, "give either `hosts`"),
-        ({"hosts": "a", "hostfile": "b"}, "give either `hosts`"),
+        ({}, "pass either `hosts`"),
+        ({"hosts": "a", "hostfile": "b"}, "pass either `hosts`"),
         ({"hosts": "a", "python": 3}, "`python` must be a path, not 3"),
         ({"hosts": "a", "ssh_options": "-p 22"}, "`ssh_options` must be a list of words"),
         ({"hosts": "a", "ssh_options": ["-p 22"]}, r"two words, \['-p', '22'\]"),

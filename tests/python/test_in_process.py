@@ -72,7 +72,7 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     ]
     assert classes.drop(columns=".pred_class").isna().all(axis=1).sum() == 3
     assert list(result.predict(frame[:0])[".pred_class"]) == []
-    with pytest.warns(UserWarning, match=r"'c0' has no value among its categories"):
+    with pytest.warns(UserWarning, match=r"'c0' has none of its categories"):
         assert list(result.predict(frame.iloc[[1, 3]])[".pred_class"]) == [None, None]
     for few in (frame[:0], frame.iloc[[1]]):
         assert result.predict(few, type="raw").shape == (len(few), 3)
@@ -82,11 +82,11 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.predict(path), result.predict(frame, type="raw"))
     frame[:0].to_parquet(tmp_path / "none.parquet")
     assert result.predict(tmp_path / "none.parquet").shape == (0, 3)
-    with pytest.raises(InputError, match=r"column 'c0' holds 1 null.*row 1 .*rows\.parquet"):
+    with pytest.raises(InputError, match=r"column 'c0' has 1 null.*row 1 .*rows\.parquet"):
         result.predict(path, on_missing="error")
-    with pytest.raises(InputError, match=r"column 'c0' holds 1 null.*row 1 "):
+    with pytest.raises(InputError, match=r"column 'c0' has 1 null.*row 1 "):
         result.predict(frame, on_missing="error")
-    with pytest.raises(InputError, match="column 'c0' holds 1 null"):
+    with pytest.raises(InputError, match="column 'c0' has 1 null"):
         barrier_predict(None, result, frame, workers=1, on_missing="error")
     with pytest.raises(InputError, match="`on_missing` must be 'null' or 'error', not 'drop'"):
         result.predict(frame, on_missing="drop")

@@ -138,7 +138,7 @@ def test_a_table_of_a_dataframe_is_rows_and_columns() -> None:
     ("parts", "words"),
     [
         ([[1, None]], "nulls"),
-        ([[[1, 2], [3]]], "lists of several lengths"),
+        ([[[1, 2], [3]]], "lists of different lengths"),
         ([[[1, None], [3, 4]]], "nulls"),
         ([[[1]], [[2, 3]]], r"int64 of shape \[1\] per row and int64 of shape \[2\] per row"),
         ([[1], [0.5]], "int64 of shape .* and float64 of shape"),

@@ -74,7 +74,7 @@ def test_a_job_that_cannot_be_marked_fails_with_the_reason(use_job: Any) -> None
 
 def test_a_thread_that_ends_before_its_call_is_an_error(use_job: Any) -> None:
     use_job(Unsubmitted())
-    with pytest.raises(ClusterError, match="did not take a job"):
+    with pytest.raises(ClusterError, match="did not accept a job"):
         run_watched(None, lambda: 1)
 
 
@@ -189,18 +189,20 @@ def test_a_watcher_that_was_suspended_does_not_blame_spark(
 def test_a_job_that_was_idle_before_a_gap_still_ends(watched: Watched) -> None:
     watched.job.answer = False
     watched.look_after(3600.0)
-    with pytest.raises(ClusterError, match="runs no task"):
+    with pytest.raises(ClusterError, match="is not running any task"):
         watched.look_for(70, step=0.5)
 
 
 def test_a_job_waits_for_others_only_if_it_says_so(watched: Watched) -> None:
     said: list[str] = []
     watched.job.answer, watched.job.others = False, "job 3: count"
-    with pytest.raises(ClusterError, match="runs no task"):
+    with pytest.raises(ClusterError, match="is not running any task"):
         watched.look_for(70, step=0.5)
     watched.watch = IdleWatch(watched.job, on_wait=said.append)
     watched.look_for(300, step=0.5)
-    assert said == ["a job waits for slots: other jobs of the session run (job 3: count)"]
+    assert said == [
+        "a job is waiting for slots: other jobs of the session are running (job 3: count)"
+    ]
     watched.job.others = ""
-    with pytest.raises(ClusterError, match="runs no task"):
+    with pytest.raises(ClusterError, match="is not running any task"):
         watched.look_for(70, step=0.5)

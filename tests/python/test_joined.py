@@ -206,7 +206,7 @@ def test_another_secret_is_named_on_both_sides() -> None:
     started = [Process(0, addresses, timeout=15), Process(1, addresses, variables=other)]
     with group(*started):
         first, second = (one.failure() for one in started)
-    assert "connections had a wrong secret" in first
+    assert "connections had the wrong secret" in first
     assert "the two have different secrets" in second
 
 
@@ -420,5 +420,5 @@ def test_a_secret_is_needed_off_the_loopback(hosts: Network, tmp_path: Path) -> 
     variables = {"XDG_CONFIG_HOME": str(tmp_path)}
     with group(one := Process(0, ["a:2222", "b:2222"], hosts.hosts[0].enter, variables)):
         text = one.failure()
-    assert "processes on several machines need a secret" in text
+    assert "processes on several machines need a shared secret" in text
     assert "tfdist secret" in text

@@ -134,7 +134,7 @@ def test_a_plan_says_all_that_was_asked_for() -> None:
     ("arguments", "message"),
     [
         ({"image": None}, "`image` must name a container image"),
-        ({"image": "two words"}, "`image` must be text without blanks"),
+        ({"image": "two words"}, "`image` must be text without spaces"),
         ({"namespace": "My_Space"}, "`namespace` must be the name of a namespace"),
         ({"cpus": "four"}, "`cpus` must be a quantity such as 4"),
         ({"cpus": 0}, "`cpus` must be a quantity"),
@@ -180,7 +180,7 @@ def test_without_the_client_a_plan_is_shown_and_a_training_says_so_at_once() -> 
 def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[str]) -> None:
     result = pybackend.train_mnist(target(cpus=1), **mnist_case.CASE)
     shown = capsys.readouterr().out
-    assert "2 of 2 pods run on node-a, node-b" in shown
+    assert "2 of 2 pods running on node-a, node-b" in shown
     assert "epoch 1/1" in shown
     mnist_case.check(result.model)
 
@@ -276,7 +276,7 @@ def test_a_training_goes_on_while_a_pod_goes_and_another_comes(
         "was evicted, as when a node is drained; the process received"
         in result.generations[1].left["0"]
     )
-    assert "1 of 1 pods run on node-a" in capsys.readouterr().out
+    assert "1 of 1 pods running on node-a" in capsys.readouterr().out
     test_elastic.check_exact(result)
 
 

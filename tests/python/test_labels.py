@@ -129,7 +129,7 @@ def test_text_is_no_number(loss: Any) -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(loss=loss)
     with pytest.raises(
-        InputError, match=r"labels of text \('10', '100', '9'\), but the loss .* numbers"
+        InputError, match=r"text labels \('10', '100', '9'\), but the loss .* numbers"
     ):
         check_levels(model, ["10", "100", "9"], "data")
     check_levels(model, ["no", "yes"], "data")  # 0 and 1

@@ -121,14 +121,14 @@ def test_options_of_r_and_of_json_become_pythons_own() -> None:
     ("options", "message"),
     [
         ({"rule": "cubic"}, "`rule` must be 'linear' or 'sqrt', not 'cubic'"),
-        ({"warmup_epochs": -1}, "`warmup_epochs` must be a number of at least 0, not -1"),
-        ({"warmup_epochs": math.inf}, "`warmup_epochs` must be a number of at least 0"),
-        ({"decay": 0.5}, "`decay` must map epochs to multiples of the rate"),
+        ({"warmup_epochs": -1}, "`warmup_epochs` must be at least 0, not -1"),
+        ({"warmup_epochs": math.inf}, "`warmup_epochs` must be at least 0"),
+        ({"decay": 0.5}, "`decay` must map epochs to multipliers of the learning rate"),
         ({"decay": {}}, "`decay` must map epochs"),
         ({"decay": {1.5: 0.1}}, "it has the epoch 1.5"),
         ({"decay": {"one": 0.1}}, "it has the epoch 'one'"),
-        ({"decay": {1: 0}}, "it has the multiple 0 for 1"),
-        ({"decay": {1: 0.1, "1": 0.2}}, "`decay` names the epoch 1 twice"),
+        ({"decay": {1: 0}}, "it has the multiplier 0 for 1"),
+        ({"decay": {1: 0.1, "1": 0.2}}, "`decay` has the epoch 1 twice"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: Any, message: str) -> None:

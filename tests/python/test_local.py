@@ -472,7 +472,7 @@ def test_a_full_disk_is_named(
         pq.write_table(pa.table({"a": x[:, 0], "label": y}), data)
     arguments = {"label": "label"} if where == "worker" else {}
     with pytest.raises(
-        TfdistError, match=r"the disk of .* is full: .* of 1\.05 MB are free"
+        TfdistError, match=r"the disk that contains .* is full: .* of 1\.05 MB are free"
     ) as caught:
         barrier_train(None, build_narrow, data, workers=2, verbose=0, **arguments)
     assert str(small_disk) in str(caught.value)
@@ -536,7 +536,7 @@ def test_a_session_without_free_descriptors_says_so_and_leaks_none(tmp_path: Pat
     lines = done.stdout.splitlines()
     assert lines[1::2] == ["0 left"] * len(spares)
     for line in lines[:8:2]:
-        assert "too many open files: this process may have 128" in line
+        assert "too many open files: the limit of this process is 128" in line
     assert lines[-2] == "40 [0, 1]"
     assert folders() <= before
 

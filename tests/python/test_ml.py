@@ -143,7 +143,7 @@ def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_pa
     again = KerasModel.load(str(tmp_path / "again"))
     assert largest_difference(again.model, fitted.stages[2].model) == 0
     assert (list(again.levels), again.uid, again.result) == (copy.levels, copy.uid, None)
-    with pytest.raises(InputError, match=r"holds a pybackend\.ml\.model\.KerasModel, not a"):
+    with pytest.raises(InputError, match=r"contains a pybackend\.ml\.model\.KerasModel, not a"):
         KerasEstimator.load(str(tmp_path / "again"))
 
 
@@ -271,7 +271,7 @@ def test_params_are_checked_when_they_are_set(dense_model: Any) -> None:
         KerasEstimator("model.keras")
     with pytest.raises(InputError, match="`model` must be a Keras 3 model or a TrainResult"):
         KerasModel(build_dense)
-    with pytest.raises(InputError, match="no Param `epoch`: do you mean `epochs`"):
+    with pytest.raises(InputError, match="no Param `epoch`: did you mean `epochs`"):
         KerasEstimator(dense_model, epoch=2)
     with pytest.raises(InputError, match="`dataset` must be a Spark DataFrame, not"):
         estimator.fit({})

@@ -46,7 +46,7 @@ def test_only_true_stops_and_only_rank_0_is_observed() -> None:
         (lambda: Observer(on_epoch_end=3), "`on_epoch_end` must be a function"),  # type: ignore[arg-type]
         (lambda: Observer(on_epoch_end=lambda: 1), r"`on_epoch_end` is called .* takes \(\)"),  # type: ignore[arg-type,misc]
         (lambda: Observer(on_step_end=lambda step: 1), "`on_step_end` is called"),  # type: ignore[arg-type,misc]
-        (lambda: split_observers([Observer]), "pass an object, Observer"),
+        (lambda: split_observers([Observer]), "pass an instance, Observer"),
     ],
 )
 def test_a_wrong_observer_is_an_error_at_once(make: Any, message: str) -> None:

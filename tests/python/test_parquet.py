@@ -122,7 +122,7 @@ def test_files_of_other_columns_are_told(tmp_path: Path) -> None:
         ({**many, "a": [1], "b": [1]}, r"column 1002 is 'b' \(int64\), expected no more columns"),
     ):
         pq.write_table(pa.table(other), tmp_path / "2.parquet")
-        with pytest.raises(InputError, match=f"2.parquet are not those of .*1.parquet: {said}"):
+        with pytest.raises(InputError, match=f"2.parquet differ from those of .*1.parquet: {said}"):
             ParquetFiles.at(str(tmp_path))
 
 

@@ -79,7 +79,7 @@ def test_graphs_train_as_in_one_process(eagerly: bool, caplog: Any) -> None:
     assert [worker.rows for worker in result.workers] == [9, 8]
     assert "weighted by the rows of `y`" in caplog.text
     assert result.audit.steps == 0
-    assert "cannot be concatenated over the workers" in result.audit.skipped[0]
+    assert "cannot be concatenated across the workers" in result.audit.skipped[0]
 
 
 def test_what_else_takes_graphs_is_told() -> None:

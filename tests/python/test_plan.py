@@ -53,7 +53,7 @@ def test_a_plan_says_what_the_training_then_does(
     assert made.workers[2] == PlannedWorker(2, "worker", "this machine", 133)
     lines = str(made).splitlines()
     assert lines[0] == (
-        "nothing was started: a training run by 3 processes, processes of this machine"
+        "nothing was started: a training run with 3 processes, processes of this machine"
     )
     assert lines[1:6] == [
         "data: arrays of 400 rows: x float32 (8,), y int64 ()",
@@ -95,7 +95,7 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
     made = of(fed, steps_per_epoch=7)
     assert (made.rows, made.steps_per_epoch) == (None, 7)
     assert made.data == "what fed(context) returns"
-    assert "the number of rows and steps that the function gives on each worker" in made.later
+    assert "the number of rows and steps that the function returns on each worker" in made.later
     assert "not known yet" in "".join(html(made).itertext())
     made = of(rows, workers=30, seed=2)
     assert "  ... and 14 more" in str(made).splitlines()
@@ -134,7 +134,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
     ("named", "message"),
     [
         ({"workers": 0}, "`workers` must be"),
-        ({"epoch": 1}, r"plan\(\) has no argument `epoch`: do you mean `epochs`"),
+        ({"epoch": 1}, r"plan\(\) has no argument `epoch`: did you mean `epochs`"),
         ({"min_workers": 2}, r"pass `workers=Elastic\(4, min=2, max=8\)`"),
         ({"restarts": -1}, "`restarts` must be"),
         ({"workers": 501}, "`data` has 500 rows, fewer than workers=501"),

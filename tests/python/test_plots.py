@@ -57,7 +57,7 @@ def test_metrics_are_chosen_and_smoothed() -> None:
     assert lines == [(0.25, [4, 1]), (None, [4, 2]), (0.25, [3, 2]), (None, [3, 7 / 3])]
     named = [text.get_text() for text in axes.get_legend().get_texts()]
     assert named == ["training", "validation"]
-    with pytest.raises(InputError, match="`metrics` must be names of 'loss', 'auc', not 'mae'"):
+    with pytest.raises(InputError, match="`metrics` must be chosen from 'loss', 'auc', not 'mae'"):
         result(history).plot(metrics="mae")
 
 
@@ -88,7 +88,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
 
 
 def test_without_history_there_is_nothing_to_plot() -> None:
-    with pytest.raises(InputError, match="no epoch was run"):
+    with pytest.raises(InputError, match="no epochs were run"):
         result({}).plot()
 
 

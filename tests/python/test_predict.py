@@ -193,7 +193,7 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
     assert found.dtypes[-2:] == [(".pred_grid", "array<array<float>>"), (".pred_score", "float")]
     np.testing.assert_allclose(numbers(found, ".pred_score"), expected["score"], atol=1e-6)
     np.testing.assert_allclose(numbers(found, ".pred_grid")[:, 0], expected["grid"], atol=1e-6)
-    with pytest.raises(InputError, match=r"inputs left, right: say which columns"):
+    with pytest.raises(InputError, match=r"inputs left, right: specify the columns"):
         predict_spark(model, table, features=FEATURES)
 
 
@@ -216,7 +216,7 @@ def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
     np.testing.assert_allclose(np.reshape(predicted, -1), expected, atol=1e-6)
     other = spark.createDataFrame([(0, 0.5, "pink")], data.schema)
     with pytest.raises(
-        Exception, match=r"column 'color' holds 'pink' in .*not one of its categories"
+        Exception, match=r"column 'color' contains 'pink' in .*not one of its categories"
     ):
         predict_spark(found, other, on_missing="error").collect()
     assert [row[".pred"] for row in predict_spark(found, other).collect()] == [None]
@@ -384,9 +384,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     holed = predict_spark(
         dense_model, table.withColumn("f3", hole), features=FEATURES, on_missing="error"
     )
-    with pytest.raises(
-        Exception, match=r"InputError: column 'f3' holds 1 null\(s\), first in .*f3"
-    ):
+    with pytest.raises(Exception, match=r"InputError: column 'f3' has 1 null\(s\), first in .*f3"):
         holed.collect()
     wide = table.withColumn("x", functions.array("f0", "f1", "f2"))
     with pytest.raises(Exception, match=r"rows have shape \(3,\), but the model's input has"):
@@ -397,7 +395,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
     ("arguments", "message"),
     [
         ({"features": ["f0", "oops"]}, "`df` has no column 'oops'"),
-        ({"features": None}, r"shape \(8,\)\), but the features are 10: id, f0"),
+        ({"features": None}, r"shape \(8,\)\), but there are 10 features: id, f0"),
         ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model has 3 classes"),
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),

@@ -95,7 +95,7 @@ def test_executors_whose_python_has_nothing_are_named(
     (problem,) = report["problems"]
     for name in ("TensorFlow", "Keras", "numpy", "cloudpickle", "pyarrow"):
         assert f"{name} is not installed" in problem
-    assert f" for {sys.executable} on {socket.gethostname()}: run there " in problem
+    assert f" for {sys.executable} on {socket.gethostname()}: run " in problem
 
 
 def test_workers_do_not_import_tensorflow() -> None:
@@ -199,7 +199,7 @@ def test_different_versions() -> None:
     number = DRIVER["tensorflow"]
     assert find_problems(cluster, DRIVER, on_spark=True) == [
         f"hosts have different versions of TensorFlow: {number} on 10.0.0.1, 10.0.0.2; 2.20.0 on "
-        "10.0.0.3: install the same on all"
+        "10.0.0.3: install the same version on all of them"
     ]
 
 
@@ -209,16 +209,19 @@ def test_versions_unlike_the_driver() -> None:
         worker(1, "10.0.0.2", keras="3.14.0", python_version="3.12.1"),
     ]
     assert find_problems(cluster, DRIVER, on_spark=True) == [
-        "Python 3.12 on 10.0.0.2 differs from the driver's 3.11, and functions travel as code that "
-        "only the same minor version runs: set PYSPARK_PYTHON to a Python 3.11 that exists there",
-        "the driver has Keras 3.15.1 and the workers have 3.14.0: install the same, for models "
-        "travel between them as files",
+        "Python 3.12 on 10.0.0.2 differs from the driver's 3.11, but functions are sent as code "
+        "that runs only on the same minor version: set PYSPARK_PYTHON to a Python 3.11 that exists "
+        "there",
+        "the driver has Keras 3.15.1 and the workers have 3.14.0: install the same version on "
+        "all of them, because models are sent between them as files",
     ]
     assert find_problems(cluster[:1], {**DRIVER, "keras": None}, on_spark=True) == []
     (other,) = find_problems(
         [worker(0, "10.0.0.1", python_version="3.11.2")], DRIVER, on_spark=True
     )
-    assert "is Python 3.11.2 on the workers and 3.11.7 here: they load another libpython" in other
+    assert (
+        "is Python 3.11.2 on the workers and 3.11.7 here: they load a different libpython" in other
+    )
 
 
 def test_missing_and_old_packages() -> None:
@@ -231,9 +234,9 @@ def test_missing_and_old_packages() -> None:
     ]
     assert find_problems(cluster, DRIVER, on_spark=True) == [
         "TensorFlow is not installed, h5py 3.1.0 is too old for /usr/bin/python3 on 10.0.0.2: run "
-        "there /usr/bin/python3 -m pip install 'tensorflow>=2.18' 'h5py>=3.10'",
-        f"pyarrow 14.0.0 is too old for {sys.executable} on 10.0.0.3: run there {sys.executable} "
-        "-m pip install 'pyarrow>=15'",
+        "/usr/bin/python3 -m pip install 'tensorflow>=2.18' 'h5py>=3.10' there",
+        f"pyarrow 14.0.0 is too old for {sys.executable} on 10.0.0.3: run {sys.executable} "
+        "-m pip install 'pyarrow>=15' there",
     ]
     assert len(find_problems(cluster, DRIVER, on_spark=False)) == 1
 
@@ -250,14 +253,14 @@ def test_hosts_that_do_not_reach_each_other() -> None:
         "worker 2 on 10.0.0.3 cannot reach worker 0 at 10.0.0.1:41000 (timed out after 3 s); the "
         "same for 1 more pair of workers there: a firewall between the two hosts: open the TCP "
         "ports 32768-60999 of 10.0.0.1 to 10.0.0.3, or set SPARK_LOCAL_IP on 10.0.0.1 to an "
-        "address that 10.0.0.3 reaches",
+        "address that 10.0.0.3 can reach",
         "worker 3 on 10.0.0.4 cannot reach worker 2 at 10.0.0.3:41002 (refused): a firewall "
         "rejects it, or the address belongs to another machine (a container, or a host behind "
         "NAT): open the TCP ports 32768-60999 of 10.0.0.3 to 10.0.0.4, or set SPARK_LOCAL_IP on "
-        "10.0.0.3 to an address that 10.0.0.4 reaches",
+        "10.0.0.3 to an address that 10.0.0.4 can reach",
         "worker 4 on 10.0.0.5 cannot reach worker 3 at 10.0.0.4:41003 (no route to host): the "
         "network between the two hosts: fix the route, or set SPARK_LOCAL_IP on 10.0.0.4 to an "
-        "address that 10.0.0.5 reaches",
+        "address that 10.0.0.5 can reach",
     ]
 
 
@@ -284,8 +287,8 @@ def test_a_cause_is_named_and_not_its_consequences() -> None:
         worker(1, "127.0.1.1", hostname="b", unreached=[missed(0, REFUSED)]),
     ]
     assert find_problems(loopback, DRIVER, on_spark=True) == [
-        "a, b took part as 127.0.1.1, which no other host can reach: give the host's own name its "
-        "real address in /etc/hosts there, or set SPARK_LOCAL_IP there"
+        "a, b joined as 127.0.1.1, which no other host can reach: in /etc/hosts there, give the "
+        "host's own name its real address, or set SPARK_LOCAL_IP there"
     ]
 
 

@@ -185,7 +185,7 @@ def test_a_null_in_an_array_is_named_by_column_row_and_partition(
     spark: Any, tmp_path: Path
 ) -> None:
     frame = spark.range(0, 10, 1, 1).selectExpr("id", "array(if(id = 7, null, id)) AS a")
-    message = r"column 'a' holds a null inside the array of row 7 .*\(partition 0\)$"
+    message = r"column 'a' has a null in the array of row 7 .*\(partition 0\)$"
     with pytest.raises(InputError, match=message):
         write_tfrecords(frame, tmp_path / "data")
     assert os.listdir(tmp_path) == []
@@ -201,7 +201,7 @@ def test_a_failing_job_is_a_cluster_error_and_leaves_nothing(spark: Any, tmp_pat
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("struct(id) AS s", "column 's' has the type struct: a record holds"),
+        ("struct(id) AS s", "column 's' has the type struct: a TFRecord can store"),
         ("map(id, id) AS m", "column 'm' has the type map"),
         ("array(array(id)) AS a", "column 'a' has the type array<array<long>>"),
         ("null AS n", "column 'n' has the type void"),

@@ -138,11 +138,8 @@ def test_told_to_end_all_keep_that_step_and_go_on_from_it(
     said = capsys.readouterr().out
     # The request to leave is sent with the next step.
     assert "worker 1 on 127.0.0.1 failed: Preempted: the process received SIGTERM" in said
-    assert (
-        "all workers left the training after epoch 2, step 5; a checkpoint of it was written"
-        in said
-    )
-    assert "the training resumes from the checkpoint of epoch 2, step 5" in said
+    assert "all workers left the training after epoch 2, step 5; a checkpoint was written" in said
+    assert "training resumes from the checkpoint of epoch 2, step 5" in said
 
 
 def log_to(folder: Path) -> Any:
@@ -194,7 +191,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     half = train(never, checkpoint=tmp_path, epochs=2)
     text = half.model_base64
     damaged = replace(half, model_base64=text[:40] + text[40:80].swapcase() + text[80:])
-    with pytest.raises(SerializationError, match="altered on its way") as caught:
+    with pytest.raises(SerializationError, match="altered in transit") as caught:
         damaged.model  # noqa: B018
     (place,) = re.findall(r"load_checkpoint\('(.*)'\) returns its model", str(caught.value))
     loaded = load_checkpoint(place, model=build)
@@ -202,7 +199,7 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
     assert int(loaded.optimizer.iterations.numpy()) == 2 * STEPS
     resuming = Checkpoint(tmp_path, resume=True)
     check_same(train(never, checkpoint=resuming, epochs=2), half)
-    with pytest.raises(InputError, match="its `batch_size` is 10, and here it is 20"):
+    with pytest.raises(InputError, match="its `batch_size` was 10, but is now 20"):
         train(never, checkpoint=resuming, batch_size=20)
     with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
         train(never, checkpoint=resuming, rows=X + 1)

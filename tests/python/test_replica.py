@@ -46,7 +46,7 @@ def test_rows_that_do_not_fit_stay_on_disk(folder: Path) -> None:
     assert not fits
     assert "the rows of worker 0 stay on disk, in the same order" in note
     assert "are 40" in note
-    assert "it may use 30000 bytes of memory" in note
+    assert "may use only 30000 bytes of memory" in note
 
 
 def test_another_workers_rows_are_named(folder: Path) -> None:

@@ -18,7 +18,7 @@ UNREADABLE = {
     "nothing": (None, "it is empty"),
     "cut off": (GOOD[:-20], "Unterminated string|Expecting"),
     "no text": (b"\xff\xfe\x00", "decode"),
-    "of another": (GOOD.replace('"rank": 1', '"rank": 0'), "it is of worker 0"),
+    "of another": (GOOD.replace('"rank": 1', '"rank": 0'), "it is from worker 0"),
     "a field less": (GOOD.replace('"pid": 17, ', ""), "WorkerReport without pid"),
     "too large": (GOOD.replace('"seconds": 0.0', f'"seconds": {10**400}'), "is too large"),
     "digits": (GOOD.replace('"rows": 0', f'"rows": {"9" * 5000}'), "4300 digits"),
@@ -47,7 +47,7 @@ def test_spark_brings_all_reports_or_names_the_worker() -> None:
 @pytest.mark.parametrize("value", [None, 3, {"loss": 1.0}, ["loss"]])
 def test_figures_of_another_form_name_the_worker(value: Any) -> None:
     report = WorkerReport(0, "a", 16, value=value, failure=Failure(0, "a", "", ""))
-    with pytest.raises(ClusterError, match=r"worker 0 on a reported .* instead of metrics"):
+    with pytest.raises(ClusterError, match=r"worker 0 on a reported .* instead of named metrics"):
         read_metrics(report, list)
     assert read_metrics(read_report(GOOD, 1, "b"), list) == {"loss": [1.0]}
 

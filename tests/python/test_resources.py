@@ -91,7 +91,7 @@ def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any
         InputError, match=r"20 workers need .* 5.03 GB of .* has 4 GB free"
     ) as caught:
         barrier_train("local", lambda: None, (np.ones((20, 1)), np.ones(20)), workers=20)
-    assert "start at most about one worker per core" in str(caught.value)
+    assert "start no more than about one worker per core" in str(caught.value)
     # The traceback has no frames of this package.
     assert len(traceback.extract_tb(caught.tb)) == 2
 

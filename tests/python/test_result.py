@@ -160,7 +160,7 @@ def test_saving_under_another_name_is_refused(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["model.h5", "model.keras"])
 def test_weights_alone_are_saved_under_their_own_name(name: str, tmp_path: Path) -> None:
     found = result(model_format="weights.h5")
-    with pytest.raises(InputError, match=r"weights alone .*: name the file 'model\.weights\.h5'"):
+    with pytest.raises(InputError, match=r"only weights, .*: name the file 'model\.weights\.h5'"):
         found.save(tmp_path / name)
     assert found.save(tmp_path / "model.weights.h5").read_bytes() == CONTENT
     for nothing in (None, ".", 3):

@@ -75,7 +75,7 @@ def test_what_is_no_result_is_refused(tmp_path: Path, result: TrainResult) -> No
         json.dumps({name: value for name, value in values.items() if name != "seed"}),
     ):
         path.write_text(damaged)
-        with pytest.raises(SerializationError, match=r"fit.json is not the file of a result, or"):
+        with pytest.raises(SerializationError, match=r"fit.json is not a result file, or"):
             TrainResult.load(path)
     path.write_text(
         json.dumps({**values, "model_base64": values["model_base64"][:-400] + "A" * 400})

@@ -151,7 +151,7 @@ def test_no_rows_at_all_are_rejected(tmp_path: Path) -> None:
 def test_rows_of_another_width_are_rejected(tmp_path: Path) -> None:
     with RowStoreWriter(tmp_path / "train") as writer:
         writer.append({"x": np.ones((2, 3))})
-        with pytest.raises(InputError, match=r"shape \(1,\) .* after rows of \(3,\)"):
+        with pytest.raises(InputError, match=r"shape \(1,\) .* but earlier rows have \(3,\)"):
             writer.append({"x": np.ones((2, 1))})
 
 

@@ -242,7 +242,7 @@ def test_a_rank_that_was_stopped_is_named(write: Any) -> None:
         line = process.stderr.readline()
         found = re.fullmatch(r"\[1\] tfdist: process (\d+) was stopped by a signal; (.*)\n", line)
         assert found, line
-        assert found[2] == f"`kill -CONT {found[1]}` continues it"
+        assert found[2] == f"`kill -CONT {found[1]}` resumes it"
         os.kill(int(found[1]), signal.SIGCONT)
         Path("waits").unlink()
         assert process.wait(30) == 0
@@ -440,7 +440,7 @@ def test_one_rank_by_hand(write: Any, tmp_path: Path) -> None:
     ("words", "named"),
     [
         (["script.py"], "-w"),
-        (["-w", "2"], "name a script"),
+        (["-w", "2"], "specify a script"),
         (["-w", "0", "script.py"], "--workers"),
         (["-w", "1", "missing.py"], "missing.py"),
         (["-w", "1", "--cwd", "missing", "script.py"], "missing"),

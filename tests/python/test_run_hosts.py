@@ -154,14 +154,14 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
     ("hosts", "more", "named"),
     [
         full("a,b", ["--cwd", "/nonexistent"], "there is no folder /nonexistent"),
-        full("a,b", ["--env", "TMPDIR=/none"], "TMPDIR is /none, and "),
+        full("a,b", ["--env", "TMPDIR=/none"], "TMPDIR is /none, but "),
         ("a,b", ["--cwd", "/"], "there is no file /script.py: the script must be at the same"),
         (
             "a,b",
             ["--python", "/nonexistent/python"],
             "there is no Python at /nonexistent",
         ),
-        ("a,nowhere.invalid", [], "cannot reach nowhere.invalid by ssh"),
+        ("a,nowhere.invalid", [], "cannot reach nowhere.invalid over ssh"),
         ("a:1,b:1", ["-w", "3"], "2 slots"),
     ],
 )

@@ -176,7 +176,7 @@ def test_what_was_measured_on_shared_cores_is_marked_and_not_fitted() -> None:
 def test_what_cannot_be_projected_is_refused() -> None:
     result = synthetic()
     alone = ScalingResult([row for row in result.rows if row.workers == 1], ["h"])
-    with pytest.raises(InputError, match="a projection needs two numbers of workers"):
+    with pytest.raises(InputError, match="a projection needs two different numbers of workers"):
         alone.project(480)
     with pytest.raises(InputError, match="`to` must be from 2 to 1000000, not 1"):
         result.project(1)
@@ -439,8 +439,8 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("is_shared", "data", "named"),
     [
-        (True, late_data, "a function `data` gives are each worker's own"),
-        (False, Two(), "the batches of `data` are shared by the workers"),
+        (True, late_data, "a `data` function returns belong to one worker"),
+        (False, Two(), "the workers share the batches of `data`"),
     ],
 )
 def test_batches_that_cannot_be_of_that_size_are_refused(
@@ -462,7 +462,7 @@ def test_rows_of_a_step_are_counted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "name a script"),
+        ([], "specify a script"),
         (["missing.py"], "the script missing.py cannot be read"),
         (["train.sh"], "must be a .py or a .R file, not train.sh"),
         (["broken.py"], "is not Python"),
@@ -470,11 +470,11 @@ def test_rows_of_a_step_are_counted() -> None:
         (["--plot", "a.txt", "train.py"], "not 'a.txt'"),
         (
             ["--workers", "2", "--project", "480", "train.py"],
-            "--project needs at least two numbers",
+            "--project needs at least two values",
         ),
-        (["--project", "1", "train.py"], "--project must be a number of workers of at least 2"),
+        (["--project", "1", "train.py"], "--project must be at least 2 workers"),
         (["--workers", "1,3", "--batch-size", "64", "train.py"], "cannot be shared equally by 3"),
-        (["--workers", "2,2", "train.py"], "`workers` names a number twice"),
+        (["--workers", "2,2", "train.py"], "`workers` contains a number twice"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(
@@ -514,7 +514,7 @@ def test_a_model_is_not_taken_for_a_function() -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("raise SystemExit(3)", "train.py exited with status 3 in the training with 1 worker: see"),
+        ("raise SystemExit(3)", "train.py exited with status 3 in the run with 1 worker: see"),
         ("print('hello')", "train.py did not call barrier_train()"),
     ],
 )

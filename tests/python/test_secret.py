@@ -34,7 +34,7 @@ def test_a_variable_goes_before_a_file_and_that_before_the_users_own(tmp_path: P
 
 def test_on_one_machine_the_users_own_is_made(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
-    with pytest.raises(InputError, match="need a secret that they share"):
+    with pytest.raises(InputError, match="need a shared secret"):
         find_secret(False, environment)
     made = find_secret(True, environment)
     path = tmp_path / "tfdist" / "secret"

@@ -469,9 +469,9 @@ def test_damage_is_noticed_by_the_digest_that_a_file_carries(model: Any, format:
     mark = data.rindex(b"\ntfdist sha256 ")
     for place in (*range(20, mark, mark // 40), len(data) - 1):
         altered = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-        with pytest.raises(SerializationError, match="the SHA-256 that it carries"):
+        with pytest.raises(SerializationError, match="the SHA-256 stored in it"):
             model_from_bytes(altered)
-    with pytest.raises(SerializationError, match="the SHA-256 that it carries"):
+    with pytest.raises(SerializationError, match="the SHA-256 stored in it"):
         model_from_bytes(data[:-1])
 
 
@@ -490,7 +490,7 @@ def test_the_first_file_without_a_digest_is_a_warning(
     load_model(save_model(model, tmp_path / "model.keras"))
     path.write_bytes(strip_digest(path.read_bytes()))
     load_model(path, sha256=sha256_of(path.read_bytes()))
-    with pytest.warns(UnverifiedFileWarning, match=r"^model\.h5 carries no digest, so damage"):
+    with pytest.warns(UnverifiedFileWarning, match=r"^model\.h5 has no digest, so damage"):
         load_model(path)
     load_model(path)  # a second warning would be an error
 
@@ -611,7 +611,7 @@ def test_an_archive_of_something_else_is_not_a_model() -> None:
 
 def test_weights_alone_are_not_a_model(model: Any, tmp_path: Path) -> None:
     model.save_weights(tmp_path / "model.weights.h5")
-    with pytest.raises(SerializationError, match=r"does not hold a model.* not only weights"):
+    with pytest.raises(SerializationError, match=r"does not contain a model.* not only weights"):
         model_from_bytes((tmp_path / "model.weights.h5").read_bytes())
 
 

@@ -97,8 +97,8 @@ def test_a_long_wait_names_what_holds_the_slots(monkeypatch: pytest.MonkeyPatch)
         with take_slots(object(), 2, 2, said.append):
             pass
     assert re.fullmatch(
-        r"a training run waits for 1 of the session's 2 slots: other training runs of this "
-        r"process hold them \(workers=2 for \d+ s\)",
+        r"a training run is waiting for 1 of the session's 2 slots: other training runs of this "
+        r"process occupy them \(workers=2 for \d+ s\)",
         text,
     )
     with take_slots(owner, 2, 2, said.append):  # a call that has given up is not waited for

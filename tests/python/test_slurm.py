@@ -302,7 +302,7 @@ def test_workers_that_go_and_come_have_a_job_each() -> None:
     planned = pybackend.plan(
         pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings
     )
-    assert [worker.place for worker in planned.workers] == ["a job of its own"] * 2
+    assert [worker.place for worker in planned.workers] == ["its own job"] * 2
     assert "#SBATCH --ntasks=1\n" in planned.documents["job.sh"]
 
 
@@ -438,7 +438,7 @@ def test_a_job_that_slurm_does_not_take(cluster: Slurm) -> None:
         barrier_run(target, print, workers=2)
     with pytest.raises(ClusterError, match=r"\(gres\) specification. Change `gpus` of slurm"):
         barrier_run(pybackend.slurm(gpus=1, folder=jobs(cluster)), print, workers=2)
-    with pytest.raises(ClusterError, match=r"would never start, .* Request less, by `nodes`"):
+    with pytest.raises(ClusterError, match=r"would never start, .* Request less with `nodes`"):
         barrier_run(pybackend.slurm(nodes=9, folder=jobs(cluster)), print)
 
 

@@ -87,11 +87,9 @@ def test_the_codes_of_text_are_those_of_the_training(tmp_path: Path) -> None:
         path, narrow_columns(ColumnSpec(), trained), "float32", "validation_data"
     )
     assert rows_of_worker(validation, 1, 0)["y"].tolist() == [1, 2]
-    with pytest.raises(
-        InputError, match="its codes must be those of the training: give their values"
-    ):
+    with pytest.raises(InputError, match="needs the same codes as in training: list its values"):
         FileRows.at(path, narrow_columns(ColumnSpec(), {}), "float32", "validation_data")
-    with pytest.raises(InputError, match="give their values in order, DataOptions"):
+    with pytest.raises(InputError, match="list its values in order, DataOptions"):
         barrier_evaluate(None, lambda: None, path)
 
 
@@ -103,7 +101,7 @@ def test_an_error_names_the_file_and_the_row(tmp_path: Path) -> None:
         pa.table({"a": pa.array([0.0] * 7, pa.float32()), "label": pa.array([0] * 7)}),
         tmp_path / "a.parquet",
     )
-    named = r"'label' holds 1 null.*row 80 \(counting.*b.parquet"
+    named = r"'label' has 1 null.*row 80 \(counting.*b.parquet"
     with pytest.raises(InputError, match=named):
         FileRows.at(tmp_path, ColumnSpec(), "float32", "data")
     # Its writer need not have stored it.
@@ -143,7 +141,7 @@ def test_columns_in_the_names_of_folders_are_read(tmp_path: Path) -> None:
     assert source.files.schema.names[-3:] == ["label", "size", "town"]
     alone = FileRows.at(tmp_path, ColumnSpec(features=["size"]), "float32", "data")
     assert rows_of_worker(alone, 1, 0)["x"].tolist() == [[2.0]] * 3 + [[0.5]] * 3
-    with pytest.raises(InputError, match=r"'town' holds 3 null.*row 0 .*town=__HIVE"):
+    with pytest.raises(InputError, match=r"'town' has 3 null.*row 0 .*town=__HIVE"):
         FileRows.at(tmp_path, ColumnSpec(), "float32", "data")
     # Below a path that names such a folder itself there is no such column.
     inner = FileRows.at(tmp_path / "label=1", ColumnSpec(label=None), "float32", "data")
@@ -162,14 +160,14 @@ def test_the_files_of_several_paths_are_read_in_their_order(tmp_path: Path) -> N
     spec = ColumnSpec(repartition=False)
     found = rows_of_worker(FileRows.at(paths, spec, "float32", "data"), 1, 0)
     assert found["y"].tolist() == [3, 3, 1, 1, 2, 2]
-    with pytest.raises(InputError, match=r"`data` has the file .*1/.* 2 times"):
+    with pytest.raises(InputError, match=r"`data` lists the file .*1/.* 2 times"):
         FileRows.at([paths[1], tmp_path / "1"], spec, "float32", "data")
 
 
 def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(InputError, match="`data` has two columns 'a'"):
+    with pytest.raises(InputError, match="`data` has two columns named 'a'"):
         FileRows.at(tmp_path, ColumnSpec(label="a"), "float32", "data")
 
 
@@ -181,14 +179,14 @@ def test_text_without_rows_is_told_as_such(tmp_path: Path) -> None:
         (ColumnSpec(), "the label column 'label'"),
         (ColumnSpec(features=["a", "town"], label=None), "column 'town'"),
     ):
-        with pytest.raises(InputError, match=f"^{what} has no values to encode: the data have no"):
+        with pytest.raises(InputError, match=f"^{what} has no values to encode: the data has no"):
             FileRows.at(tmp_path, spec, "float32", "data")
 
 
 def test_text_of_too_many_values_is_no_label(tmp_path: Path) -> None:
     texts = pa.array([f"id {n}" for n in range(20_000)])
     path = write(tmp_path, 20_000, label=texts)
-    with pytest.raises(InputError, match="holds more than 10,000 distinct texts"):
+    with pytest.raises(InputError, match="has more than 10,000 distinct strings"):
         FileRows.at(path, ColumnSpec(), "float32", "data")
 
 

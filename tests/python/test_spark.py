@@ -359,11 +359,11 @@ def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
 
     data = frame(spark, rows[0][:20], rows[1][:20])
     one_hole = data.withColumn("f3", when(data.f0 == float(rows[0][0, 0]), None).otherwise(data.f3))
-    with pytest.raises(WorkerFailedError, match=r"column 'f3' holds 1 null") as caught:
+    with pytest.raises(WorkerFailedError, match=r"column 'f3' has 1 null") as caught:
         barrier_train(spark, build_dense, one_hole, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
     ragged = spark.createDataFrame([([1.0], 0), ([1.0, 2.0], 1)] * 4, "a array<double>, label int")
-    with pytest.raises(WorkerFailedError, match=r"column 'a' holds . numbers in the row"):
+    with pytest.raises(WorkerFailedError, match=r"column 'a' has . numbers in the row"):
         barrier_train(spark, build_dense, ragged, workers=2, verbose=0)
 
 
@@ -372,7 +372,7 @@ def test_a_column_of_nulls_is_named(spark: Any, rows: Any) -> None:
     from pyspark.sql.functions import lit
 
     data = frame(spark, rows[0][:20], rows[1][:20]).withColumn("f3", lit(None).cast("float"))
-    with pytest.raises(WorkerFailedError, match=r"column 'f3' holds .* null") as caught:
+    with pytest.raises(WorkerFailedError, match=r"column 'f3' has .* null") as caught:
         barrier_train(spark, build_dense, data, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
 
@@ -382,7 +382,7 @@ def test_a_column_of_nulls_is_named(spark: Any, rows: Any) -> None:
     [
         ({"label": "nothing"}, "no column 'nothing'.*f0"),
         ({"features": ["f1", "oops"]}, "no column 'oops'"),
-        ({"features": ["label"]}, "both as the label and as a feature"),
+        ({"features": ["label"]}, "both the label and a feature"),
         ({"label": "when", "features": ["f0"]}, "label column 'when'.*type date"),
         ({}, "column 'when'.*type date"),
         ({"workers": 3, "features": ["f0"]}, "at most 2 tasks"),
@@ -489,7 +489,7 @@ def test_a_task_whose_python_is_killed_is_named(spark: Any) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()
 
-    with pytest.raises(WorkerFailedError, match="Spark's task") as caught:
+    with pytest.raises(WorkerFailedError, match="Spark task's") as caught:
         barrier_run(spark, work, workers=2, verbose=0)
     assert (caught.value.rank, caught.value.host) == (1, "127.0.0.1")
     wait_for(lambda: not worker_processes())
@@ -652,7 +652,7 @@ def test_slots_that_others_hold_end_the_wait(spark: Any, monkeypatch: Any) -> No
     other.start()
     try:
         held = [holders.accept()[0] for _ in range(2)]
-        with pytest.raises(ClusterError, match="Spark runs no task of this job"):
+        with pytest.raises(ClusterError, match="Spark is not running any task of this job"):
             barrier_run(spark, lambda context: 1, workers=2)
     finally:
         spark.sparkContext.cancelJobGroup("others")

@@ -329,11 +329,11 @@ def test_oracle_has_a_package_with_init_and_score(classifier: Any) -> None:
     with pytest.raises(InputError, match="must be a list of columns"):
         to_sql(classifier, "oracle", key="id", table="t", features="f")
     for key in ('i"d', "R&D", "i\n/\nd"):
-        with pytest.raises(InputError, match="no double quotes"):
+        with pytest.raises(InputError, match="cannot contain double quotes"):
             to_sql(classifier, "oracle", key=key, **given)
-    with pytest.raises(InputError, match="a `key` of one column"):
+    with pytest.raises(InputError, match="a single-column `key`"):
         to_sql(classifier, "oracle", key=["id", "day"], **given).package("digits")
-    with pytest.raises(InputError, match="for dialect='oracle', not 'duckdb'"):
+    with pytest.raises(InputError, match="only supports dialect='oracle', not 'duckdb'"):
         to_sql(classifier, "duckdb", key="id", **given).package("digits")
 
 
@@ -373,7 +373,10 @@ def connect_layers(make_output: Any, shape: tuple[int, ...] = (3,), dtype: str =
 @pytest.mark.parametrize(
     ("make_model", "said"),
     [
-        (lambda: build(L.UnitNormalization(name="n")), "'n' .UnitNormalization. cannot become"),
+        (
+            lambda: build(L.UnitNormalization(name="n")),
+            "'n' .UnitNormalization. cannot be converted",
+        ),
         (lambda: build(L.LayerNormalization(axis=1), shape=(3, 2)), "axis=.*not the last"),
         (
             lambda: build(L.Dense(2, activation="sparsemax")),
@@ -425,7 +428,7 @@ def test_what_cannot_become_sql_is_refused_by_name(make_model: Any, said: str) -
     [
         (
             lambda: build(L.GRU(2, name="long"), shape=(90, 2)),
-            "'long' .* nested queries, and at most",
+            "'long' .* nested queries, but at most",
         ),
         (
             lambda: build(L.Conv2D(80, 3, name="wide", activation="relu"), shape=(4, 4, 64)),
@@ -464,10 +467,10 @@ def test_outputs_of_one_name_are_counted() -> None:
         ({"table": ""}, "`table` must be a name"),
         ({"table": ["a", "b\0"]}, "`table` must be a name"),
         ({"key": ["id", "ID"]}, "`key` must be the names of different columns"),
-        ({"key": ".pred_class"}, "two columns '.pred_class'"),
+        ({"key": ".pred_class"}, "two columns named '.pred_class'"),
         ({"key": "k" * 64, "dialect": "postgresql"}, "at most 63 bytes"),
         ({"levels": ["a", "b", "ä" * 30], "dialect": "postgresql"}, "at most 63 bytes"),
-        ({"levels": ["a", "A", "b"]}, "two columns '.pred_a'"),
+        ({"levels": ["a", "A", "b"]}, "two columns named '.pred_a'"),
         ({"levels": ["a", "b"]}, "`levels` has 2 names, but the model has 3 classes"),
         ({"features": ["a", "b"]}, "2 columns for the input .*, which takes 3 numbers"),
         ({"features": {"other": "f"}}, "`features` has the inputs 'other'"),

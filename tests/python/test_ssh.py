@@ -55,7 +55,7 @@ def test_the_address_is_the_one_that_ssh_uses(there: SshHosts) -> None:
 @pytest.mark.parametrize(
     ("host", "extra", "expected"),
     [
-        ("a", ["-p", "23"], "Connection refused.*name its port"),
+        ("a", ["-p", "23"], "Connection refused.*specify its port"),
         ("a", ["-o", "IdentityFile=none", "-F", "none"], "Host key verification failed.*accept it"),
         ("nowhere.invalid", [], "Could not resolve hostname.*spelling"),
         ("a", ["-l", "nobody"], "Permission denied.*ssh-copy-id"),
@@ -68,5 +68,5 @@ def test_failures_are_explained(
     known = there.hosts[0].address if "-F" in extra else host
     status, _, printed = call(ssh, HostSlots(known), ["true"])
     assert status == 255
-    with pytest.raises(ClusterError, match=rf"cannot reach {known} by ssh.*{expected}"):
+    with pytest.raises(ClusterError, match=rf"cannot reach {known} over ssh.*{expected}"):
         raise ssh.explain(HostSlots(known), printed)

@@ -138,7 +138,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
         np.testing.assert_array_equal(own.numpy(), other.numpy())
     # Synchronous steps would be another training.
     resuming = pybackend.Checkpoint(kept, resume=True)
-    with pytest.raises(InputError, match="`strategy` is 'parameter_server', and here it is None"):
+    with pytest.raises(InputError, match="`strategy` was 'parameter_server', but is now None"):
         train(build_dense, rows, strategy=None, epochs=7, checkpoint=resuming)
 
 

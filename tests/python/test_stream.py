@@ -152,7 +152,7 @@ def test_a_silent_end_is_a_timeout(
 
 
 def test_an_end_that_does_not_read_is_a_timeout(pair: Pair) -> None:
-    with pytest.raises(TimeoutError, match=r"not read for 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"not read anything for 0\.1 s"):
         pair[0].send_all(bytes(100_000_000), 0.1)
 
 

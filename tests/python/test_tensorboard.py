@@ -142,7 +142,7 @@ def test_files_come_in_parts_and_again(tmp_path: Path) -> None:
         files(EventBytes("", 0, "", is_last=True))
         files.conclude()
         assert [note.text for note in said] == [
-            f"`tfdist tensorboard {tmp_path}/run` shows this training"
+            f"run `tfdist tensorboard {tmp_path}/run` to view this training run"
         ]
     assert (tmp_path / "run/train/events").read_bytes() == b"abcdef"
 
@@ -228,7 +228,7 @@ def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any)
     with pytest.raises(InputError, match="shows a TrainResult or a folder, not 7"):
         view_tensorboard(7)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file: name a folder"):
+    with pytest.raises(InputError, match="is a file: specify a folder"):
         barrier_train("local", build_dense, rows, tensorboard=tmp_path / "file")
     assert main(["tensorboard", str(tmp_path / "absent")]) == 1
     assert "tfdist: there is no folder" in capsys.readouterr().err

@@ -282,7 +282,7 @@ def test_unknown_roles(role: Any) -> None:
     "text", ["", "{}", "null", "[]", "1", '{"cluster": {}}', '{"cluster": [1]}', '{"task": {}}']
 )
 def test_nothing_to_train_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = "TensorFlow would silently train on one process. Use the text of make_tf_config()"
+    expected = "TensorFlow would silently train in one process. Use the output of make_tf_config()"
     assert expected in message(text)
     monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(ClusterError, match="silently"):

@@ -103,7 +103,7 @@ def test_a_function_trains_and_its_export_predicts(spark: Any, tmp_path: Path) -
     for mapping, message in (
         (
             {"v": "x"},
-            r"`input_mapping` names the input 'x', but the model's inputs are first_input",
+            r"`input_mapping` has the input 'x', but the model's inputs are first_input",
         ),
         ({}, "`input_mapping` is empty: the model's inputs are first_input"),
         ({"w": "first_input"}, "`dataset` has no column 'w'"),

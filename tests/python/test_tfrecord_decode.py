@@ -150,15 +150,15 @@ def test_half_a_float_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("kind", "record", "expected"),
     [
-        (pa.float32(), example(X), "'x' as int64_list, and a column of float needs float_list"),
+        (pa.float32(), example(X), "'x' as int64_list, but a column of float needs float_list"),
         (pa.int64(), example(entry("x", INT64, field(1, b"\x01\x02"))), "has 2 values"),
         (pa.int64(), example(entry("x", INT64, b"")), "has 0 values .* '\\[\\]' after"),
-        (pa.int8(), example(entry("x", INT64, field(1, encode_one(300)))), "fit into int8: .*300"),
-        (pa.string(), example(entry("x", BYTES, field(1, b"\xff"))), "fit into string: .*UTF8"),
+        (pa.int8(), example(entry("x", INT64, field(1, encode_one(300)))), "fit in int8: .*300"),
+        (pa.string(), example(entry("x", BYTES, field(1, b"\xff"))), "fit in string: .*UTF8"),
         (
             pa.list_(pa.int8()),
             example(entry("x", INT64, field(1, b"\x01" + encode_one(300)))),
-            "fit into int8",
+            "fit in int8",
         ),
     ],
 )

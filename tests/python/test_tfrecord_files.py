@@ -182,8 +182,8 @@ def test_a_spec_says_what_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ({}, "must map the names"),
-        (["x"], "must map the names"),
+        ({}, "must map feature names"),
+        (["x"], "must map feature names"),
         ({1: "int64"}, "the name 1; expected a string"),
         ({"x": "int32"}, "the type 'int32' for 'x'; expected 'int64', 'float32', 'bytes'"),
         ({"x": int}, "the type <class 'int'> for 'x'"),
@@ -205,7 +205,7 @@ def test_an_unknown_column_is_rejected(tmp_path: Path) -> None:
 def test_features_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     one = example(entry("x", INT64, field(1, b"\x07")))
     path = write(tmp_path / "a", [one, example(entry("x", 2, b"")), one])
-    with pytest.raises(InputError, match=r"record 1 of .*'x' in another kind .*int64_list"):
+    with pytest.raises(InputError, match=r"record 1 of .*'x' in a different kind .*int64_list"):
         RecordFiles.at(path)
 
 
@@ -226,7 +226,8 @@ def test_entries_without_a_name_are_read(tmp_path: Path) -> None:
 def test_records_without_features_need_a_spec(tmp_path: Path) -> None:
     path = write(tmp_path / "a", [b"", example()])
     with pytest.raises(
-        InputError, match=r"have no features: specify those of the records in `tfrecord_spec`"
+        InputError,
+        match=r"have no features: specify the features of the records in `tfrecord_spec`",
     ):
         RecordFiles.at(path)
     data = RecordFiles.at(path, {"x": "int64"})
@@ -239,7 +240,7 @@ def test_a_truncated_file_is_rejected_by_record_and_byte(tmp_path: Path, cut: in
     part = write_part([batch_of(20, 40)], str(path), "a")
     assert part is not None
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(InputError, match=r"record 19 of .*a \(at byte \d+\) is not complete"):
+    with pytest.raises(InputError, match=r"record 19 of .*a \(at byte \d+\) is incomplete"):
         RecordFiles.at(str(path))
 
 
@@ -286,7 +287,7 @@ def test_compressed_streams_may_be_joined(tmp_path: Path) -> None:
 def test_a_manifest_must_fit_the_files(tmp_path: Path) -> None:
     path = Path(written(tmp_path / "data"))
     (path / "more.tfrecord").write_bytes(b"")
-    with pytest.raises(InputError, match=r"more.tfrecord is not among the files"):
+    with pytest.raises(InputError, match=r"more.tfrecord is not listed in"):
         RecordFiles.at(str(path))
     (path / "more.tfrecord").unlink()
     content = (path / "part-2.tfrecord").read_bytes()
@@ -330,12 +331,12 @@ def test_a_manifest_that_was_altered_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"rows": 5}, "it names 5 rows, and its files have 300"),
+        ({"rows": 5}, "it lists 5 rows, but its files have 300"),
         ({"compression": "zip"}, "`compression` must be None"),
         ({"schema": {"fields": [{"name": "x", "type": {"type": "array"}}]}}, "elementType"),
         ({"schema": {"fields": [{"name": "x", "type": "decimal(999,0)"}]}}, "precision"),
         ({"schema": 5}, "TypeError"),
-        ({"files": {}}, "it names 300 rows, and its files have 0"),
+        ({"files": {}}, "it lists 300 rows, but its files have 0"),
         ({"files": [5]}, "Part is 5, not an object"),
         ({"files": [{"name": "a"}]}, "Part without checksum, rows, size"),
         ({"files": [{"name": "a", "rows": 1.5, "size": 1, "checksum": 0}]}, "Part.rows is 1.5"),
@@ -362,7 +363,11 @@ def test_a_manifest_that_contradicts_itself_is_rejected(
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [(2**31 - 1, "is not complete"), (2**31, "more than the 2 GB"), (2**62, "more than the 2 GB")],
+    [
+        (2**31 - 1, "is incomplete"),
+        (2**31, "more than the limit of 2 GB"),
+        (2**62, "more than the limit of 2 GB"),
+    ],
 )
 def test_a_length_beyond_the_file_asks_for_no_memory(
     tmp_path: Path, compression: Any, length: int, expected: str
@@ -389,7 +394,7 @@ def test_a_file_that_shrank_meanwhile_is_rejected(tmp_path: Path) -> None:
     write_part([batch_of(0, 20)], str(path), "a")
     data = RecordFiles.at(str(path))
     write_part([batch_of(0, 3)], str(path), "a")
-    with pytest.raises(InputError, match=r"a does not hold the 20 records"):
+    with pytest.raises(InputError, match=r"a no longer has the 20 records"):
         list(data.batches(0, 20, ["x"]))
     path.unlink()
     with pytest.raises(InputError, match=r"a cannot be read on .*No such file.* a URI"):
@@ -401,7 +406,7 @@ def test_another_file_of_the_same_size_is_rejected(tmp_path: Path) -> None:
     other = pa.record_batch({"x": range(1, 8), "note": batch_of(0, 7).column("note")})
     write_part([other], data.files[0], "a")
     assert RecordFiles.at(str(tmp_path / "data")) == data
-    with pytest.raises(InputError, match=r"part-0.tfrecord does not hold the 7 records"):
+    with pytest.raises(InputError, match=r"part-0.tfrecord no longer has the 7 records"):
         list(data.batches(0, 9, ["x"]))
 
 

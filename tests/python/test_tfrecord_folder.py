@@ -62,7 +62,7 @@ def test_what_was_there_goes_when_the_new_is_complete(uri: str, tmp_path: Path) 
     folder.begin(uri, TOKEN, False)
     folder.finish(uri, TOKEN, attempt(uri, 1), False)
     other = "fedcba9876543210"
-    with pytest.raises(InputError, match=r"not empty, it holds _SUCCESS: .*overwrite=True"):
+    with pytest.raises(InputError, match=r"not empty, it contains _SUCCESS: .*overwrite=True"):
         folder.begin(uri, other, False)
     assert not folder.begin(uri, other, True)
     report = attempt(uri, 2, other)
@@ -115,7 +115,10 @@ def test_an_empty_folder_stays_where_a_job_failed(uri: str, tmp_path: Path) -> N
     ("prepare", "report"),
     [
         (lambda path: path.write_text("a"), r"is a file; expected a folder"),
-        (lambda path: (path / "sub").mkdir(parents=True), "holds sub, and overwrite=True replaces"),
+        (
+            lambda path: (path / "sub").mkdir(parents=True),
+            "contains sub, but overwrite=True replaces",
+        ),
     ],
 )
 def test_what_is_not_ours_is_not_replaced(
@@ -144,5 +147,5 @@ def test_files_that_this_machine_does_not_see_are_told(uri: str, tmp_path: Path)
     folder.begin(uri, TOKEN, False)
     report = attempt(uri, 1)
     (tmp_path / "data" / f"_temporary-{TOKEN}" / "00000-1").unlink()
-    with pytest.raises(InputError, match=r"which this machine does not see: .*share"):
+    with pytest.raises(InputError, match=r"which this machine cannot see: .*share"):
         folder.finish(uri, TOKEN, report, False)

@@ -270,8 +270,8 @@ def test_a_number_that_is_altered_between_two_ranks_is_named_on_both(count: int)
 
         errors = together(members, work)
     assert [type(error) for error in errors] == [ClusterError, ClusterError]
-    assert "worker 0 on 127.0.0.1 delivers different bytes than were sent" in str(errors[1])
-    assert "worker 1 on 127.0.0.1 delivers different bytes than were sent" in str(errors[0])
+    assert "worker 0 on 127.0.0.1 delivered different bytes than were sent" in str(errors[1])
+    assert "worker 1 on 127.0.0.1 delivered different bytes than were sent" in str(errors[0])
 
 
 # Published test vectors of P-256: a factor, and the abscissa of that multiple of the generator.

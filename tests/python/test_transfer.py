@@ -316,7 +316,7 @@ def test_a_file_that_lacks_a_weight_is_refused_before_the_training() -> None:
 
     model = _compiled(Whole(3))
     model(X)
-    with pytest.raises(pybackend.WorkerFailedError, match="does not hold all of the weights"):
+    with pytest.raises(pybackend.WorkerFailedError, match="does not contain all of the weights"):
         pybackend.barrier_train(None, model, (X, Y), workers=2, epochs=1, verbose=0)
 
 

@@ -273,7 +273,7 @@ class Pair(NamedTuple("Pair", [("x", int)])):
         (np.str_("a\0"), "str_, which would"),
         (defaultdict(lambda: 1, a=1), r"defaultdict, cannot be sent: its default factory is code"),
         (type("Text", (str,), {})("a"), "plain str"),
-        (Rights.READ | Rights.WRITE, "combination of members"),
+        (Rights.READ | Rights.WRITE, "combination of enum members"),
         (Many(4), "is more than a dataclass"),
         (Problem(4), "is more than a dataclass"),
         (Guarded(), "__del__"),

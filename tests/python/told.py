@@ -84,9 +84,6 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
     assert found.history == expected.history
     assert found.workers[0].weights_sha256 == expected.workers[0].weights_sha256
     said = str(shown.readouterr().out)
-    assert (
-        "all workers left the training after epoch 1, step 4; a checkpoint of it was written"
-        in said
-    )
-    assert "the training resumes from the checkpoint of epoch 1, step 4" in said
+    assert "all workers left the training after epoch 1, step 4; a checkpoint was written" in said
+    assert "training resumes from the checkpoint of epoch 1, step 4" in said
     return said

@@ -146,8 +146,8 @@ def open_for_reading(uri: str) -> Iterator[Any]:
         file = open_file(uri)
     except OSError as error:
         raise InputError(
-            f"{uri} cannot be read on {socket.gethostname()}: {error}. Every machine that reads it "
-            "must see it by this path: use a shared file system, or a URI"
+            f"{uri} cannot be read on {socket.gethostname()}: {error}. Every machine that reads "
+            "it must see it at this path: use a shared file system, or a URI"
         ) from error
     with closing(file):
         yield file
@@ -163,8 +163,8 @@ def _read_rest(chunk: Chunk, stream: Any) -> bytes:
         raise _damaged_error(_name_record(chunk), "length")
     if length > _MOST_BYTES:
         raise InputError(
-            f"{_name_record(chunk)} claims to have {length:,} bytes, more than the 2 GB that a "
-            "tf.train.Example may have: write the file again"
+            f"{_name_record(chunk)} claims to have {length:,} bytes, more than the limit of 2 GB "
+            "for a tf.train.Example: write the file again"
         )
     missing = HEAD + length + FOOT - len(content)
     rest = _read(chunk.file, stream, missing)
@@ -203,5 +203,5 @@ def _damaged_error(record: str, what: str) -> InputError:
 
 def _truncated_error(chunk: Chunk) -> InputError:
     return InputError(
-        f"{_name_record(chunk)} is not complete: the file is truncated. Write or copy it again"
+        f"{_name_record(chunk)} is incomplete: the file is truncated. Write or copy it again"
     )

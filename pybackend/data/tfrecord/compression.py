@@ -39,7 +39,7 @@ def recognize_compression(first_bytes: bytes) -> Compression:
     # A zlib stream begins with its method, 8, and its first two bytes are a multiple of 31.
     if first_bytes[0] & 0xF == 8 and int.from_bytes(first_bytes[:2], "big") % 31 == 0:
         return "zlib"
-    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record's head")
+    raise ValueError(f"it begins with {first_bytes[:HEAD].hex(' ')}, which is not a record header")
 
 
 class CompressingWriter:

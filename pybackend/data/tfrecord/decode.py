@@ -63,8 +63,8 @@ def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
             if (lists.kinds != kind).any():
                 row = int(lists.records[np.argmax(lists.kinds != kind)])
                 raise InputError(
-                    f"{chunk.name_record(row)} has the feature {name!r} in another kind of list "
-                    f"than records before it ({LISTS[kind]}): no column can hold both"
+                    f"{chunk.name_record(row)} has the feature {name!r} in a different kind of "
+                    f"list than earlier records ({LISTS[kind]}): one column cannot contain both"
                 )
             _, counts = read_values(chunk, lists, kind)
             single[name] = single.get(name, True) and bool((counts == 1).all())
@@ -92,7 +92,7 @@ def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
 
 def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
     kind = choose_list(field.type)
-    assert kind is not None, "schemas hold only types that records can"
+    assert kind is not None, "schemas contain only types that records support"
     _check_kinds(chunk, lists, field, kind)
     values, counts = read_values(chunk, lists, kind)
     if is_list(field.type):
@@ -101,9 +101,9 @@ def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
     if (counts != 1).any():
         row = int(np.argmax(counts != 1))
         raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} has {counts[row]} values in the feature "
-            f"{field.name!r}, and a column of {field.type} needs one: read it as an array, with "
-            "'[]' after its type in `tfrecord_spec`"
+            f"{chunk.name_record(int(lists.records[row]))} has {counts[row]} values for the "
+            f"feature {field.name!r}, but a column of {field.type} needs one: read it as an "
+            "array, with '[]' after its type in `tfrecord_spec`"
         )
     values = _cast(chunk, values, counts, lists, field)
     return _spread(values, lists.records, len(chunk.starts))
@@ -114,8 +114,8 @@ def _check_kinds(chunk: Chunk, lists: Lists, field: pa.Field, kind: int) -> None
     if other.any():
         row = int(np.argmax(other))
         raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} holds the feature {field.name!r} as "
-            f"{LISTS[int(lists.kinds[row])]}, and a column of {field.type} needs {LISTS[kind]}"
+            f"{chunk.name_record(int(lists.records[row]))} has the feature {field.name!r} "
+            f"as {LISTS[int(lists.kinds[row])]}, but a column of {field.type} needs {LISTS[kind]}"
         )
 
 
@@ -155,8 +155,8 @@ def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa
         value = next(place for place in range(len(values)) if not _fits(values[place], kind))
         row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
         raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} has a value in the feature "
-            f"{field.name!r} that does not fit into {kind}: {error}"
+            f"{chunk.name_record(int(lists.records[row]))} has a value for the "
+            f"feature {field.name!r} that does not fit in {kind}: {error}"
         ) from error
 
 

@@ -67,7 +67,9 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     """
     kind = choose_list(column.type)
     if kind is None:
-        raise InputError(f"column {name!r} has the type {column.type}, which no record can hold")
+        raise InputError(
+            f"column {name!r} has the type {column.type}, which a TFRecord cannot store"
+        )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
     if not is_list(values.type):
@@ -107,8 +109,8 @@ def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> Non
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
     row = rows[np.searchsorted(places, first, side="right") - 1]
     raise InputError(
-        f"column {name!r} holds a null inside the array of row {row} (counting from 0): a record "
-        "holds no nulls in lists. Fill or drop them first, e.g. with array_compact()"
+        f"column {name!r} has a null in the array of row {row} (counting from 0), but lists in a "
+        "TFRecord cannot contain nulls. Fill or drop them first, e.g. with array_compact()"
     )
 
 

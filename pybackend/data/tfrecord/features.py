@@ -186,8 +186,8 @@ def parse_record_fields(chunk: Chunk, records: Index, starts: Index, ends: Index
 def malformed_error(chunk: Chunk, record: int) -> InputError:
     """Return the error for a record that is not a tf.train.Example."""
     return InputError(
-        f"{chunk.name_record(record)} is not a tf.train.Example: only files of these can be read "
-        "as columns"
+        f"{chunk.name_record(record)} is not a tf.train.Example: only files of such records can "
+        "be read as columns"
     )
 
 

@@ -207,7 +207,7 @@ class RecordFiles:
         is_known = self.checksums and read == self.counts[number]
         if read < last - first or (is_known and checksum != self.checksums[number]):
             raise InputError(
-                f"{file} does not hold the {self.counts[number]} records that it held when it was "
+                f"{file} no longer has the {self.counts[number]} records that it had when it was "
                 "written or counted: it was replaced. Write it again"
             )
 
@@ -239,8 +239,8 @@ def _reject_others(uri: str, folder: Folder, manifest: Manifest, name: str) -> N
     others = [file for file in find_files(uri, name) if file not in known] if known else []
     if others:
         raise InputError(
-            f"`{name}`: {others[0]} is not among the files that {MANIFEST} names: move it "
-            f"elsewhere, or remove {MANIFEST} to read all files in the folder"
+            f"`{name}`: {others[0]} is not listed in {MANIFEST}: move it elsewhere, or "
+            f"remove {MANIFEST} to read all files in the folder"
         )
 
 
@@ -249,7 +249,7 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
     if unfinished:
         raise InputError(
             f"`{name}`: {uri!r} is being written, or was left behind by a process that ended: it "
-            f"holds {unfinished[0]}"
+            f"contains {unfinished[0]}"
         )
 
 
@@ -310,7 +310,7 @@ def sample_spec(
     spec = infer_spec(samples)
     if not spec:
         raise InputError(
-            f"`{name}`: the first records of {files[0]} have no features: specify those of the "
-            "records in `tfrecord_spec`"
+            f"`{name}`: the first records of {files[0]} have no features: specify the features of "
+            "the records in `tfrecord_spec`"
         )
     return spec

@@ -86,7 +86,7 @@ class Manifest:
             _check_part(part)
         rows = sum(part.rows for part in parts)
         if rest["rows"] != rows:
-            raise ValueError(f"it names {rest['rows']} rows, and its files have {rows}")
+            raise ValueError(f"it lists {rest['rows']} rows, but its files have {rows}")
         to_schema(rest["schema"])
         return cls(rest["schema"], check_compression(rest["compression"]), parts)
 
@@ -133,7 +133,7 @@ def read_manifest(folder: Folder) -> Manifest | None:
 
 def _check_part(part: Part) -> None:
     if "/" in part.name or "\0" in part.name or part.name in ("", ".", ".."):
-        raise ValueError("it names files outside of its folder")
+        raise ValueError("it lists files outside of its folder")
     ends = [*part.marks, (part.rows, part.size)]
     # A reader begins at a mark: with marks out of order, it would read other rows.
     is_ordered = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(ends))
@@ -167,14 +167,14 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
-            f"`path`: {uri!r} is not empty, it holds {old[0]}: choose another folder, or replace "
-            "its content with overwrite=True"
+            f"`path`: {uri!r} is not empty, it contains {old[0]}: choose another folder, or "
+            "replace its content with overwrite=True"
         )
     strange = [name for name in old if not _RECORDS.fullmatch(name)]
     if strange:
         raise InputError(
-            f"`path`: {uri!r} holds {strange[0]}, and overwrite=True replaces only records: choose "
-            "another folder"
+            f"`path`: {uri!r} contains {strange[0]}, but overwrite=True replaces only records: "
+            "choose another folder"
         )
     try:
         is_new = folder.make()
@@ -206,15 +206,17 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     written = Manifest.from_json(values)
     old = _list_old_names(folder)
     if old and not overwrite:
-        raise InputError(f"`path`: {old[0]} appeared in {uri!r} while the records were written")
+        raise InputError(
+            f"`path`: {old[0]} appeared in {uri!r} while the records were being written"
+        )
     names = {
         part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)
     }
     for part in written.parts:
         if folder.size(f"{TEMPORARY}{token}/{part.name}") != part.size:
             raise InputError(
-                f"`path`: a task has written {choose_path(uri, token, part.name)}, which this "
-                "machine does not see: use a file system that all machines share, or a URI"
+                f"`path`: a task wrote {choose_path(uri, token, part.name)}, which this machine "
+                "cannot see: use a file system that all machines share, or a URI"
             )
     parts = tuple(replace(part, name=names[part.name]) for part in written.parts)
     manifest = replace(written, parts=parts).to_json()

@@ -27,8 +27,8 @@ _ARROW = {
     "date": "date32",
 }
 _EXPECTED = (
-    "a record holds numbers, booleans, strings, binary, dates, timestamps, arrays of these and ML "
-    "vectors. Drop the column, or make columns of its parts"
+    "a TFRecord can store numbers, booleans, strings, binary, dates, timestamps, arrays of these "
+    "and ML vectors. Drop the column, or split it into several columns"
 )
 
 
@@ -77,7 +77,8 @@ def to_schema(fields: Any) -> pa.Schema:
     names = [field["name"] for field in fields["fields"]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
-            f"there are several columns {twice[0]!r}, and a record has each name once: rename them"
+            f"there are several columns named {twice[0]!r}, but each name can occur only once in "
+            "a TFRecord: rename them"
         )
     types = [to_arrow_type(field["type"], field["name"]) for field in fields["fields"]]
     return pa.schema(list(zip(names, types, strict=True)))

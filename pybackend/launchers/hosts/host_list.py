@@ -51,10 +51,12 @@ def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
     """
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f'`hosts` must be a text like "a:2,b:2", or a list of them, not {given!r}')
+        raise InputError(
+            f'`hosts` must be a string like "a:2,b:2", or a list of them, not {given!r}'
+        )
     entries = [entry.strip() for text in texts for entry in text.split(",")]
     if not any(entries):
-        raise InputError(f'`hosts` names no host: {_FORM}, e.g. "a:2,b:2"')
+        raise InputError(f'`hosts` contains no host: {_FORM}, e.g. "a:2,b:2"')
     return _merge(_parse_entry(entry, "`hosts`") for entry in entries)
 
 
@@ -78,7 +80,9 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
         if words:
             found.append(_parse_line(words, f"line {number} of {str(path)!r}"))
     if not found:
-        raise InputError(f'the hostfile {str(path)!r} names no host: expected lines "host slots=2"')
+        raise InputError(
+            f'the hostfile {str(path)!r} lists no hosts: expected lines "host slots=2"'
+        )
     return _merge(found)
 
 

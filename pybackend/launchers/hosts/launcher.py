@@ -38,7 +38,7 @@ from pybackend.net.rendezvous import new_token
 
 # For the processes there to end and to remove their files.
 _END_SECONDS = 15.0
-_CHOOSE_PYTHON = "name a Python that has it on every host: hosts(..., python=...)"
+_CHOOSE_PYTHON = "specify a Python that has it on every host: hosts(..., python=...)"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Hosts:
     @property
     def where(self) -> str:
         names = ", ".join(host.name for host in self.hosts)
-        return f"processes on hosts that are reachable by ssh ({names})"
+        return f"processes on hosts that ssh can reach ({names})"
 
     def describe(self, job: Job) -> Submission:
         placed = ranks_by_host(self.hosts, job.workers)
@@ -238,7 +238,7 @@ def hosts(
     >>> result = pybackend.barrier_train(machines, model, (x, y), workers=4)  # doctest: +SKIP
     """
     if (hosts is None) == (hostfile is None):
-        raise InputError('give either `hosts`, e.g. "a:2,b:2", or `hostfile`')
+        raise InputError('pass either `hosts`, e.g. "a:2,b:2", or `hostfile`')
     listed = read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or "")
     for name, value in (("python", python), ("hostfile", hostfile)):
         if value is not None and not isinstance(value, (str, os.PathLike)):
@@ -260,7 +260,7 @@ def _check_words(options: Any) -> tuple[str, ...]:
         )
     if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
         words = joined.split(None, 1)
-        raise InputError(f"`ssh_options` has {joined!r}: make it two words, {words}")
+        raise InputError(f"`ssh_options` has {joined!r}: split it into two words, {words}")
     return tuple(options)
 
 

@@ -38,25 +38,25 @@ _ADVICE = (
     ),
     (
         r"Connection refused",
-        'Start its ssh server, or name its port: ssh_options=["-p", "2222"]',
+        'Start its ssh server, or specify its port: ssh_options=["-p", "2222"]',
     ),
     (
         r"timed out|No route to host|Network is unreachable",
-        "Check that the host runs, and that no firewall blocks it",
+        "Check that the host is running, and that no firewall blocks it",
     ),
     (
         r"IDENTIFICATION HAS CHANGED",
-        "The host's key differs from that in ~/.ssh/known_hosts: if you know why, remove that line "
-        "with `ssh-keygen -R`, and log in once by hand",
+        "The host's key differs from that in ~/.ssh/known_hosts: if you know why, remove that "
+        "line with `ssh-keygen -R`, and log in once manually",
     ),
     (
         r"Host key verification failed",
-        "This machine does not know the host's key: log in once by hand and accept it, or add it "
+        "This machine does not know the host's key: log in once manually and accept it, or add it "
         "to ~/.ssh/known_hosts",
     ),
     (
         r"Too many authentication failures",
-        'Name the key: ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]',
+        'Specify the key: ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]',
     ),
     (
         r"Permission denied",
@@ -105,9 +105,9 @@ class Ssh:
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
         return ClusterError(
-            f"cannot reach {host.name} by ssh, which reports: {said}. "
-            f"{advice + '. ' if advice else ''}When `{by_hand}` works without a prompt, so will "
-            "this"
+            f"cannot reach {host.name} over ssh, which "
+            f"reports: {said}. {advice + '. ' if advice else ''}Once `{by_hand}` works without a "
+            "prompt, this will work too"
         )
 
 

@@ -133,13 +133,13 @@ class SshHost:
             self._moved = now
         elif not self._has_greeted and now > heard + _GREETING_SECONDS:
             raise ClusterError(
-                f"{self._python} did not start on {self._host.name} within {now - heard:.0f} s of "
-                "the start of ssh. Log in by hand to see what it waits for"
+                f"{self._python} did not start on {self._host.name} within {now - heard:.0f} s "
+                "after ssh started. Log in manually to see what it is waiting for"
             )
         elif now > heard + _SILENT_SECONDS:
             raise ClusterError(
                 f"{self._host.name} has been silent for {now - heard:.0f} s. Check whether its "
-                "disk is full, or the process that runs the workers there was stopped"
+                "disk is full, or whether the process that runs the workers there was stopped"
             )
 
     def let_go(self) -> None:
@@ -214,9 +214,9 @@ class SshHost:
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
-                f"{python} on {place} is Python {version}, but this is Python {own}, and functions "
-                f"cannot be sent between releases. Name a Python {own} that all hosts have: "
-                "hosts(..., python=...)"
+                f"{python} on {place} is Python {version}, but this is Python {own}, and "
+                f"functions cannot be sent between releases. Specify a Python {own} that all "
+                "hosts have: hosts(..., python=...)"
             )
         if not greeting.missing:
             machine = Machine(**greeting.machine)
@@ -225,7 +225,7 @@ class SshHost:
         package = greeting.missing[0]
         return ClusterError(
             f"{place} has no {TITLES.get(package, package)} for {python}. Install it there with "
-            f"`{python} -m pip install {package}`, or name a Python that has it on every host: "
+            f"`{python} -m pip install {package}`, or specify a Python that has it on every host: "
             "hosts(..., python=...)"
         )
 
@@ -237,12 +237,12 @@ class SshHost:
         said = f": {printed[-1]}" if printed else ""
         if status in (126, 127):
             return ClusterError(
-                f"{self._host.name} has no Python at {self._python}{said}. Name one that every "
+                f"{self._host.name} has no Python at {self._python}{said}. Specify one that every "
                 "host has: hosts(..., python=...)"
             )
         return ClusterError(
-            f"{self._python} on {self._host.name} exited with status {status} before it could "
-            f"run workers{said}. Run it there by hand, or name another one: hosts(..., python=...)"
+            f"{self._python} on {self._host.name} exited with status {status} before it could run "
+            f"workers{said}. Run it there manually, or specify another one: hosts(..., python=...)"
         )
 
     def _describe_loss(self, rank: int) -> Failure:
@@ -251,11 +251,11 @@ class SshHost:
         if self._status == _CONNECTION_LOST and _LAST_WORDS.search(last):
             message = f"the ssh connection to its host ended: {last}"
         elif self._status == _CONNECTION_LOST:
-            message = "the process that runs the workers of its host was killed"
+            message = "the process that runs the workers on its host was killed"
         else:
             message = (
-                f"the process that runs the workers of its host exited with status {self._status}: "
-                f"{last}"
+                "the process that runs the workers on its host exited with "
+                f"status {self._status}: {last}"
             )
         return Failure(
             rank,
@@ -264,7 +264,8 @@ class SshHost:
             message=message,
             log=tuple(printed),
             time=time.time(),
-            advice="check whether that host still runs, and whether it ran out of memory or disk",
+            advice="check whether that host is still running, and whether it ran out of memory or "
+            "disk",
         )
 
 

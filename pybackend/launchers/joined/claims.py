@@ -153,8 +153,8 @@ def _size(path: str) -> int:
 
 def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
     if name == "call":
-        what = f"{other} makes its call number {found}, {first} its call number {wanted}"
-        advice = "start all processes again: they must make the same calls in the same order"
+        what = f"{other} is at call number {found}, but {first} is at call number {wanted}"
+        advice = "restart all processes: they must make the same calls in the same order"
     elif name == "release":
         what = f"{other} has {found}, {first} has {wanted}"
         advice = "install the same release on all machines"
@@ -176,7 +176,7 @@ def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
         advice = "pass the same kind of model, data and callbacks in all processes"
     else:
         argument = _ARGUMENTS.get(name, name)
-        what = f"`{argument}` is {found!r} in {other}, and {wanted!r} in {first}"
+        what = f"`{argument}` is {found!r} in {other}, but {wanted!r} in {first}"
         advice = "all processes must make the same call"
     return f"{what}: {advice}"
 
@@ -192,7 +192,7 @@ def _explain_rows(
         who, whom = (other, first) if wanted is None else (first, other)
         return f"{who} passes `{argument}` as arrays, {whom} does not", advice
     if wanted[0] != found[0]:
-        what = f"`{argument}` has {found[0]} rows in {other}, and {wanted[0]} in {first}"
+        what = f"`{argument}` has {found[0]} rows in {other}, but {wanted[0]} in {first}"
         return what, advice
     return _explain_columns(argument, wanted[1], found[1], first, other)
 
@@ -205,7 +205,7 @@ def _explain_columns(
     kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
     where = f"`{name}` of `{argument}`"
     if kinds[0] != kinds[1]:
-        what = f"{where} is {kinds[0]} in {other}, and {kinds[1]} in {first}"
+        what = f"{where} is {kinds[0]} in {other}, but {kinds[1]} in {first}"
         return what, "give it the same type and shape in all processes"
     advice = "pass the same rows in the same order in every process, which trains on its share"
     return f"{where} has different values in {other} than in {first}", advice

@@ -162,7 +162,7 @@ class AtItself:
     def _advise(self) -> str:
         place = self._call.place
         rejected = self._server.rejected()
-        found = f" ({rejected} connections had a wrong secret)" if rejected else ""
+        found = f" ({rejected} connections had the wrong secret)" if rejected else ""
         return (
             f"All {place.size} processes must make this call, and reach {place.meeting}{found}; "
             "`timeout` sets how long each waits"
@@ -197,8 +197,8 @@ class AtTheFirst:
         everyone = client.gather(message, look)
         if everyone is None:
             raise ClusterError(
-                f"{place.name(0)} closed the connection before all processes had met. See its own "
-                f"error; or another process is also {place.name(place.rank)}"
+                f"{place.name(0)} closed the connection before all processes had connected. See "
+                f"its own error, or check whether another process is also {place.name(place.rank)}"
             )
         return everyone
 

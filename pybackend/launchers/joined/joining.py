@@ -47,7 +47,7 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
         path = os.path.abspath(os.path.expanduser(secret_file))
         if not os.path.exists(path):
             raise InputError(
-                f"`secret_file` names {path}, which does not exist: `tfdist secret` creates one"
+                f"`secret_file` is {path}, which does not exist: `tfdist secret` creates one"
             )
         os.environ.pop(VARIABLE, None)  # which has precedence
         os.environ[FILE_VARIABLE] = path
@@ -103,6 +103,6 @@ def _addresses(spec: ClusterSpec) -> list[str]:
     if len(listed) < spec.world_size:
         raise InputError(
             f"TF_CONFIG lists the addresses of only {len(listed)} of {spec.world_size} processes: "
-            "list all"
+            "list all of them"
         )
     return listed

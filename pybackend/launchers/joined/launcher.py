@@ -76,7 +76,7 @@ class JoinedLauncher:
     def describe(self, job: Job) -> Submission:
         place = self.place
         known = [f"host {split_host(peer)}" for peer in place.peers]
-        places = known or ["a process of its own"] * job.workers
+        places = known or ["its own process"] * job.workers
         places[place.rank] = "this process"
         return Submission(
             tuple(places), later=("the calls of all processes are compared when they connect",)
@@ -242,7 +242,7 @@ def _explain_loss(place: Place, report: WorkerReport) -> Exception:
         return WorkerFailedError([report.failure])
     return ClusterError(
         f"{place.name(place.rank)} lost {place.name(0)}, which sends the result to all processes: "
-        "its process ended, or the network between them failed. See what it printed"
+        "its process ended, or the network connection to it failed. See what it printed"
     )
 
 
@@ -260,7 +260,7 @@ class _Others:
         self._look()
         if time.monotonic() < self._deadline:
             return None
-        return "ended because another worker had failed"
+        return "ended because another worker failed"
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
         """Return all reports by rank; for a process that ended without a report, a failure."""

@@ -136,9 +136,9 @@ def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
         name = f"{job} on {socket.gethostname()}"
         return f"127.0.0.1:{pick_port(zlib.crc32(name.encode()))}"
     raise InputError(
-        "mpirun started processes on several hosts, but does not provide the address of the "
-        "first one: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port of it, "
-        "e.g. mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
+        "mpirun started processes on several hosts, but does not provide the address of the first "
+        "one: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port on it, e.g. "
+        "mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 ..."
     )
 
 

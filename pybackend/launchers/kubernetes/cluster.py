@@ -221,7 +221,7 @@ def _explained(what: str) -> Iterator[None]:
             401: ". Log in to the cluster again",
             403: ". Request the permission, or use another `namespace`",
         }.get(error.status or 0, "")
-        raise ClusterError(f"Kubernetes did not {what}: {_message(error)}{advice}") from error
+        raise ClusterError(f"Kubernetes could not {what}: {_message(error)}{advice}") from error
     except HTTPError as error:
         raise ClusterError(
             f"Kubernetes did not respond when asked to {what}: {error}. Try `kubectl get pods`"

@@ -168,7 +168,7 @@ class KubernetesLauncher:
             "the nodes that run the pods",
         )
         return Submission(
-            ("a pod of its own",) * job.workers,
+            ("its own pod",) * job.workers,
             {name: json.dumps(document, indent=2) for name, document in documents.items()},
             later,
         )

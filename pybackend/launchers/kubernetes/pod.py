@@ -94,8 +94,8 @@ class PodChannel:
             raise self.obstacle
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:
             raise ClusterError(
-                f"pod {self._pod} runs, but its Python did not start within "
-                f"{_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+                f"pod {self._pod} is running, but its Python did not start "
+                f"within {_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
             )
         if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
             self.close()
@@ -172,14 +172,14 @@ class PodChannel:
             return ClusterError(
                 f"{python} in the image is Python {version}, but this is Python {own}, and "
                 f"functions cannot be sent between releases. Use an image with Python {own}, or "
-                "name another Python of this image: kubernetes(..., python=...)"
+                "specify another Python in this image: kubernetes(..., python=...)"
             )
         if not greeting.missing:
             return None
         package = greeting.missing[0]
         return ClusterError(
             f"the image has no {TITLES.get(package, package)} for {python}. Install it in the "
-            "image, or name another Python of this image: kubernetes(..., python=...)"
+            "image, or specify another Python in this image: kubernetes(..., python=...)"
         )
 
 

@@ -60,7 +60,7 @@ def check_settings(**given: Any) -> KubernetesSettings:
 
 def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or not value.strip() or " " in value:
-        raise InputError(f"`{name}` must be text without blanks, not {value!r}")
+        raise InputError(f"`{name}` must be text without spaces, not {value!r}")
     return value
 
 

@@ -12,13 +12,13 @@ from pybackend.launchers.kubernetes.manifests import INDEX
 
 # Kubernetes tries again, but these problems do not go away by themselves.
 _HOPELESS = {
-    "ImagePullBackOff": "check that the `image` exists, and that the cluster may pull it "
-    "(`image_pull_secrets`)",
+    "ImagePullBackOff": "check that the `image` exists, and that the cluster is allowed to pull "
+    "it (`image_pull_secrets`)",
     "InvalidImageName": "write the `image` as registry/name:tag",
     "ErrImageNeverPull": "load the `image` onto the nodes",
     "CreateContainerConfigError": "check that all `secrets` exist in this namespace",
     "CreateContainerError": "see `kubectl describe pod`",
-    "RunContainerError": "check that the image has the Python that `python` names",
+    "RunContainerError": "check that the image has the Python that `python` specifies",
 }
 _MEMORY = "request more `memory`, or lower batch_size"
 _AGAIN = "start again"
@@ -122,7 +122,7 @@ class PodState:
             )
         if not ended:
             message = f"{where} is {self._status.get('phase', 'Unknown')}, but does not respond"
-            return "NodeLost", message, "check whether that node still runs"
+            return "NodeLost", message, "check whether that node is still running"
         status = ended.get("exitCode")
         message = f"{where} ended without a report: status {status}"
         return "ProcessDied", _say(message, ended.get("reason")), "see the last lines of its log"
@@ -199,4 +199,4 @@ class KubernetesJob:
             return "Disrupted", f"its pod {pod.name} was disrupted: {message}", _AGAIN
         if reason in ("", "Deleted"):
             return pod.describe_end()
-        return "Stopped", "ended by Kubernetes because another worker had failed", ""
+        return "Stopped", "ended by Kubernetes because another worker failed", ""

@@ -167,7 +167,7 @@ class KubernetesWatch:
     def _say(self) -> str:
         """Return how many pods are running, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
-        text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods run"
+        text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods running"
         if running:
             text += f" on {', '.join(running)}"
         reasons = self._reasons()

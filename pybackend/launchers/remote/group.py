@@ -155,7 +155,7 @@ class _RemoteGroup:
                 exception_type="WorkerLost",
                 message="the worker's connection to the driver ended before it had reported",
                 time=time.time(),
-                advice="see that host's log: it, or the network between it and the driver, failed",
+                advice="see that host's log: the host, or its connection to the driver, failed",
             )
             for rank in left
             if now > self._left.setdefault(rank, now) + _CAUSE_SECONDS
@@ -167,7 +167,7 @@ class _RemoteGroup:
             named = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in missing)
             raise ClusterError(
                 f"worker {named} did not connect to the others within {self._meet_seconds:.0f} s: "
-                "see the logs of these hosts, and check that they run"
+                "see the logs of these hosts, and check that they are running"
             )
 
     def _model(self) -> tuple[str, bytes] | None:

@@ -63,8 +63,8 @@ class RemoteGroup:
         everyone = self.meeting.gather(message)
         if everyone is None:
             raise ClusterError(
-                f"worker {self.rank} lost the driver before all workers had met: the driver "
-                "ended the job, or the network between them failed. If the driver still runs, "
+                f"worker {self.rank} lost the driver before all workers had connected: the driver "
+                "ended the job, or the network connection failed. If the driver is still running, "
                 "start again"
             )
         return everyone

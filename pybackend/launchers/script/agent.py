@@ -220,9 +220,7 @@ class Agent:
         found = read_main_thread(pid)
         is_stopped = found is not None and found[0] == "T"
         if is_stopped and rank not in self._stopped:
-            text = (
-                f"tfdist: process {pid} was stopped by a signal; `kill -CONT {pid}` continues it\n"
-            )
+            text = f"tfdist: process {pid} was stopped by a signal; `kill -CONT {pid}` resumes it\n"
             self._say(Printed(rank, "err", text))
         (self._stopped.add if is_stopped else self._stopped.discard)(rank)
 

@@ -227,8 +227,8 @@ class SshConnection(AgentConnection):
         if greeting.version < _LEAST_PYTHON:
             version = ".".join(map(str, greeting.version))
             return CannotRun(
-                f"{greeting.python} is Python {version}, and tfdist needs 3.10 or later: use "
-                "--python to name one that every host has"
+                f"{greeting.python} is Python {version}, but tfdist needs 3.10 or later: use "
+                "--python to specify one that every host has"
             )
         _bundle().send(self.outbox.add)
         return None

@@ -136,8 +136,8 @@ class ScriptGroup:
             if time.monotonic() >= self._deadline:
                 missing = ", ".join(sorted(one.host for one in waiting))
                 raise ClusterError(
-                    f"no response from {missing} within {_PREPARE_SECONDS:g} s: check whether a "
-                    "login by hand works there"
+                    f"no response from {missing} within {_PREPARE_SECONDS:g} s: check whether you "
+                    "can log in there manually"
                 )
         found = self._plan.addresses or tuple(addresses[rank] for rank in sorted(addresses))
         if self._caught is None:

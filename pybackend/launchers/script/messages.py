@@ -43,15 +43,15 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
     """
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise InputError("name a script, as in: tfdist run -w 2 train.py --epochs 3")
+        raise InputError("specify a script, as in: tfdist run -w 2 train.py --epochs 3")
     name, *arguments = words
     if is_module:
         return ScriptCommand("module", name, tuple(arguments))
     if name.lower().endswith(_OTHERS):
         raise InputError(
-            f"{name} is neither a Python file nor an R file, and only these can be started: name "
-            "the Python or R file itself. Set the variables of a shell script with --env, or in "
-            "the shell that calls tfdist"
+            f"{name} is neither a Python file nor an R file, and only those can be started: "
+            "specify the Python or R file itself. Set the variables of a shell script with --env, "
+            "or in the shell that calls tfdist"
         )
     is_r = name.lower().endswith(".r")
     return ScriptCommand("R" if is_r else "python", name, tuple(arguments))
@@ -66,12 +66,12 @@ def check_script(script: ScriptCommand, folder: str) -> None:
         The folder, the file or Rscript does not exist.
     """
     if not os.path.isdir(folder):
-        raise ClusterError(f"there is no folder {folder}: make it, or choose another with --cwd")
+        raise ClusterError(f"there is no folder {folder}: create it, or choose another with --cwd")
     path = os.path.join(folder, script.name)
     if script.kind != "module" and not os.path.isfile(path):
         hint = "the script must be at the same path on every host"
         if os.path.basename(script.name) in _INTERPRETERS:
-            hint = f"leave out {script.name!r}, and name the script"
+            hint = f"leave out {script.name!r}, and pass the script"
         raise ClusterError(f"there is no file {path}: {hint}")
     if script.kind == "R" and not shutil.which("Rscript"):
         raise ClusterError(f"{script.name} needs Rscript, which is not on the PATH: install R")
@@ -87,8 +87,8 @@ def check_temporary(folder: str | None) -> None:
     """
     if folder and not os.path.isdir(folder):
         raise ClusterError(
-            f"TMPDIR is {folder}, and {os.uname().nodename} has no such folder: make it, or name "
-            "another one, as in --env TMPDIR=/tmp"
+            f"TMPDIR is {folder}, but {os.uname().nodename} has no such folder: create it, or "
+            "choose another one, as in --env TMPDIR=/tmp"
         )
 
 

@@ -128,16 +128,17 @@ def _check_numbers(options: argparse.Namespace) -> None:
         raise InputError(f"--max-restarts must be at least 0, not {options.max_restarts}")
     if options.max_restarts and options.index is not None:
         raise InputError(
-            "--max-restarts needs all ranks, and --index starts one: leave one of them out"
+            "--max-restarts needs all ranks, but --index starts only one: leave one of the "
+            "options out"
         )
 
 
 def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[HostRanks, ...]:
     has_hosts = options.hosts is not None or options.hostfile is not None
     if options.hosts is not None and options.hostfile is not None:
-        raise InputError("give either --hosts or --hostfile")
+        raise InputError("use either --hosts or --hostfile")
     if not has_hosts and (options.ssh_options or options.python):
-        raise InputError("--ssh-options and --python are for the hosts of --hosts or --hostfile")
+        raise InputError("--ssh-options and --python can only be used with --hosts or --hostfile")
     if addresses:
         if has_hosts:
             raise InputError("--index starts one rank, on this machine: leave out the hosts")

@@ -178,7 +178,7 @@ def _end_of(fault: Fault) -> str:
 def _advice(fault: Fault, plan: ScriptRun) -> str:
     seen = _where_seen(fault.rank, plan)
     if fault.status is None:
-        return f"Check whether {fault.host} still runs and can be reached; {seen}"
+        return f"Check whether {fault.host} is still running and can be reached; {seen}"
     if fault.status == -signal.SIGKILL:
         return (
             "It was killed, or its machine ran out of memory: check that host's system log "

@@ -48,7 +48,7 @@ _START = (
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
     "from pybackend.launchers.slurm.task import main; sys.exit(main(folder, Path(sys.argv[2])))"
 )
-_CHOOSE_PYTHON = "name a Python that all nodes have: slurm(python=...)"
+_CHOOSE_PYTHON = "specify a Python that all nodes have: slurm(python=...)"
 # A shell that waits for the end of its input; a line of text means that the job has ended already.
 # Slurm's controller may be unavailable for a moment.
 _CANCEL = (
@@ -154,7 +154,7 @@ class SlurmLauncher:
             if given is not None:
                 return (
                     f"{name}={given} of slurm() requests one job with a fixed set of tasks "
-                    "(without it, each worker is a job)"
+                    "(without it, each worker is its own job)"
                 )
         return None
 
@@ -177,7 +177,7 @@ class SlurmLauncher:
             "the letters that replace XXXXXXXX",
             "when the job begins, and on which nodes",
         )
-        place = "a job of its own" if job.is_elastic else "a task of the job"
+        place = "its own job" if job.is_elastic else "a task of the job"
         return Submission((place,) * job.workers, {_SCRIPT: script}, later)
 
     def count_workers(self, wanted: Any) -> Any:

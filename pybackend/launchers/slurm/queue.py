@@ -54,8 +54,8 @@ _ADVICE = (
     (
         r"PartitionConfig|BadConstraints|[Nn]ode configuration|More processors|Memory spec"
         r"|more tasks than",
-        "No node of the partition is large enough. Request less, by `nodes`, `cpus` or `gpus` "
-        "of slurm() or by `resources`, or choose another `partition`" + _LIST,
+        "No node of the partition is large enough. Request less with `nodes`, `cpus` or `gpus` of "
+        "slurm() or with `resources`, or choose another `partition`" + _LIST,
     ),
     (
         r"Invalid feature",
@@ -339,7 +339,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
         # For errors of sbatch, `explain_refusal` has the advice.
-        by_hand = "" if command[0] == "sbatch" else ". Try it by hand on a login node"
+        by_hand = "" if command[0] == "sbatch" else ". Try it manually on a login node"
         raise ClusterError(f"{command[0]} failed: {said}{by_hand}")
     return done.stdout
 

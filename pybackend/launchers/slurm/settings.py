@@ -137,8 +137,8 @@ def _check_time(time: Any) -> str | None:
     text = str(_as_text(time))
     if not _TIME.fullmatch(text):
         raise InputError(
-            "`time` must be a whole number of minutes, or text in Slurm's format, '1:30:00' or "
-            f"'2-12:00', not {time!r}"
+            "`time` must be a whole number of minutes, or text in Slurm's format, e.g. '1:30:00' "
+            f"or '2-12:00', not {time!r}"
         )
     return text
 

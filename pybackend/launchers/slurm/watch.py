@@ -171,7 +171,7 @@ class SlurmWatch:
         if math.isinf(self._started):
             if self._state.is_hopeless:
                 raise ClusterError(
-                    f"{self._state.describe()}. With this reason it would never start, so it was "
+                    f"{self._state.describe()}. For this reason it would never start, so it was "
                     f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
                 )
             if now > self._submitted + self._patience:
@@ -207,7 +207,7 @@ class SlurmWatch:
         host = self._files[rank]
         kind, message, advice = describe_end(self._state, host, first.get(rank))
         if kind == "ProcessDied" and first and rank not in first:
-            kind, message = "Stopped", "ended by srun because another worker had failed"
+            kind, message = "Stopped", "ended by srun because another worker failed"
         log = self._files.last_lines(rank)
         if kind == "ProcessDied" and log:
             advice = explain_log(log) or advice

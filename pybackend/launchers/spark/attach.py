@@ -49,8 +49,8 @@ def attach_spark(
     global _attached
     if importlib.util.find_spec("pyspark") is None:
         raise ClusterError(
-            "pyspark is not installed for this Python: install the pyspark of your Spark's "
-            'version, e.g. with install_tfdist(extras = c("cpu", "spark")) in R'
+            "pyspark is not installed for this Python: install the pyspark version that matches "
+            'your Spark, e.g. with install_tfdist(extras = c("cpu", "spark")) in R'
         )
     if _attached is not None and _is_alive(_attached[1]):
         if _attached[0] == port:

@@ -232,8 +232,8 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
         return
     if len(datasets) > 1:
         raise InputError(
-            "repartition=False supports one DataFrame, and `validation_data` is a second one: pass "
-            "it as files, or leave out `repartition`"
+            "repartition=False supports only one DataFrame, but `validation_data` is a second "
+            "one: pass it as files, or leave out `repartition`"
         )
     if is_connect(session):  # does not know the number in advance; the tasks check it
         return

@@ -30,9 +30,9 @@ SCHEMA = "rank int, report string, model_format string, model binary"
 SET_COLUMN = "__tfdist_set__"
 _PIECE_BYTES = 8 << 20
 NO_OBSERVING = (
-    "observers need connections from Spark's workers to the driver, and at least one worker cannot "
-    "reach it. Set spark.driver.host to the address by which executors reach the driver, and "
-    "spark.driver.bindAddress to the one to listen on; or leave the observers out"
+    "observers need connections from Spark's workers to the driver, and at least one worker "
+    "cannot reach it. Set spark.driver.host to the address at which executors can reach the "
+    "driver, and spark.driver.bindAddress to the address to listen on; or leave the observers out"
 )
 # A driver that does not answer by then is unreachable: the tasks meet by Spark's allGather.
 _DRIVER_SECONDS = 3.0

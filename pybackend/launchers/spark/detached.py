@@ -135,13 +135,13 @@ def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
     token, silence = new_token(), find_silence(job.timeout)
     try:
         if host is None:
-            raise ClusterError("the session does not show spark.driver.host")
+            raise ClusterError("the session does not report spark.driver.host")
         server = MeetingServer(host, token, job.workers, announced, silence=silence)
     except ClusterError as error:
         raise ClusterError(
             f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
-            "address by which executors reach it, and spark.driver.bindAddress to the one to "
-            "listen on"
+            "address at which executors can reach it, and spark.driver.bindAddress to the address "
+            "to listen on"
         ) from error
     with server:
         yield server, token

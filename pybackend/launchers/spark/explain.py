@@ -219,8 +219,8 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     command = f"{python or 'python'} -m pip install --upgrade {package}"
     return (
         f"{shown}{place} has {fault}",
-        f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has it. "
-        "A module of your own can be sent by addPyFile() or, over Connect, addArtifacts()",
+        f"run `{command}` on every executor's host, or set PYSPARK_PYTHON to a Python that has "
+        "it. Send your own modules with addPyFile() or, over Connect, addArtifacts()",
     )
 
 

@@ -29,11 +29,11 @@ _GAP_SECONDS = 5.0
 # Time that the caller of a failed job waits for its end.
 _CANCEL_SECONDS = 10.0
 _IDLE = (
-    "Spark runs no task of this job: other jobs hold the slots, or executors are missing. "
-    "Free slots, or use fewer workers"
+    "Spark is not running any task of this job: other jobs occupy the slots, or executors are "
+    "missing. Free up slots, or use fewer workers"
 )
 _NOT_SUBMITTED = (
-    "Spark's driver did not take a job: its session was stopped, or its Java process exited. "
+    "Spark's driver did not accept a job: its session was stopped, or its Java process exited. "
     "See the error above, and start a new session"
 )
 _Value = TypeVar("_Value")
@@ -215,7 +215,9 @@ class IdleWatch:
                 self._waits_since = now
             elif self._on_wait and not self._has_said and now > self._waits_since + _QUIET_SECONDS:
                 self._has_said = True
-                self._on_wait(f"a job waits for slots: other jobs of the session run ({others})")
+                self._on_wait(
+                    f"a job is waiting for slots: other jobs of the session are running ({others})"
+                )
 
     def _ask(self) -> None:
         # An error does not count as an answer; the job's thread gets a similar one and raises it.

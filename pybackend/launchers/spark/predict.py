@@ -121,8 +121,8 @@ def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
     for field in predictions.fields:
         if field.name.lower() in taken:
             raise InputError(
-                f"`df` would have two columns named {field.name!r}, counting those of the "
-                "predictions: rename or drop the column of `df`, or use another `type`"
+                f"`df` would have two columns named {field.name!r} (counting the predictions): "
+                "rename or drop the column of `df`, or use another `type`"
             )
         taken.add(field.name.lower())
 

@@ -23,8 +23,8 @@ SCHEMA = "rank int, problem string"
 # Spark itself may wait for a peer to pass on the task's code: then this stage does not end.
 LIMIT_SECONDS = 90.0
 TOO_LONG = (
-    f"Spark's executors did not report within {LIMIT_SECONDS:g} s whether they reach each other: "
-    "either they cannot, or their hosts are overloaded. "
+    f"Spark's executors did not report within {LIMIT_SECONDS:g} s whether they can reach each "
+    "other: either they cannot, or their hosts are overloaded. "
 )
 # Number of other hosts that each host tries: enough to find hosts behind a firewall in one round.
 _MOST = 64

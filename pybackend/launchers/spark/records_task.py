@@ -40,7 +40,7 @@ class WriteTask:
         with _refusals(f"partition {partition}"):
             if not is_begun(self.uri, self.token):
                 raise InputError(
-                    f"`path`: {socket.gethostname()}, which runs tasks, does not see {self.uri!r}: "
+                    f"`path`: {socket.gethostname()}, which runs tasks, cannot see {self.uri!r}: "
                     "use a file system that all machines share, or a URI"
                 )
             # Spark may run a task twice, even at the same time: only one of the rows is used.

@@ -109,7 +109,7 @@ def _check_names(
     for name in given:
         if name not in known:
             raise InputError(
-                f"`{argument}` names the {what} {name!r}, but the model's {what}s are {listed}"
+                f"`{argument}` has the {what} {name!r}, but the model's {what}s are {listed}"
             )
     missing = [name for name in known if name not in given]
     if needs_all and missing:

@@ -112,7 +112,7 @@ def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
     kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
     if values.dtype.kind not in kinds:
         raise InputError(
-            f"the model's output {name!r} has the type {values.dtype}, which a column cannot hold"
+            f"the model's output {name!r} has the type {values.dtype}, which a column cannot store"
         )
     return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
 

@@ -42,8 +42,9 @@ def check_slots(session: Any, workers: int) -> int:
     _refuse_stopped(session)
     if _allocates_dynamically(session):
         raise ClusterError(
-            "dynamic allocation is on, and Spark's barrier mode does not work with it: start the "
-            "session with spark.dynamicAllocation.enabled=false and spark.executor.instances set"
+            "dynamic allocation is enabled, but Spark's barrier mode does not work with it: start "
+            "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances "
+            "set"
         )
     slots, fixed = _count_available(session)
     deadline = time.monotonic() + _REGISTER_SECONDS
@@ -270,7 +271,7 @@ def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
     held = ", ".join(f"workers={t.workers} for {now - t.began:.0f} s" for t in ahead if t.holds)
     queued = sum(not t.holds for t in ahead)
     return (
-        f"a training run waits for {turn.workers} of the session's {slots} slots: other training "
-        f"runs of this process hold them ({held})"
-        f"{f', and {queued} wait before it' if queued else ''}"
+        f"a training run is waiting for {turn.workers} of the session's {slots} slots: other "
+        "training runs of this process occupy them "
+        f"({held}){f', with {queued} ahead of it in the queue' if queued else ''}"
     )

@@ -100,15 +100,15 @@ class SparklyrWorkers:
         session = self.session
         if job.is_observed:
             raise InputError(
-                "workers that sparklyr starts, for functions written in R, cannot be observed: "
+                "workers that sparklyr starts for functions written in R cannot be observed: "
                 "spark_apply() blocks this R session until they end. Leave the observers out, or "
                 "pass a model and data that are not R functions"
             )
         check_slots(session, job.workers)
         if job.resources.gpus:
             raise InputError(
-                "sparklyr does not show R the GPUs of a task: `gpus` is not supported for workers "
-                "that sparklyr starts, for functions written in R"
+                "sparklyr does not tell R about a task's GPUs: `gpus` is not supported for "
+                "workers that sparklyr starts for functions written in R"
             )
         check_allotment(session, job.resources, job.workers)
         ship_package(session)
@@ -149,13 +149,13 @@ class SparklyrWorkers:
 def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> MeetingServer:
     try:
         if host is None:
-            raise ClusterError("the session does not show spark.driver.host")
+            raise ClusterError("the session does not report spark.driver.host")
         return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
     except ClusterError as error:
         raise ClusterError(
             f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
-            "address by which executors reach it, and spark.driver.bindAddress to the one to "
-            "listen on"
+            "address at which executors can reach it, and spark.driver.bindAddress to the address "
+            "to listen on"
         ) from error
 
 
@@ -271,8 +271,8 @@ class _Watch:
             named = ", ".join(map(str, missing))
             raise ClusterError(
                 f"worker {named} did not connect to the others within {_MEET_SECONDS:.0f} s: see "
-                "the logs of the executors, and check whether all of them reach the driver at "
-                f"{self._meeting.address}"
+                "the logs of the executors, and check whether all of them can reach the driver "
+                f"at {self._meeting.address}"
             )
         idle.look()
 
@@ -335,7 +335,8 @@ def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
     elif missed:
         advice = (
             "executors need R with the package reticulate, and Python with TensorFlow; and they "
-            f"must reach the driver at {address}. `tfdist_sitrep(sc)` shows what each of them has"
+            f"must be able to reach the driver at {address}. `tfdist_sitrep(sc)` shows what each "
+            "of them has"
         )
     return ClusterError(
         f"sparklyr could not run the workers: {headline[:600]}\n\nWhat to do: {advice}\n\n"

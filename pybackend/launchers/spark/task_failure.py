@@ -88,9 +88,9 @@ def _describe_end(rank: str) -> Failure:
         int(rank),
         UNKNOWN_HOST,
         exception_type="ProcessDied",
-        message="the Python process of Spark's task, which supervised the worker, was killed, or "
+        message="the Spark task's Python process, which supervised the worker, was killed or "
         "crashed",
         time=time.time(),
         advice="check whether that host ran out of memory, or whether something kills processes "
-        "there: lower batch_size, or raise spark.executor.memoryOverhead",
+        "there. If memory ran out, lower batch_size, or raise spark.executor.memoryOverhead",
     )

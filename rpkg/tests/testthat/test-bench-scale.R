@@ -7,7 +7,7 @@ test_that("wrong arguments are refused by name", {
   expect_error(bench_scale(train, project = 1), "`project` must be a whole number of at least 2")
   expect_error(
     bench_scale(train, 2, project = 9),
-    "`project` needs at least two numbers of `workers`"
+    "`project` needs at least two values in `workers`"
   )
   skip_if_no_pybackend()
   expect_error(bench_scale("missing.R"), "missing.R cannot be read", class = "tfdist_error_input")

@@ -95,7 +95,7 @@ test_that("Parquet files train as the data frame does, with levels, features and
   expect_equal(on_frame, evaluate_here(fit$model, codes)[names(on_frame)], tolerance = 1e-5)
   expect_error(
     barrier_evaluate("local", fit$model, "last.parquet", label = "species"),
-    "give their values in order",
+    "list its values in order",
     class = "tfdist_error_input"
   )
 })

@@ -117,7 +117,7 @@ test_that("numbers are the levels of a training whose label was a factor of numb
   expect_identical(match_levels(given, columns$levels), given)
 })
 
-test_that("a column without one of its categories is a warning, as no row has a prediction", {
+test_that("a column without one of its categories is a warning, as no row gets a prediction", {
   expect_warning(
     found <- complete_cases(data.frame(k = 1:3), "k", list(k = c("a", "b"))),
     "No value of column \"k\" is one of its categories \\(e\\.g\\. \"1\"\\)"

@@ -9,7 +9,7 @@ test_that("a plan starts nothing and shows what a training would start", {
   expect_identical(planned$settings$epochs, 4L)
   expect_output(
     print(planned),
-    "nothing was started: a training run by 2 processes.*arrays of 150 rows.*worker 1: this"
+    "nothing was started: a training run with 2 processes.*arrays of 150 rows.*worker 1: this"
   )
   held_out <- plan("local", dense_model(), iris, label = Species, validation_data = iris[1:9, ])
   expect_match(held_out$validation_data, "9 rows")

@@ -60,7 +60,7 @@ test_full("data frames, Spark tables and arrays encoded by hand give the same mo
 
   pink <- dplyr::mutate(table, colour = "pink")
   strict <- predict(of_frame, pink, on_missing = "error")
-  expect_error(dplyr::collect(strict), "'colour' holds 'pink'")
+  expect_error(dplyr::collect(strict), "'colour' contains 'pink'")
   expect_true(all(is.na(dplyr::collect(predict(of_frame, pink))$.pred_class)))
   computed <- of_frame
   computed$preparation <- choose_columns(list(), kind ~ log(size), NULL, flowers)$preparation

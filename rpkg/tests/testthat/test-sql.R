@@ -66,7 +66,7 @@ for (kind in names(connections)) {
       DBI::dbBegin(con)
       expect_error(
         deploy_model(con, model, "other", "flowers", "id", features),
-        "within a transaction",
+        "in a transaction",
         class = "tfdist_error_input"
       )
       DBI::dbRollback(con)
@@ -97,7 +97,7 @@ for (kind in names(connections)) {
       named <- dplyr::mutate(rows, Species = "setosa")
       expect_error(
         augment_sql(named, model, c(features[1:3], "Species")),
-        "'Species', which is of the type",
+        "'Species', which has type",
         class = "tfdist_error_input"
       )
       expect_error(augment_sql(dplyr::select(rows, id), model, features), "it has 'id'")
