@@ -1,4 +1,4 @@
-"""Functions that the R package calls: results and failures as plain data.
+"""Functions that the R package calls; they return results and failures as plain data.
 
 reticulate passes the text of a Python exception to R, but not its attributes. So each call returns
 an envelope with either the value or all details of the failure.
@@ -74,13 +74,13 @@ def capture(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, A
 
 
 def capture_shown(tell: Tell, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function like `capture`, and pass its progress to a function of R for display."""
+    """Call a function like `capture`, and pass its progress to an R function for display."""
     with relayed_to(lambda kind, fields: tell(kind, _show_nul(fields))):
         return capture(fn, *args, **kwargs)
 
 
 def _show_nul(value: Any) -> Any:
-    r"""Replace NULs in text by ``\0``: R cannot hold them, and passing one to R would crash it."""
+    r"""Replace NULs in text by ``\0``: R cannot store them, and passing one to R would crash it."""
     if isinstance(value, str):
         return value.replace("\0", r"\0")
     if type(value) is dict:
@@ -91,7 +91,7 @@ def _show_nul(value: Any) -> Any:
 
 
 def answer(request: str) -> str:
-    """Run `capture` in a separate process, with a request and an answer in JSON.
+    """Run `capture` in a separate process; the request and the answer are JSON.
 
     For calls that must not start Python inside R: Python would copy the environment at that time,
     and a TF_CONFIG that R sets later would never reach TensorFlow.
@@ -117,12 +117,12 @@ def read_model_text(uri: str) -> str:
 
 
 def describe_weights(result: Any) -> dict[str, str]:
-    """Return the details that `restore_model` needs of a `TrainResult` that has only weights."""
+    """Return what `restore_model` needs from a `TrainResult` that has only weights."""
     return {"inputs": json.dumps(result.inputs), "digest": result.workers[0].weights_sha256}
 
 
 def restore_model(model: Any, weights: dict[str, str]) -> Any:
-    """Set the trained weights and the optimizer's state of a model that its function rebuilt.
+    """Load the trained weights and optimizer state into a model that its function rebuilt.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
-    """Evaluate in this process; ``data`` are arrays, as for a training run."""
+    """Evaluate in this process; ``data`` contains arrays, as for a training run."""
     call = EvaluationCall(model=model, batch_size=batch_size)
     return evaluate_here(lambda: model, None, data, call)
 
@@ -229,7 +229,7 @@ def list_columns(path: str | list[str], tfrecord_spec: dict[str, str] | None = N
 
 
 def pick_columns(model: Any, features: list[str]) -> str | list[str]:
-    """Return a single name as text: a column of arrays, unless the model takes a single number."""
+    """Return one name as text, for a column of arrays, unless the model takes a single number."""
     from pybackend.sql.lowering import size_of
 
     shapes = [tuple(tensor.shape[1:]) for tensor in getattr(model, "inputs", None) or ()]
@@ -253,7 +253,7 @@ def describe_sql(made: Any) -> dict[str, Any]:
 
 
 def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> None:
-    """Write a fit as `TrainResult.save` writes a result; ``changes`` are the values that R adds."""
+    """Write a fit as `TrainResult.save` writes a result; ``changes`` are values added by R."""
     write_result(json.dumps({**json.loads(record), **changes}), model, Path(path))
 
 

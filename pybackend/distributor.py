@@ -23,7 +23,7 @@ class TFDistributor:
     num_processes
         Number of processes. Each has one GPU if ``use_gpu`` is True.
     local_mode
-        True (default): processes of this machine. False: tasks of the active Spark session.
+        True (default): processes on this machine. False: tasks of the active Spark session.
     use_gpu
         True: one GPU per process; an error if there are fewer GPUs than processes. False: no GPU.
         None (default): GPUs are used if there are any.
@@ -31,8 +31,8 @@ class TFDistributor:
     Raises
     ------
     InputError
-        An argument is wrong, or no Spark session is active. The message names the argument and the
-        expected value.
+        An argument is invalid, or no Spark session is active. The message names the argument and
+        the expected value.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TFDistributor:
         Returns
         -------
         Any
-            A value that `barrier_run` can return; None of a script.
+            A value that `barrier_run` can return; None for a script.
 
         Raises
         ------

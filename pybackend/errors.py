@@ -1,11 +1,11 @@
-"""Errors and warnings of tfdist.
+"""Errors and warnings raised by tfdist.
 
 TfdistError
-├── InputError            an argument is wrong; nothing was started (also a ValueError)
+├── InputError            an argument is invalid; nothing was started (also a ValueError)
 ├── ClusterError          the cluster, or its description, cannot run the job
 ├── WorkerFailedError     a worker failed; carries the root cause and the other ranks' failures
 ├── PeerLostError         a worker lost the connection to another worker
-├── DatabaseError         a database rejected a model, or computes other numbers
+├── DatabaseError         a database rejected a model, or computes different numbers
 ├── RError                a function written in R failed, or R cannot run here
 └── SerializationError    a model or value cannot be encoded or decoded
 
@@ -39,7 +39,7 @@ class TfdistError(Exception):
 
 
 class InputError(TfdistError, ValueError):
-    """An argument is wrong. Raised before any worker is started."""
+    """An argument is invalid. Raised before any worker is started."""
 
 
 class ClusterError(TfdistError):
@@ -85,7 +85,7 @@ class PeerLostError(TfdistError):
     rank, host
         Rank and host of the lost worker.
     reason
-        The observation, e.g. ``"closed the connection"``.
+        What was observed, e.g. ``"closed the connection"``.
     """
 
     def __init__(self, rank: int, host: str, reason: str) -> None:
@@ -156,12 +156,12 @@ class Failure:
 
     @property
     def is_end_of_job(self) -> bool:
-        """True if the worker's own job was ended; workers in other jobs are not affected."""
+        """True if the worker's own job was ended, without affecting workers in other jobs."""
         return self.exception_type in (*_LIMITS, "Cancelled", "Deleted")
 
     @property
     def is_consequence(self) -> bool:
-        """True if another worker's failure must have come first: a lost peer, a forced end."""
+        """True if another worker's failure must have come first: a lost peer, or a forced exit."""
         return self.exception_type in ("PeerLostError", "Stopped")
 
     @property
@@ -170,7 +170,7 @@ class Failure:
         return self.is_consequence or self.exception_type in _LOST_SERVERS
 
     def follows(self, are_lost: bool) -> bool:
-        """Return True if another worker's failure came first, given whether processes were lost."""
+        """Return whether another worker's failure came first, given whether processes were lost."""
         return self.may_be_consequence if are_lost else self.is_consequence
 
 
@@ -212,12 +212,12 @@ class WorkerFailedError(TfdistError):
         super().__init__(_describe(root, others))
 
     def is_loss(self, is_kept: bool) -> bool:
-        """Return True if workers were lost, and no worker failed because of the code that it ran.
+        """Return whether workers were lost, and no worker failed because of the code that it ran.
 
         Parameters
         ----------
         is_kept
-            True if there are checkpoints: then a time limit also counts as a loss.
+            True if there are checkpoints: then reaching a time limit also counts as a loss.
         """
         lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
         are_lost = any(lost)
@@ -227,7 +227,7 @@ class WorkerFailedError(TfdistError):
         )
 
     def advise(self, advice: str) -> WorkerFailedError:
-        """Return the same error with other advice in its last paragraph."""
+        """Return the same error with different advice in its last paragraph."""
         root, *others = self.failures
         known = f"{root.advice}. " if root.advice else ""
         return WorkerFailedError([replace(root, advice=known + advice), *others], self.values)

@@ -33,7 +33,7 @@ class MirroredStrategyRunner:
     num_slots
         Number of GPUs that train together, or of workers if ``use_gpu`` is False.
     local_mode
-        True: train on this machine, in one worker process. False (default): in tasks of Spark.
+        True: train on this machine, in one worker process. False (default): in Spark tasks.
     use_gpu
         True (default): the slots are GPUs; ``spark.task.resource.gpu.amount`` sets how many each
         task has.
@@ -46,7 +46,7 @@ class MirroredStrategyRunner:
     Raises
     ------
     InputError
-        An argument, or a setting of Spark, is wrong. The message names it and the expected value.
+        An argument or a Spark setting is invalid. The message names it and the expected value.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MirroredStrategyRunner:
         ----------
         train_fn
             Called as ``train_fn(**kwargs)``. In it, ``BarrierTaskContext.get()`` of pyspark returns
-            an object that has its rank and exchanges messages with the other workers.
+            an object that has the worker's rank and exchanges messages with the other workers.
         kwargs
             Arguments of the function. Like the function, they are pickled and sent.
 

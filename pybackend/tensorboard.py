@@ -1,4 +1,4 @@
-"""TensorBoard in a separate process on this machine, at most as long as this process runs."""
+"""Run TensorBoard in a separate process on this machine, at most as long as this process."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class TensorBoardView:
 
 
 def view_tensorboard(what: Any = None) -> TensorBoardView:
-    """Start TensorBoard on a free port of this machine, reachable only from this machine.
+    """Start TensorBoard on a free local port, reachable only from this machine.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
     Returns
     -------
     TensorBoardView
-        Open its ``url`` in a browser. It ends with ``close()``, or with this process.
+        Open its ``url`` in a browser. It runs until ``close()`` is called or this process ends.
 
     Raises
     ------

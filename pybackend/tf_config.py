@@ -1,7 +1,7 @@
-"""Write, read and check TF_CONFIG, by which TensorFlow's processes find each other.
+"""Write, read and check TF_CONFIG, through which TensorFlow's processes find each other.
 
-With most mistakes in it, TensorFlow waits forever. Here each mistake raises an error that names the
-entry. Pure Python; host names are not resolved.
+With most mistakes in it, TensorFlow waits forever. Here, each mistake raises an error that names
+the entry. This is pure Python, and host names are not resolved.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ClusterSpec:
 
     @property
     def is_chief(self) -> bool:
-        """True if this process saves checkpoints: the chief, or worker 0 without a chief."""
+        """True if this process saves checkpoints: the chief or, if there is none, worker 0."""
         return self.rank == 0
 
     @property
@@ -90,7 +90,7 @@ def make_tf_config(
     ----------
     workers
         ``host:port`` of every worker, in the same order on all machines; or a mapping from index to
-        address if this process knows only some.
+        address, if this process knows only some of them.
     index
         Index of this process within its role. Optional for the chief and the evaluator.
     role
@@ -101,7 +101,7 @@ def make_tf_config(
     Raises
     ------
     ClusterError
-        An entry is wrong. The message names it and the fix.
+        An entry is invalid. The message names it and the fix.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def read_tf_config(text: str | None = None) -> ClusterSpec:
     Raises
     ------
     ClusterError
-        An entry is wrong. The message names it and the fix.
+        An entry is invalid. The message names it and the fix.
     """
     text = os.environ.get("TF_CONFIG") if text is None else text
     try:
@@ -161,7 +161,7 @@ def _read(text: str | None) -> ClusterSpec:
 
 
 def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
-    """Return host (lower case, IPv6 short and without brackets) and port; ``entry`` is for errors.
+    """Return host (lower case; short IPv6 without brackets) and port; ``entry`` is for errors.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> in
 
 
 def _to_plain(value: Any) -> Any:
-    """Return numpy arrays and numbers as Python values: R's arrays come as numpy arrays."""
+    """Convert numpy arrays and numbers to Python values: R's arrays arrive as numpy arrays."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

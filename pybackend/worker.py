@@ -168,14 +168,14 @@ class WorkerProcess(Generic[Kind]):
         return WorkerReport(self.rank, self.host, os.getpid(), **found)
 
     def receive(self) -> tuple[WorkerProcess[Kind], Order]:
-        """Wait for the order, and take the seed from it."""
+        """Wait for the `Order`, and take the seed from it."""
         order = self.orders.get()
         seed = self.job.seed if order.seed is None else order.seed
         return replace(self, job=replace(self.job, seed=seed)), order
 
     @contextlib.contextmanager
     def join(self, order: Order, has_read: bool) -> Iterator[Collective]:
-        """Return the collective of all workers of the order; they may have read data before."""
+        """Return the collective of all workers in the `Order`, which may read data first."""
         from pybackend.collective import LONGEST_SECONDS, Alone, Patience, join_mesh
 
         collective: Collective = Alone()
@@ -311,7 +311,7 @@ def _run(worker: WorkerProcess[FunctionJob]) -> WorkerReport:
 
 
 def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: Any) -> None:
-    """End this process although its function may never return, as in a parameter server."""
+    """Exit this process even though its function may never return, as in a parameter server."""
     if error is None:
         worker.conclude(worker.report(**found))
     else:
@@ -320,7 +320,7 @@ def _end_server(worker: WorkerProcess[Any], error: Exception | None, **found: An
 
 
 def _own_stdin() -> IO[bytes]:
-    """Return standard input, and replace it by an empty one for user code.
+    """Return standard input, and replace it with an empty one for user code.
 
     A forked child closes `sys.stdin`, and would wait forever for the thread that reads it.
     """
@@ -332,7 +332,7 @@ def _own_stdin() -> IO[bytes]:
 
 
 def wake_when_orphaned() -> None:
-    """Have the system continue this process, if it is stopped, when its parent process ends.
+    """Make the system resume this process, if it is stopped, when its parent process ends.
 
     Only a running process notices that its lifeline was closed.
     """
@@ -347,7 +347,7 @@ def _lifeline(
     asked: threading.Event,
     answers: Answers,
 ) -> None:
-    """Forward the launcher's orders; when the pipe closes, clean up and end the process group."""
+    """Forward the launcher's orders; when the pipe closes, clean up and kill the process group."""
     for line in pipe:
         message = decode(line, *get_args(FromLauncher))
         if isinstance(message, Regroup):
@@ -392,7 +392,7 @@ def _text(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    """Return the text of an error, without TensorFlow's list of the nodes' definitions."""
+    """Return the text of an error, without TensorFlow's list of node definitions."""
     text = _text(error)
     # TensorFlow's reason precedes the first name of a node.
     reasons = re.findall(r"^(.+)\n\s*\[\[\{\{node", text, re.MULTILINE)
@@ -471,7 +471,7 @@ def leave(status: int) -> NoReturn:
     """Close the output, and wait for the lifeline to end this process.
 
     The launcher reads the folder, then closes the lifeline. If this process exited earlier and the
-    launcher was killed (Spark does so if another worker failed), nothing would delete the folder.
+    launcher was killed (as Spark does if another worker fails), nothing would delete the folder.
     """
     _fall_silent()
     while True:
@@ -479,7 +479,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _fall_silent() -> None:
-    """Close the pipe to the launcher, which reads it to its end."""
+    """Close the pipe to the launcher, which reads it to the end."""
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_WRONLY)

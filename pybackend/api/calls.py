@@ -1,4 +1,4 @@
-"""The arguments of a call as they were given, and an error for those that do not exist."""
+"""The arguments of a call as they were passed, and an error for unknown ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 def _open_standard_streams() -> None:
     """Open missing standard streams, as in a daemon, on the null device.
 
-    Otherwise the next file or connection would get one of their numbers, and be used as a stream.
+    Otherwise the next file or connection would get one of their descriptors and be used as a
+    stream.
     """
     for descriptor in range(3):
         try:
@@ -166,7 +167,7 @@ def _open_standard_streams() -> None:
 
 
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
-    """Suggest a replacement of an unknown argument; None if no argument is similar."""
+    """Suggest a replacement for an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
     return _INSTEAD.get(unknown) or (f"do you mean `{near[0]}`?" if near else None)
 

@@ -1,4 +1,4 @@
-"""Load the model of a checkpoint, and check a call against a checkpoint before the start."""
+"""Load the model of a checkpoint, and check a call against a checkpoint before anything starts."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def load_checkpoint(
     uri
         The folder of `Checkpoint`.
     model
-        A compiled model like the trained one, or a function that builds one. It gets the weights.
-        Needed for models of which Keras cannot write a file.
+        A compiled model like the trained one, or a function that builds one; the weights are loaded
+        into it. Needed for models that Keras cannot write to a file.
     custom_objects, safe_mode
         As in `load_model`.
 
     Returns
     -------
     keras.Model
-        The model with the weights and the optimizer's state. In a checkpoint from within an epoch,
-        the moving averages of batch normalization are those of worker 0. With `LocalSteps` this
-        holds for all weights, because the workers differ until the next average.
+        The model with the weights and the optimizer's state. In a checkpoint written within an
+        epoch, the moving averages of batch normalization are those of worker 0. With `LocalSteps`
+        this holds for all weights, because the workers differ until the next average.
 
     Raises
     ------
     InputError
         There is no intact checkpoint, or ``model`` is needed.
     ClusterError
-        The files cannot be read at this time.
+        The files cannot be read at the moment.
     SerializationError
         The model cannot be read; see `load_model`.
     """
@@ -73,10 +73,10 @@ def load_checkpoint(
 
 
 def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
-    """Return the call with its arguments about checkpoints resolved.
+    """Return the call with its checkpoint arguments resolved.
 
     A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training run that resumes
-    without a seed gets the one of its checkpoint, if this process can see it.
+    without a seed gets the seed in its checkpoint, if this process can read it.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
 
 
 def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
-    """Reject another training's checkpoint before anything is started.
+    """Reject another training run's checkpoint before anything is started.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def check_resumes(job: TrainingJob, rows: Mapping[str, int | None]) -> None:
 
 
 def has_checkpoint(checkpoint: Checkpoint | None) -> bool:
-    """Return whether this process sees any checkpoint, intact or not."""
+    """Return whether this process can see any checkpoint, intact or not."""
     return checkpoint is not None and bool(_look(checkpoint, CheckpointStore.names))
 
 
@@ -140,7 +140,7 @@ def _look(checkpoint: Checkpoint, look: Callable[[CheckpointStore], T]) -> T | N
 
 
 def _adopt_backup(call: TrainingCall) -> TrainingCall:
-    """Replace a `BackupAndRestore` among the callbacks by a `Checkpoint`."""
+    """Replace a `BackupAndRestore` among the callbacks with a `Checkpoint`."""
     keras, given = sys.modules.get("keras"), call.callbacks
     callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
     if keras is None or given is None:

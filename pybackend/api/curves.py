@@ -1,4 +1,4 @@
-"""The curves of a training run's history: which are drawn, and as SVG without matplotlib."""
+"""Curves of a training run's history: which ones to show, and how to draw them as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VALIDATION = "val_"
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of one metric by epoch, for the training or the validation rows.
+    """Values of one metric per epoch, for the training or the validation rows.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ def find_panels(
     Raises
     ------
     InputError
-        There is no metric of that name.
+        There is no metric with that name.
     """
     names = list(dict.fromkeys(name.removeprefix(_VALIDATION) for name in history))
     wanted = [metrics] if isinstance(metrics, str) else metrics
@@ -86,7 +86,7 @@ def find_panels(
 
 
 def check_smoothing(smooth: Any) -> float:
-    """Check the argument ``smooth``, a weight from 0 to below 1."""
+    """Check the argument ``smooth``, a weight of at least 0 and less than 1."""
     weight = as_number(smooth)
     if weight is None or not 0 <= weight < 1:
         raise InputError(f"`smooth` must be at least 0 and below 1, e.g. 0.6, not {smooth!r}")
@@ -96,8 +96,8 @@ def check_smoothing(smooth: Any) -> float:
 def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
     """Yield one curve, or one for each of a metric's several values.
 
-    Yield nothing if a callback added values in some epochs only: the history does not have these
-    epochs.
+    Yield nothing if a callback added values in some epochs only: the history does not record which
+    ones.
     """
     if len(series) != len(epochs):
         return
@@ -159,7 +159,7 @@ class _Scale:
 
 
 def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Return round numbers that cover ``low`` to ``high``: about ``most``, at most two more."""
+    """Return about ``most`` round numbers that cover ``low`` to ``high``, at most two more."""
     if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
@@ -220,7 +220,7 @@ def _draw_curve(curve: Curve, number: int, scale: _Scale) -> str:
 
 
 def _draw_legend(curves: Sequence[Curve]) -> str:
-    """Return the curves' names, from the right; none for one curve, or for more than fit."""
+    """Return the legend, aligned to the right; empty for one curve, or if the names do not fit."""
     if not 2 <= len(curves) <= 3:
         return ""
     found, x = [], float(_WIDTH - _RIGHT)

@@ -47,7 +47,7 @@ def check_columns_exist(call: ModelCall, datasets: Mapping[str, Any]) -> None:
 def check_takes(fn: Any, call: str, /, *arguments: Any, **named: Any) -> None:
     """Reject a function that cannot be called with these arguments.
 
-    If ``call`` names a context, it is the first of them.
+    If ``call`` names a context, the context is the first argument.
     """
     mismatch = find_mismatch(fn, *arguments, **named)
     if mismatch is not None:
@@ -63,7 +63,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     """Reject rows that the model or its loss cannot take.
 
     Return some of the training rows, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if the
-    driver has them, else None. The model has loaded TensorFlow already.
+    driver has them, else None. TensorFlow is already loaded, by the model.
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (
@@ -160,7 +160,7 @@ def check_rows(rows: int, name: str, job: ModelJob) -> None:
 
 
 def _check_steps(rows: int, job: TrainingJob) -> None:
-    """Reject more steps per epoch than the rows give."""
+    """Reject more steps per epoch than there are batches of rows."""
     full = count_steps([-(-rows // job.workers)], job.batch_size)
     if job.steps_per_epoch is not None and job.steps_per_epoch > full:
         raise InputError(

@@ -53,9 +53,9 @@ def read_data(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, job
 
     Returns
     -------
-    Columns of arrays; a `FrameRows` of a table in memory, a `DataFrameRows` of Spark, or the
-    `Batches` of a data set of TensorFlow or Keras; or data that workers read themselves: a
-    `FileRows` or a `FunctionRows`.
+    Columns of arrays; `FrameRows` for a table in memory, `DataFrameRows` for a Spark DataFrame,
+    `Batches` for a TensorFlow or Keras data set; or, for data that workers read themselves,
+    `FileRows` or `FunctionRows`.
     """
     try:
         return _read_rows(launcher, data, name, columns, job)
@@ -83,7 +83,7 @@ def _read_rows(launcher: Launcher, data: Any, name: str, columns: ColumnSpec, jo
 
 
 def note_index(datasets: Mapping[str, Any]) -> Iterator[Note]:
-    """Yield a note on columns of the training data that are not used because they hold an index."""
+    """Yield a note about training data columns that are not used because they hold an index."""
     data = datasets.get("train")
     if isinstance(data, TableRows) and data.left_out:
         yield Note(
@@ -124,7 +124,7 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
 
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-    """Return training and validation data of one data set: the last rows validate, as in Keras."""
+    """Split one data set into training and validation data: the last rows validate, as in Keras."""
     check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if holds_frame(data) else None
     found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")

@@ -1,4 +1,4 @@
-"""Displays of progress: as lines, live in a terminal or notebook, or by an R session."""
+"""Progress displays: plain lines, live in a terminal or notebook, or in an R session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Display(AbstractContextManager[None]):
     shows_steps = False
 
     def __exit__(self, *_: object) -> None:
-        """End the display; what was shown stays."""
+        """End the display; its output stays visible."""
 
     def begin(self, text: str, job: Job) -> None:
         """Show that workers are being started."""
@@ -56,13 +56,13 @@ class Display(AbstractContextManager[None]):
 
 
 class Lines(Display):
-    """Print lines on standard output; those of workers only with ``shows_printed``."""
+    """Print lines on standard output; lines from workers only with ``shows_printed``."""
 
     def __init__(self, shows_printed: bool) -> None:
         self._shows_printed = shows_printed
 
     def line(self, text: str) -> None:
-        """Print a line; an output that cannot be written does not end a training run."""
+        """Print a line; if writing fails, the training run continues."""
         try:
             print(text, flush=True)
         except UnicodeEncodeError:  # a terminal of ASCII
@@ -73,15 +73,15 @@ class Lines(Display):
             pass
 
     def printed(self, text: str) -> None:
-        """Print a line of a worker, if wanted."""
+        """Print a worker's line, if requested."""
         if self._shows_printed:
             self.line(text)
 
 
 class Relay(Lines):
-    """Pass progress to an R session, which can only be called on the thread that it calls from.
+    """Pass progress to an R session, which may only be called from the thread that called Python.
 
-    Events on other threads, as with workers that sparklyr starts, become plain lines.
+    Events on other threads, as happens with workers started by sparklyr, become plain lines.
     """
 
     def __init__(self, tell: Tell, shows_printed: bool, shows_steps: bool) -> None:
@@ -91,11 +91,11 @@ class Relay(Lines):
         self._thread = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
-        """Tell R that the display ends."""
+        """Notify R that the display has ended."""
         self._pass_on("end", {})
 
     def begin(self, text: str, job: Job) -> None:
-        """Tell R that workers are being started."""
+        """Notify R that workers are being started."""
         self._pass_on("begin", {"text": text})
 
     def line(self, text: str) -> None:
@@ -213,11 +213,11 @@ class Speed:
         self._recent.append(event)
 
     def end_epoch(self) -> None:
-        """Forget the reports: each epoch counts its steps and rows from 0."""
+        """Discard the reports: each epoch counts its steps and rows from 0."""
         self._recent.clear()
 
     def describe(self, event: StepEnded) -> list[str]:
-        """Return rows per second and the remaining time; nothing after only one report."""
+        """Return rows per second and the remaining time; empty after only one report."""
         first = self._recent[0] if self._recent else event
         steps, seconds = event.step - first.step, event.seconds - first.seconds
         if steps <= 0 or seconds <= 0:
@@ -239,7 +239,7 @@ _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)
 
 @contextmanager
 def relayed_to(tell: Tell) -> Iterator[None]:
-    """Have the function ``tell`` show the progress of all calls in this context."""
+    """Have the function ``tell`` show the progress of all calls within this context."""
     token = _teller.set(tell)
     try:
         yield
@@ -248,7 +248,7 @@ def relayed_to(tell: Tell) -> Iterator[None]:
 
 
 def choose_lines(verbose: int) -> Display:
-    """Return a display for single lines."""
+    """Return a display that prints lines."""
     if verbose == 0:
         return Display()
     tell = _teller.get()
@@ -257,7 +257,7 @@ def choose_lines(verbose: int) -> Display:
 
 
 def choose_display(job: Job) -> Display:
-    """Return a display for a job, from its beginning to its end."""
+    """Return the display for a whole job."""
     if job.verbose == 0 or job.kind != "train":
         return choose_lines(job.verbose)
     tell, shows_printed = _teller.get(), job.verbose > 1

@@ -1,4 +1,4 @@
-"""Evaluate or predict with a result's model in this process, with rows read as in the training."""
+"""Evaluate or predict with a result's model in this process, with rows read as in training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def evaluate_here(
     Parameters
     ----------
     find_model
-        Returns the model, and may be slow: checks that do not need the model come first.
+        Returns the model, possibly slowly, so checks that do not need the model come first.
     """
     _refuse_elsewhere(data, "data", "barrier_evaluate(df.sparkSession, result, df, ...)")
     job = _make_job(EvaluationJob, call)
@@ -114,7 +114,7 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
 
 
 def spread_outputs(outputs: Any, complete: Any) -> Any:
-    """Expand a model's outputs for the complete rows to all rows; None: all are complete."""
+    """Expand a model's outputs for the complete rows to all rows; None: all rows are complete."""
     if complete is None or complete.all():
         return outputs
     import keras
@@ -196,7 +196,7 @@ def _open_rows(columns: Any, folder: Path) -> Rows:
 
 
 def _as_tensor(column: Any) -> Any:
-    """Return text as a tensor, because Keras takes no arrays of text."""
+    """Return text as a tensor, because Keras does not accept arrays of text."""
     if column.dtype.kind != "O":
         return column
     import tensorflow as tf

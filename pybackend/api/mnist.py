@@ -1,4 +1,4 @@
-"""A first training: MNIST on several workers."""
+"""A first example: train on MNIST with several workers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
     Parameters
     ----------
     path
-        An ``mnist.npz``. It must exist; so must the file in TFDIST_MNIST, if that is set.
+        An ``mnist.npz``. The file must exist, as must the file in TFDIST_MNIST if that is set.
     limit
-        Maximum number of training images, and of test images: the first ones.
+        Maximum number of training images and of test images; the first ones are used.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Check the model of a request, and encode it as files for the workers."""
+"""Check the model in a request, and encode it as files for the workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_source(model: Any) -> Literal["file", "function"]:
     Raises
     ------
     InputError
-        It is neither of them.
+        It is neither.
     """
     if isinstance(model, TrainResult) or is_keras_model(model):
         return "file"
@@ -37,7 +37,7 @@ def find_source(model: Any) -> Literal["file", "function"]:
 
 
 def is_keras_model(model: Any) -> bool:
-    """Return whether this is a Keras 3 model; if it is, Keras is loaded already."""
+    """Return whether this is a Keras 3 model; if so, Keras is already loaded."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(model, keras.Model)
 
@@ -52,8 +52,8 @@ def encode_model(
 ) -> dict[str, bytes]:
     """Encode the model, its callbacks and its custom objects as files for the workers.
 
-    A Keras file, if it holds the whole model, which is checked on some rows; else, unless
-    ``as_file``, the pickled model.
+    The model becomes a Keras file if that preserves the whole model, which is checked on some rows.
+    Otherwise it is pickled, unless ``as_file`` is set.
     """
     if job.model_source == "function":
         files = _encode_extras(callbacks, custom_objects)
@@ -109,7 +109,7 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 
 
 def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add the custom classes and functions that are found in a model."""
+    """Add the custom classes and functions found in a model."""
     from pybackend.model.layers import find_custom_objects
 
     return {**find_custom_objects(model), **(custom_objects or {})}
@@ -131,7 +131,7 @@ def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) 
 
 
 def _add_registered_names(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the names under which classes are registered here, because workers lack registrations."""
+    """Add the names under which classes are registered here: workers lack these registrations."""
     keras = sys.modules.get("keras")
     if keras is None:
         return dict(custom_objects)

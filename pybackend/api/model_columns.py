@@ -1,4 +1,4 @@
-"""The columns that a model was trained on, and those that its predictions become."""
+"""The columns that a model was trained on, and the columns for its predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.job.options import DataOptions
 
 
 class TrainedColumns(Protocol):
-    """Attributes of a `TrainResult` that describe the columns of its training."""
+    """Attributes of a `TrainResult` that describe the columns used in training."""
 
     @property
     def features(self) -> Any: ...
@@ -50,7 +50,7 @@ def choose_columns(
 
 
 def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
-    """Read columns as the training did, unless the call says otherwise."""
+    """Read columns as in training, unless the call specifies otherwise."""
     named = replace(columns, features=columns.features or known.features).named_columns
 
     def select(given: Any) -> dict[str, Any] | None:
@@ -75,7 +75,7 @@ _ON_MISSING = ("null", "error")
 
 
 def check_type(kind: Any) -> None:
-    """Reject an unknown kind of predictions."""
+    """Reject an unknown type of prediction."""
     if kind is not None and kind not in _TYPES:
         raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
 

@@ -1,4 +1,4 @@
-"""Observers: functions that the session calls during training, and that may stop it."""
+"""Observers: functions that the session calls during training, and that can stop it."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Observer:
     is ignored. An exception in a function ends the training with that error.
 
     Among processes that `join`, only the first one's observers are called. With
-    ``strategy="parameter_server"``, only the ends of epochs are observed.
+    ``strategy="parameter_server"``, only epoch ends are observed.
 
     Parameters
     ----------
     on_epoch_end
         Called as ``on_epoch_end(epoch, logs)`` with the number of the epoch, from 1, and a dict of
-        the metrics over all rows, including those of the validation. The workers wait until it
+        the metrics over all rows, including the validation metrics. The workers wait until it
         returns.
     on_step_end
         Called as ``on_step_end(step, logs)`` a few times a second, not after every step. ``step``
-        is the number of the step in its epoch, from 1. ``logs`` has the metrics over the first
-        worker's rows of the epoch so far. The workers do not wait for it.
+        is the number of the step in its epoch, from 1. ``logs`` has the metrics over the rows that
+        the first worker has used so far in the epoch. The workers do not wait for it.
 
     Raises
     ------
     InputError
-        Neither function is given, or one cannot be called in this way.
+        Neither function is given, or one cannot be called with these arguments.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Observer:
 
 
 class Observers:
-    """All observers of one training."""
+    """All observers of one training run."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
@@ -101,7 +101,7 @@ class Observers:
 
 
 def list_callbacks(callbacks: Any) -> list[Any]:
-    """Return the argument ``callbacks`` as a list; for None an empty one."""
+    """Return the argument ``callbacks`` as a list, empty for None."""
     if callbacks is None:
         return []
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -113,7 +113,7 @@ def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
     Raises
     ------
     InputError
-        The class was passed, not an object.
+        The class was passed instead of an instance.
     """
     listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):

@@ -79,7 +79,7 @@ class Plan:
         Maps file names to the text that would be submitted to a cluster: Kubernetes manifests as
         JSON, or Slurm's batch script.
     later
-        Sentences about what is known only after the training has started.
+        Sentences about what is known only after training has started.
     """
 
     launcher: str
@@ -163,7 +163,7 @@ class Plan:
 def _with_arguments_of(
     other: Callable[_P, Any],
 ) -> Callable[[Callable[[TrainingCall], _T]], Callable[_P, _T]]:
-    """Give a function of a `TrainingCall` the signature of `barrier_train`.
+    """Give a function that takes a `TrainingCall` the signature of `barrier_train`.
 
     In its docstring, ``ARGUMENTS`` is replaced by the names of the arguments.
     """
@@ -190,10 +190,11 @@ def _with_arguments_of(
 def plan(call: TrainingCall) -> Plan:
     """Show which workers and rows `barrier_train` would use, without starting anything.
 
-    All checks that `barrier_train` makes before its start are made. No process is started. Spark
-    runs only the jobs that `barrier_train` needs beforehand: to find the values of a text label and
-    of encoded features, unless ``data_options`` lists their ``categories``. A data set of batches
-    is read, files are opened to count their rows, and a Spark session is asked for its slots.
+    This runs all the checks that `barrier_train` runs before it starts. No process is started.
+    Spark runs only the jobs that `barrier_train` needs beforehand: to find the values of a text
+    label and of encoded features, unless ``data_options`` lists their ``categories``. A data set of
+    batches is read, files are opened to count their rows, and a Spark session is queried for its
+    slots.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rows of each worker of a training run, as far as they are known before it starts."""
+"""Rows of each worker of a training run, as far as known before it starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlannedRows:
 
 
 def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
-    """Describe how a training run's rows are distributed; ``data`` is in the launchers' form."""
+    """Describe how a training run's rows are distributed; ``data`` is as launchers take it."""
     what = describe_data(data)
     if isinstance(data, DataFrameRows):
         which = "an equal share, at random"
@@ -123,7 +123,7 @@ def _count(data: Any) -> int:
 
 
 def _describe_columns(data: Any) -> str:
-    """Describe which columns become which tensors."""
+    """Describe how columns map to tensors."""
     named = {"x": "inputs", "y": "labels", "sample_weight": "weights"}
     parts = []
     for group in data.column_groups:

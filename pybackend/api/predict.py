@@ -48,31 +48,32 @@ def predict_spark(
     """Add a model's predictions to a Spark DataFrame.
 
     Spark computes them lazily, when it is asked for rows, in ordinary tasks on all of its slots.
-    The numbers are those of ``model.predict``. Each Python process of Spark loads a model once and
-    caches its last three models for later tasks and queries.
+    The numbers are those of ``model.predict``. Each of Spark's Python processes loads a model once
+    and caches its last three models for later tasks and queries.
 
     Parameters
     ----------
     model
         A Keras model, which need not be compiled, or the `TrainResult` of `barrier_train`.
     df
-        A ``pyspark.sql.DataFrame``, classic or of Spark Connect.
+        A ``pyspark.sql.DataFrame``, classic or Spark Connect.
     features, tensors, categories, encode
-        As in `barrier_train` and `DataOptions`. None (default): those of the `TrainResult`; without
-        one, all columns are features. Rows of any length (``(dtype, (None,))``) are padded with
-        zeros to the length of the model's input. If that is open, they are padded to the longest
-        row that Spark sends in the same batch.
+        As in `barrier_train` and `DataOptions`. None (default): as in the `TrainResult`; without a
+        `TrainResult`, all columns are features. Rows of any length (``(dtype, (None,))``) are
+        padded with zeros to the length of the model's input. If that length is not fixed, they are
+        padded to the longest row that Spark sends in the same batch.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
         - ``"prob"``: a column ``.pred_<class>`` for each class's probability. If the loss is one of
           Keras's with ``from_logits``, this is the softmax or sigmoid of the output. For a model
           with one number per row and one of Keras's binary losses, the number is the probability of
-          class 1, and class 0 gets the rest to 1. An error if the numbers are not probabilities;
-        - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. One
-          number per row is a number; more are arrays, nested like the output's shape;
-        - None (default): class and probabilities, if the model gives probabilities; the class
-          alone, if its numbers are not probabilities but ``levels`` or a categorical loss show that
-          they stand for classes; otherwise ``"raw"``.
+          class 1, and class 0 gets 1 minus that. An error if the numbers are not probabilities;
+        - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. A
+          single number per row becomes a number; several become arrays, nested like the output's
+          shape;
+        - None (default): class and probabilities, if the model's outputs are probabilities; only
+          the class, if they are not, but ``levels`` or a categorical loss show that they represent
+          classes; otherwise ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ... None (default): those of the `TrainResult`, or else
         numbers.
@@ -81,7 +82,7 @@ def predict_spark(
         ``"null"`` (default): its predictions are null. ``"error"``: an error, as in training,
         where a NaN is passed to the model.
     batch_size
-        Rows that a task computes at once.
+        Rows that a task computes at a time.
     custom_objects, safe_mode
         As in `barrier_train`.
 
@@ -94,8 +95,8 @@ def predict_spark(
     Raises
     ------
     InputError
-        An argument is wrong. Nothing was started. A wrong row, such as a value of another size, is
-        reported when Spark reaches it, by Spark's own exception.
+        An argument is invalid. Nothing was started. An invalid row, such as one with a value of the
+        wrong size, is reported when Spark reaches it, as Spark's own exception.
     SerializationError
         The model cannot be encoded.
     """
@@ -147,7 +148,7 @@ def _check_inputs(
 
 
 def _check_frame(frame: Any) -> dict[str, Any]:
-    """Check the DataFrame, and return no data sets, because it stays in Spark."""
+    """Check the DataFrame, and return no data sets, because the rows stay in Spark."""
     if is_spark_frame(frame):
         return {}
     kind = type(frame)

@@ -1,4 +1,4 @@
-"""All checks of a training run before anything is started."""
+"""All checks that a training run makes before anything is started."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SYNCHRONOUS = {
 
 
 def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call, with the number of all processes as ``workers``, and their roles.
+    """Return the call, with the total number of processes as ``workers``, and their roles.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training, its launcher, and its number of restarts."""
+    """A checked training run, its launcher, and its number of restarts."""
 
     request: Request[TrainingJob]
     launcher: Launcher
@@ -112,7 +112,7 @@ class PreparedTraining:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the training, as in `TrainResult`."""
+        """Settings of the training run, as in `TrainResult`."""
         return describe_settings(self.request.job, self.launcher, self.restarts)
 
 
@@ -122,7 +122,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
     """
     launcher = launcher_for(call.spark)
     call = resolve_elastic(launcher, call)

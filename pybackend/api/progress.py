@@ -39,12 +39,12 @@ _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
 @contextmanager
 def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tuple[Job, Emit]]:
-    """Show a job's progress, and let observers see it, while the context lasts.
+    """Show a job's progress, and pass it to observers, while the context is active.
 
     Yields
     ------
     tuple
-        The job with the events that its workers report, and the function that gets these events.
+        The job, set to report the required events, and the function that receives them.
     """
     display = choose_display(job)
     job = replace(
@@ -140,14 +140,14 @@ class _Narrator:
 
 
 class _Waits:
-    """Find the worker that all others wait for."""
+    """Find the worker that all others are waiting for."""
 
     def __init__(self) -> None:
         self._heard: dict[int, float] = {}
         self._named: dict[int, float] = {}
 
     def describe(self, event: Waits) -> str | None:
-        """Return a note; None for a worker that waits too, or that was named recently."""
+        """Return a note; None for a worker that is itself waiting, or was named recently."""
         now = time.monotonic()
         self._heard[event.rank] = now
         waits_too = now - self._heard.get(event.peer, -_RECENT_SECONDS) < _RECENT_SECONDS
@@ -162,12 +162,12 @@ class _Waits:
 
 
 def logs_steps() -> bool:
-    """Return whether the logger's level includes steps."""
+    """Return whether the logger's level is low enough to include steps."""
     return LOGGER.isEnabledFor(logging.DEBUG)
 
 
 def log_start(text: str) -> None:
-    """Log that this machine starts workers."""
+    """Log that this machine is starting workers."""
     LOGGER.info(text, extra={"rank": None, "host": socket.gethostname()})
 
 

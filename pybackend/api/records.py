@@ -25,7 +25,7 @@ class WrittenRecords:
     files
         Paths or URIs of the files.
     rows, size
-        Records and bytes of all files.
+        Total number of records and of bytes.
     """
 
     path: str
@@ -45,12 +45,12 @@ def write_tfrecords(
     """Write a Spark DataFrame as TFRecord files of ``tf.train.Example``.
 
     Spark's tasks write one file per partition. The folder is either complete or absent: the files
-    appear in it when all are written, then `_tfdist.json`, which describes them, and `_SUCCESS`.
+    appear in it once all are written, then `_tfdist.json`, which describes them, and `_SUCCESS`.
 
     Integers, booleans, dates (as days) and timestamps (as microseconds since 1970) become
-    ``int64_list``; floats, doubles and decimals ``float_list``, whose numbers have 32 bits; strings
-    and binary ``bytes_list``. An array is a list of several values, an ML vector a list of floats.
-    A null is a feature that is absent from the record.
+    ``int64_list``; floats, doubles and decimals become ``float_list``, which holds 32-bit numbers;
+    strings and binary values become ``bytes_list``. An array becomes a list of several values, an
+    ML vector a list of floats. A null is stored by leaving the feature out of the record.
 
     Parameters
     ----------
@@ -104,11 +104,11 @@ def read_tfrecords(
 ) -> Any:
     """Read TFRecord files of ``tf.train.Example`` as a Spark DataFrame.
 
-    Files of `write_tfrecords` are read with their types; doubles and decimals have a precision of
-    32 bits, and ML vectors become arrays. The types of other files are inferred from a sample: a
-    feature is a scalar if each record of the sample that has it holds one value, else an array;
-    numbers are ``bigint`` or ``float``, bytes ``binary``. Rows are read, and checksums compared,
-    when the DataFrame is used.
+    Files written by `write_tfrecords` are read with their original types; doubles and decimals have
+    32-bit precision, and ML vectors become arrays. The types of other files are inferred from a
+    sample: a feature is a scalar if each record of the sample that has it holds one value, else an
+    array; numbers are ``bigint`` or ``float``, bytes ``binary``. Rows are read, and checksums
+    compared, when the DataFrame is used.
 
     Parameters
     ----------
@@ -129,8 +129,8 @@ def read_tfrecords(
     Raises
     ------
     InputError
-        The files do not exist, are not TFRecord files, or are not those of their manifest; or
-        ``tfrecord_spec`` is wrong.
+        The files do not exist, are not TFRecord files, or do not match their manifest; or
+        ``tfrecord_spec`` is invalid.
     """
     if not is_session(spark):
         raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")

@@ -1,7 +1,7 @@
-"""A result as text and as HTML; everything from users or hosts is escaped.
+"""A result as text and as HTML; all text from users or hosts is escaped.
 
-Styles are inline and use the page's own text colour, because notebooks are light or dark, and some
-remove style sheets.
+Styles are inline and use the page's own text colour, because notebooks may be light or dark, and
+some remove style sheets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def write_folded(title: str, inside: str) -> str:
-    """Return content that is shown when its title is clicked."""
+    """Return content that is hidden until its title is clicked."""
     return (
         '<details style="margin:6px 0"><summary style="cursor:pointer">'
         f"{escape(title)}</summary>{inside}</details>"
@@ -116,7 +116,7 @@ def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
 
 
 def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
-    """Return a line for each worker, by its number."""
+    """Return a line for each worker, in order of their numbers."""
     return [
         f"  worker {number} on {w.host} (pid {w.pid}): {counted(w.rows, 'row')}, "
         f"{counted(w.steps, 'step')}, "
@@ -128,7 +128,7 @@ def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:
 def list_events(
     generations: Sequence[Generation], straggler: tuple[int, float] | None
 ) -> list[str]:
-    """Return lines on workers that left or joined, and on the one that the others waited for."""
+    """Return lines about workers that left or joined, and about the one that held up the others."""
     lines = []
     for generation in generations[1:]:
         left = [f"worker {number} left ({why})" for number, why in generation.left.items()]
@@ -140,7 +140,7 @@ def list_events(
 
 
 def show_loss(value: float) -> str:
-    """Format with four decimals, or four digits if decimals are too few: 0.2912, 2.314e-05."""
+    """Format with four decimals, or four digits if that shows too little: 0.2912, 2.314e-05."""
     is_shown = not value or 5e-5 <= abs(value) < 1e6
     return f"{value:.4f}" if is_shown else f"{value:.4g}"
 

@@ -54,7 +54,7 @@ class Request(Generic[Kind]):
     job, files, datasets
         Arguments of a launcher; the data sets still include those that workers read themselves.
     columns
-        The columns that are used, and their roles.
+        The columns used, and their roles.
     model
         A Keras model, or the function that builds it.
     custom_objects
@@ -75,7 +75,7 @@ class Request(Generic[Kind]):
     observers: Observers
 
     def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
-        """Run the job to its end, and show its progress; ``listen`` also gets all events."""
+        """Run the job to completion, and show its progress; ``listen`` also gets all events."""
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -116,7 +116,7 @@ def prepare(
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
     SerializationError
         The model cannot be encoded.
     """
@@ -146,7 +146,7 @@ def prepare(
 
 
 def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
-    """Return the job with the steps of a data set of batches, and with codes for its classes."""
+    """Return the job with the steps of a data set of batches, and with class weights by code."""
     if isinstance(data, Batches):
         job = data.adapt(job)
     return code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)

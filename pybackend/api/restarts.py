@@ -1,4 +1,4 @@
-"""Restart a training run after a worker was lost, with any launcher."""
+"""Restart a training run after losing a worker, with any launcher."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def run_with_restarts(
     restarts
         Maximum number of restarts.
     listen
-        Receives all events of all runs.
+        Receives the events of all runs.
 
     Returns
     -------
     Outcome
-        Outcome of the last run, with all restarts.
+        Outcome of the last run, with a record of all restarts.
 
     Raises
     ------
     WorkerFailedError
-        The last run failed, or a run failed because of the code that a worker ran.
+        The last run failed, or any run failed because of the code that a worker ran.
     ClusterError
         The workers could not be started, at first or until no restarts were left.
     """

@@ -49,21 +49,22 @@ class TrainResult:
     model_base64
         The trained model file as base64 text; empty if it was written to ``model_uri``.
     model_format
-        ``"h5"``; ``"keras"`` if the model cannot be written as HDF5; or ``"weights.h5"``, only the
-        weights for ``model.load_weights()``, if Keras cannot write a whole file of the model.
+        ``"h5"``; ``"keras"`` if the model cannot be written as HDF5; or ``"weights.h5"``, a file
+        for ``model.load_weights()`` with only the weights, if Keras cannot write the whole model to
+        a file.
     model_sha256
         Hexadecimal SHA-256 digest of the model file.
     history
         Maps each metric to its values, one float for each epoch of `epochs_of`, over the rows of
-        all workers. Names with ``val_`` are those of validation data.
+        all workers. Names that begin with ``val_`` refer to validation data.
     workers
         One `WorkerReport` per rank.
     seconds
         Wall time of the whole call.
     seed
-        The seed that reproduces this training.
+        The seed that reproduces this training run.
     epochs
-        Number of epochs that were run.
+        Number of epochs run.
     initial_epoch, validation_freq
         As in `barrier_train`.
     metrics
@@ -74,21 +75,21 @@ class TrainResult:
         As in `DataOptions`, for the feature columns: the values and the encoding of each encoded
         column.
     feature_names
-        Names of the numbers of each input, in their order, if each comes from a column: a list, or
-        a list by input name. One-hot columns are named ``column_value``.
+        Names of the numbers in each input, in order, if each comes from a column: a list, or a list
+        by input name. One-hot columns are named ``column_value``.
     levels
-        Values of the label whose codes are 0, 1, 2, ..., if its column has categories. Those of
-        several labels are in `categories`.
+        Values of the label whose codes are 0, 1, 2, ..., if its column has categories. With several
+        labels, see `categories`.
     features
         The columns that were the inputs: a list, or a list by input name.
     generations
-        With `Elastic`, the worker groups: a `Generation` for the first epoch, and another
+        With `Elastic`, the worker groups: a `Generation` for the first epoch, and another for
         each time that workers left or joined.
     restarts
-        A `Restart` for each time that the workers were restarted.
+        One `Restart` for each time the workers were restarted.
     tensorboard
-        Location of the event files, if ``tensorboard`` was set: a folder of this machine (of the
-        first one's machine among processes that `join`), or a URI.
+        Location of the event files, if ``tensorboard`` was set: a folder on this machine (with
+        processes that `join`, on the machine of the first one), or a URI.
     settings
         Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
         ``elastic`` (a dict of ``min`` and ``max``), ``epochs``, ``initial_epoch``, ``batch_size``
@@ -96,11 +97,11 @@ class TrainResult:
         ``exchange`` (a dict of its options, with ``kind``: ``"Exchange"`` or ``"LocalSteps"``),
         ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
         ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
-        tensorflow, keras and numpy in the calling process, with Spark also of pyspark. None: not
+        tensorflow, keras and numpy in the calling process, and, with Spark, of pyspark. None: not
         used. Numbers that JSON does not have are text: ``"inf"``.
     inputs
-        Shape and dtype of each input of a row, nested as in the model. They build a model that has
-        no weights before its first call.
+        Shape and dtype of each input of a row, nested as in the model. They are used to build a
+        model that has no weights before its first call.
     """
 
     model_base64: str = field(repr=False)
@@ -135,7 +136,7 @@ class TrainResult:
 
     @cached_property
     def model(self) -> Any:
-        """The trained, compiled Keras model, decoded at first use."""
+        """The trained, compiled Keras model, decoded on first use."""
         if self.decode is None:
             raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
         return self.decode(self.model_bytes())
@@ -158,7 +159,7 @@ class TrainResult:
         Raises
         ------
         InputError
-            The name has another ending; or the result has only weights, which need
+            The name has a different ending; or the result has only weights, which need
             ``*.weights.h5``.
         SerializationError
             Keras cannot write the model in that format.
@@ -243,11 +244,11 @@ class TrainResult:
         ----------
         data
             ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a data frame, the path or URI
-            of Parquet or TFRecord files, or a data set of batches of TensorFlow or Keras.
+            of Parquet or TFRecord files, or a TensorFlow or Keras data set of batches.
         batch_size
-            Rows per step. A data set has its own.
+            Rows per step. A data set has its own batches.
         features, label, weight, data_options
-            As in `barrier_evaluate`: ``label`` and ``weight`` are not remembered.
+            As in `barrier_evaluate`: ``label`` and ``weight`` are not taken from the result.
 
         Returns
         -------
@@ -257,7 +258,7 @@ class TrainResult:
         Raises
         ------
         InputError
-            An argument is wrong, or the rows do not fit the model.
+            An argument is invalid, or the rows do not fit the model.
         """
         from pybackend.api.in_process import evaluate_here
 
@@ -289,10 +290,10 @@ class TrainResult:
         ----------
         x
             Inputs: an array with one entry per row, a list or dict of arrays, a data frame, the
-            path or URI of files, or a data set of batches of TensorFlow or Keras. Columns of tables
-            are read as in the training: `features`, `tensors` and `categories`.
+            path or URI of files, or a TensorFlow or Keras data set of batches. Columns of tables
+            are read as in training: `features`, `tensors` and `categories`.
         batch_size
-            Rows that are computed at once. A data set has its own.
+            Number of rows to compute at a time. A data set has its own batches.
         type
             ``"raw"``: the model's unchanged outputs. ``"class"`` or ``"prob"``: the columns
             ``.pred_class``, or ``.pred_<level>`` for each class, as in `predict_spark`. None
@@ -307,15 +308,16 @@ class TrainResult:
         Returns
         -------
         pandas.DataFrame
-            With ``"class"`` and ``"prob"``, and by default for a data frame, whose index it has.
+            With ``"class"`` and ``"prob"``, and by default for a data frame. It has the index of
+            that data frame.
         numpy array, or a list or dict of arrays if the model has several outputs
-            Otherwise. One entry per row, in their order. For a text label, the numbers of its
-            output are in the order of its `categories`.
+            Otherwise. One entry per row, in row order. For a text label, the numbers of its output
+            are in the order of its `categories`.
 
         Raises
         ------
         InputError
-            An argument is wrong, or the rows do not fit the model.
+            An argument is invalid, or the rows do not fit the model.
         """
         from pybackend.api.in_process import predict_here
 
@@ -326,7 +328,7 @@ class TrainResult:
 
     @property
     def audit(self) -> Audit | None:
-        """Result of the audit, in which some steps are repeated in one process.
+        """Result of the audit, which repeats some steps in one process.
 
         None if the training was not audited. `Exchange` has the option ``audit``.
         """
@@ -350,7 +352,7 @@ class TrainResult:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """Rank that the others waited for, and for how many seconds each; None if there is none."""
+        """Rank that the others waited for, and the seconds that each waited; None if none did."""
         return find_straggler(self.workers)
 
     def plot(
@@ -369,10 +371,10 @@ class TrainResult:
         path
             File to write: .png, .pdf or .svg.
         metrics
-            One metric or several, in order, each with its validation. None (default): all.
+            One metric or several, in order, each with its validation values. None (default): all.
         smooth
-            Weight of the running mean in the next point, from 0 (default) to below 1. The original
-            values are drawn faintly behind the smoothed line.
+            Weight of the running mean in the next point: at least 0 (default) and less than 1. The
+            original values are drawn faintly behind the smoothed line.
 
         Returns
         -------
@@ -397,7 +399,7 @@ class TrainResult:
         return figure
 
     def summary(self) -> str:
-        """Return a few lines of text: the metrics of the last epoch and the work of each worker."""
+        """Return a few lines of text: the metrics of the last epoch and what each worker did."""
         lines = [*self._facts, *list_workers(self._numbered), *self._events]
         return "\n".join(lines)
 
@@ -425,7 +427,7 @@ class TrainResult:
         return {self._number(worker.rank): worker for worker in self.workers}
 
     def _number(self, rank: int) -> int:
-        """Return the number of a worker: its rank, unless ranks changed after its start."""
+        """Return the number of a worker: its rank, unless ranks have changed since it started."""
         return self.generations[-1].workers[rank] if len(self.generations) > 1 else rank
 
     def to_dict(self, *, model: bool = True) -> dict[str, Any]:
@@ -433,7 +435,7 @@ class TrainResult:
 
         The keys are the names of the attributes. ``workers`` is a list of dicts with the fields of
         `WorkerReport` and ``ok``; ``generations`` is a list of dicts with the fields of
-        `Generation`. ``epochs_of`` has the epochs of each name in ``history``. ``straggler`` is a
+        `Generation`. ``epochs_of`` has the epochs for each name in ``history``. ``straggler`` is a
         list of rank and seconds, or None. NaN and infinite values are unchanged, so
         ``json.dumps(..., allow_nan=False)`` raises an error for them.
 
@@ -477,8 +479,8 @@ class TrainResult:
     def record(self) -> str:
         """JSON text of all values without the model file; `report` is written from it.
 
-        As `to_dict`, with ``rows_per_second`` of each worker. Numbers that JSON does not have are
-        text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        The content of `to_dict`, with ``rows_per_second`` for each worker. Numbers that JSON does
+        not have are text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return encode_record(self.to_dict())
 
@@ -505,7 +507,7 @@ def _describe_worker(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> di
 
 
 def _find_throughput(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> float | None:
-    """Return the rows per second of a worker in its steps, including waiting.
+    """Return a worker's rows per second during its steps, including waiting.
 
     None if the duration of the steps is not known, or if the number of workers changed.
     """

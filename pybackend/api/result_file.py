@@ -41,7 +41,7 @@ def read_result(
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
 ) -> tuple[Result, dict[str, Any]]:
-    """Read a result that `write_result` wrote, and the other values of the file.
+    """Read a result that `write_result` wrote, and the other values in the file.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Model that a training run returns: decoded from the workers' messages, and saved as a file."""
+"""The model that a training run returns: decoded from the workers' messages, or saved to a file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def export_model(model: Any, path: Path) -> Path:
 
 
 def check_new_folder(path: Path) -> None:
-    """Reject a path for a SavedModel that exists and is not an empty folder."""
+    """Reject a path for a SavedModel if it exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise InputError(f"{str(path)!r} exists and is not an empty folder: name a new folder")
 
@@ -102,7 +102,7 @@ class Decoder:
     kind, digest
         As `TrainResult.model_format` and `TrainResult.model_sha256`.
     make_copy
-        Returns the model as it was before the training; None if the file is enough.
+        Returns the model as it was before training; None if the file is enough.
     inputs, weights
         The workers' description of the model, for `pybackend.model.transfer.restore`.
     """
@@ -118,7 +118,7 @@ class Decoder:
     verbose: int
 
     def __call__(self, data: bytes) -> Any:
-        """Return the model from the content of its file, or of its weights file."""
+        """Return the model, given the content of its file or of its weights file."""
         import_tensorflow(self.verbose)
         with pointing_to(self.checkpoint, partial(has_checkpoint, self.checkpoint)):
             if self.make_copy is None:

@@ -105,7 +105,7 @@ def _read_frame(frame: Any) -> Any:
 
 
 def _keep_type(group: ColumnGroup, kind: Any) -> ColumnGroup:
-    """Keep the type of numbers, and give one value per row no extra axis."""
+    """Preserve the type of numbers, and add no axis to columns with one value per row."""
     if kind.holds == "number":
         dtype = kind.dtype if kind.dtype != "bool" else group.dtype
         return replace(group, dtype=dtype, is_flat=not kind.depth)
@@ -150,13 +150,13 @@ def barrier_run(
         As in `barrier_train`. The call lasts as long as the function.
     roles
         Number of workers by role, such as ``{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}``,
-        instead of ``workers``. Ranks follow this order. TF_CONFIG and ``context.role`` give each
-        worker's role. As soon as the function has returned on the chief (without a chief, on all
-        workers), parameter servers, which need not return, and an evaluator are stopped. If there
-        are a chief and parameter servers, workers that do not return within 3 seconds are stopped,
-        too. The value of a stopped rank is None.
+        instead of ``workers``. Ranks are assigned in this order. TF_CONFIG and ``context.role``
+        give each worker's role. As soon as the function has returned on the chief (or on all
+        workers, if there is no chief), the evaluator and the parameter servers, which need not
+        return, are stopped. If there are a chief and parameter servers, workers that do not return
+        within 3 seconds are stopped, too. The value of a stopped rank is None.
     data
-        Rows to distribute over the workers, which iterate over them by
+        Rows to distribute over the workers, which iterate over them with
         ``context.feed(batch_size)``: a Spark DataFrame, an RDD of tuples, Rows or dicts, a data
         frame in memory or a dict of arrays. With ``roles``, only the roles chief and worker are
         allowed.
@@ -170,16 +170,17 @@ def barrier_run(
     Returns
     -------
     list
-        One value per rank. A script, and a function that ends by ``sys.exit(0)``, give None. Values
-        may be None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples, sets, dicts
-        and the classes of ``collections``, numpy arrays (not structured ones), pandas data frames,
-        series and indexes, Arrow tables, and Keras models, which are rebuilt here in Keras's safe
-        mode. They are equal to what the function returned, and of the same class. A class derived
-        from these, such as a masked array, raises an error. Tensors become arrays.
+        One value per rank. Scripts, and functions that end with ``sys.exit(0)``, return None.
+        Values may be None, numbers, text, bytes, dates and times, paths, UUIDs, lists, tuples,
+        sets, dicts and the classes of ``collections``, numpy arrays (not structured ones), pandas
+        data frames, series and indexes, Arrow tables, and Keras models, which are rebuilt here in
+        Keras's safe mode. They equal what the function returned, and have the same class. An
+        instance of a class derived from these, such as a masked array, raises an error. Tensors
+        become arrays.
 
-        A dataclass, an enum or a named tuple keeps its class if that class is loaded here and found
-        in its module. Otherwise it becomes a ``types.SimpleNamespace`` or a new named tuple. The
-        history of ``fit`` becomes a ``types.SimpleNamespace`` with ``history``, ``epoch`` and
+        A dataclass, an enum or a named tuple retains its class if that class is loaded here and
+        found in its module. Otherwise it becomes a ``types.SimpleNamespace`` or a new named tuple.
+        The history of ``fit`` becomes a ``types.SimpleNamespace`` with ``history``, ``epoch`` and
         ``params``. Any other value raises an error that names its position and type, because
         nothing from a worker is unpickled.
 
@@ -209,7 +210,7 @@ def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     Raises
     ------
     InputError
-        ``fn`` is neither of them, or does not take these named arguments.
+        ``fn`` is neither, or does not take these named arguments.
     """
     if isinstance(fn, (str, os.PathLike)):
         script = read_script(fn)
@@ -233,7 +234,7 @@ def run_function(
     kwargs: Mapping[str, Any],
     **options: Any,
 ) -> list[Any]:
-    """Run `barrier_run` with a checked function; its arguments are separate from the options."""
+    """Run `barrier_run` with a checked function, whose arguments are separate from the options."""
     launcher = launcher_for(spark)
     roles = check_roles(options.get("roles"))
     wanted = _count_by_role(roles, options.get("workers"))
@@ -261,7 +262,7 @@ def run_function(
 
 
 def _collect_values(reports: Sequence[WorkerReport]) -> list[Any]:
-    """Return the values of all ranks; if one cannot be sent, the error has the others."""
+    """Return the values of all ranks; if one cannot be sent, the error contains the others."""
     values = [decode_result(report.value) for report in reports]
     failures = [
         Failure(

@@ -1,7 +1,7 @@
-"""A training run in a script that `tfdist bench-scale` runs, with its number of workers.
+"""A training run whose script was started by `tfdist bench-scale`, with its number of workers.
 
-The script makes its normal call. An order in an environment variable sets the number of workers,
-whether they share the batch, and the folder for the measurements.
+The script makes its normal call. A `ScaleOrder` in an environment variable sets the number of
+workers, whether they share the batch, and the folder for the measurements.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ScaleOrder:
     is_shared
         True: they share one batch (strong scaling). False: each has its own (weak scaling).
     batch_size
-        Rows of this batch. None: the script's.
+        Number of rows in this batch. None: as in the script.
     steps
-        Number of steps. None: the script's.
+        Number of steps. None: as in the script.
     folder
         Folder for the measurements.
     """
@@ -59,9 +59,9 @@ class ScaledTraining:
     Attributes
     ----------
     rows
-        Rows of a step, over all workers.
+        Rows per step, over all workers.
     batch_size
-        Rows of the batch that workers share, or that each worker has.
+        Rows in the batch that the workers share, or in each worker's own batch.
     reports
         Reports of all workers.
     """
@@ -72,7 +72,7 @@ class ScaledTraining:
 
 
 def share_batch(batch_size: int, workers: int) -> int:
-    """Return the rows per worker of a batch that workers share.
+    """Return each worker's number of rows in a batch that the workers share.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def share_batch(batch_size: int, workers: int) -> int:
 
 
 def resolve_scale(call: TrainingCall) -> TrainingCall:
-    """Return the call, with the workers, the batch and the steps of an order.
+    """Return the call with the workers, batch and steps from a `ScaleOrder`.
 
     Checkpoints, models and event files are not written.
     """
@@ -118,7 +118,7 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
 
 
 def check_scale(request: Request[TrainingJob]) -> None:
-    """Reject data whose batches do not have the size in the order."""
+    """Reject data whose batches do not have the size that the `ScaleOrder` requires."""
     order = _read_order()
     if order is None or order.workers == 1:
         return
@@ -136,7 +136,7 @@ def check_scale(request: Request[TrainingJob]) -> None:
 
 
 def note_scale(request: Request[TrainingJob], result: TrainResult) -> None:
-    """Write the measurements if there is an order; a later training overwrites them."""
+    """Write the measurements if there is a `ScaleOrder`; later training runs overwrite them."""
     order = _read_order()
     if order is None:
         return
@@ -153,7 +153,7 @@ def note_scale(request: Request[TrainingJob], result: TrainResult) -> None:
 
 
 def read_scale(folder: str) -> ScaledTraining | None:
-    """Read the measurements of a script's training; None if it made no training."""
+    """Read the measurements from a script's training run; None if it did not train."""
     try:
         return decode(Path(folder, _FILE).read_bytes(), ScaledTraining)
     except FileNotFoundError:
@@ -161,12 +161,12 @@ def read_scale(folder: str) -> ScaledTraining | None:
 
 
 def write_order(order: ScaleOrder) -> dict[str, str]:
-    """Return the environment for a process, with an order for its training."""
+    """Return the environment for a process, including the `ScaleOrder` for its training run."""
     return {**os.environ, VARIABLE: encode(order)}
 
 
 def count_rows(result: TrainResult, batch_size: int | None) -> float:
-    """Return the rows per step of all workers; at most ``batch_size`` of each, if it is known."""
+    """Return the rows per step over all workers; at most ``batch_size`` per worker, if known."""
     steps = result.workers[0].steps
     if not steps:
         raise InputError("the training took no steps: there is nothing to measure")

@@ -49,18 +49,18 @@ def barrier_evaluate(
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> dict[str, float]:
-    """Evaluate a model on several workers, with the values that one process computes.
+    """Evaluate a model on several workers, with the same values that one process computes.
 
     Parameters
     ----------
     model
         As in `barrier_train`, or the `TrainResult` of a training run. The model must be compiled.
-        With a `TrainResult`, ``features`` and the options of columns default to those of that
-        training; ``label`` and ``weight`` are not remembered.
+        With a `TrainResult`, ``features`` and the column options default to those of that training
+        run; ``label`` and ``weight`` are not taken from it.
     spark, data, workers, batch_size, features, label, weight
         As in `barrier_train`.
     data_options
-        As in `barrier_train`. A text label needs the ``categories`` of the training, which a
+        As in `barrier_train`. A text label needs the ``categories`` used in training, which a
         `TrainResult` has. Rows are read once, so ``in_memory`` makes no difference.
     resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
@@ -77,12 +77,13 @@ def barrier_evaluate(
 
     Notes
     -----
-    The states of the metrics are summed over the workers, so an AUC is that of all rows.
+    The states of the metrics are summed over the workers, so an AUC is computed over all rows.
 
     As in Keras itself, some values depend on which rows share a batch: a loss that compares rows or
     that leaves out masked time steps, a metric computed from one batch, and the loss of each of
-    several outputs, which is a mean of batches. They are those of the batches that `replay_batches`
-    lists with ``shuffle=False``. These have even sizes, at most ``workers * batch_size`` rows.
+    several outputs, which is a mean over batches. These values are computed from the batches that
+    `replay_batches` lists with ``shuffle=False``, which have even sizes of at most ``workers *
+    batch_size`` rows.
     """
     launcher = launcher_for(spark)
     call = EvaluationCall(
@@ -129,12 +130,12 @@ def barrier_predict(
     ----------
     x
         Inputs: an array with one entry per row, a list or dict of arrays, or a data frame. All
-        columns of a data frame are inputs; with a `TrainResult`, those of the training.
+        columns of a data frame are inputs; with a `TrainResult`, those used in training.
     model
         As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
     on_missing
         Treatment of a data frame's row that has a null, a NaN or a value outside its column's
-        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: an error, as in a
+        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: an error, as in
         training, where a NaN is passed to the model.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
@@ -193,7 +194,7 @@ class _InputReader:
 
 
 def _predict_nothing(model: Any) -> Any:
-    """Return a model's outputs for no rows."""
+    """Return a model's outputs for zero rows."""
     if not is_keras_model(model):
         raise InputError(
             "`x` has no rows to compute, so no worker calls the function `model`, and the shapes "
@@ -205,7 +206,7 @@ def _predict_nothing(model: Any) -> Any:
 
 
 def _interleave(parts: list[Any], rows: int) -> Any:
-    """Return the rows in the order of the input: rank r got every N-th row from r."""
+    """Return the rows in input order: rank r got every N-th row, starting at row r."""
     known = next(part for part in parts if part is not None)
     if isinstance(known, dict):
         return {

@@ -1,4 +1,4 @@
-"""Files that rank 0 sends to the session: those of callbacks, and TensorBoard's."""
+"""Files that rank 0 sends to the session: files written by callbacks, and TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def note_files(callbacks: Any, launcher: Launcher) -> Note | None:
     Parameters
     ----------
     callbacks
-        As `barrier_train` takes them.
+        As in `barrier_train`.
     """
     found = [file for one in list_callbacks(callbacks) for file in _relative_paths(one)]
     if launcher.is_here or not found:
@@ -49,15 +49,15 @@ def _is_found_anywhere(path: str) -> bool:
 
 
 class EventFiles:
-    """Write the event files of a training run to a folder of this machine.
+    """Write the event files of a training run to a folder on this machine.
 
     Parameters
     ----------
     folder
         An absolute path, or a URI to which rank 0 writes directly. None: no files.
     say
-        Gets notes: the location of the files when the first arrives, and at the end what is
-        missing.
+        Receives notes: the location of the files when the first arrives, and what is missing at the
+        end.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class EventFiles:
                 raise InputError(f"`tensorboard`: {folder!r} cannot be written: {error}") from error
 
     def __call__(self, event: Event) -> None:
-        """Write the bytes of an event to its file."""
+        """Write the bytes in an event to the file that it names."""
         self._heard.add(event.rank)
         if not isinstance(event, EventBytes) or self._folder is None:
             return

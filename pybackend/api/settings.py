@@ -74,7 +74,7 @@ def read_keras_defaults() -> dict[str, Any]:
     Raises
     ------
     InputError
-        A setting ends each training early, which workers would not know.
+        A setting ends every training run early, which workers would not know.
     """
     keras = sys.modules.get("keras")
     if keras is None:

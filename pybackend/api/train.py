@@ -69,25 +69,27 @@ def barrier_train(
     """Train a Keras model on several workers.
 
     The result is that of one process on the same global batches, up to rounding, unless an option
-    says otherwise. Most calls need only some of the arguments up to ``weight``. Those after it are
-    for special needs. The notes describe ``data``, elastic training and resuming in full.
+    changes that. Most calls need only some of the arguments up to ``weight``. The arguments after
+    it are for special needs. The notes describe ``data``, elastic training and resuming in full.
 
     Parameters
     ----------
     spark
         Where the workers run: ``"local"`` (processes on this machine), a
         ``pyspark.sql.SparkSession``, or the result of `hosts`, `slurm` or `kubernetes`. None: all
-        processes that were started together (`join`), or this machine if there is only this one.
+        processes that were started together (`join`), or this machine if there is only one process.
     model
         A compiled Keras 3 model, which stays unchanged; a function without arguments that returns
         one, called on every worker; or a `TrainResult`, whose model is trained further, as by a
         second ``fit``.
     data
         ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays; a data frame; paths of Parquet or
-        TFRecord files; a data set of global batches; or a function that returns one for its worker.
+        TFRecord files; a data set of global batches; or a function that returns a data set for its
+        worker.
     workers
-        Number of workers. None (default): 2, or the number of processes that join. `Elastic`: the
-        training continues without lost workers, and others may join. Else a lost worker ends it.
+        Number of workers. None (default): 2, or the number of processes that join. `Elastic`:
+        training continues without lost workers, and others may join. With a number, losing a worker
+        ends training.
     epochs
         Passes over the data. Each pass uses each row exactly once.
     initial_epoch
@@ -98,40 +100,41 @@ def barrier_train(
         Rows are spread evenly over the steps; `replay_batches` lists them.
     steps_per_epoch
         Steps per epoch. The next epoch continues with the rows that follow. None (default): as many
-        as all rows need.
+        as it takes to use all rows.
     validation_data
         As ``data``. All workers evaluate it together after each epoch.
     validation_split
         Fraction of the rows to use for validation instead of ``validation_data``. They are the last
-        rows of arrays or of a data frame (not of Spark), before shuffling.
+        rows of the arrays or the data frame (not a Spark one), before shuffling.
     validation_freq
         Number of epochs between validations, or a list of the epochs to validate after, counted
         from 1.
     callbacks
         Keras callbacks. Each worker runs its own copies, whose attributes stay on the worker.
         ``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor`` and callbacks with a
-        true attribute ``rank_0_only`` run on rank 0 only, in whose folder files with relative paths
-        are written. If one callback stops the training, all workers stop after the same step.
-        ``BackupAndRestore`` is replaced by a `Checkpoint` with its folder that resumes. An
-        `Observer` runs in this session.
+        true attribute ``rank_0_only`` run on rank 0 only. Files with relative paths are written to
+        the folder of rank 0. If one callback stops the training, all workers stop after the same
+        step. ``BackupAndRestore`` is replaced by a `Checkpoint` that resumes, with the same folder.
+        An `Observer` runs in this session.
     class_weight
         Maps each class to the loss weight of its rows, for models with one output. Keys are class
         codes, or the values of a text label. Cannot be combined with sample weights.
     seed
-        Makes the training repeatable. None (default): drawn at random, and reported in the result.
+        Makes training repeatable. None (default): a random seed, which the result reports.
     shuffle
         True (default) or ``"shard"``: each worker shuffles its own rows in each epoch. ``"global"``
-        (arrays and files): all rows are shuffled and redistributed in each epoch, for which every
-        worker stores all of them. False: rows keep their order.
+        (arrays and files): all rows are shuffled and redistributed in each epoch, so every worker
+        stores all rows. False: rows keep their order.
     features
         Columns of a data frame or of files. A list: the columns form one input, of whole numbers if
-        all columns are, with text as one-hot columns. A mapping from input names to columns:
-        several inputs; a text column becomes strings, unless ``encode`` of the options is set. None
-        (default): all other columns, or those of the training if ``model`` is a `TrainResult`.
+        all columns hold them, with text as one-hot columns. A mapping from input names to columns:
+        several inputs; a text column becomes strings, unless `DataOptions` sets ``encode``. None
+        (default): all other columns, or the ones used in training if ``model`` is a `TrainResult`.
     label
         The label column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
-        sorted order (`TrainResult.levels`), unless ``categories`` of the options lists its values.
-        None: the rows have no labels. A `TrainResult` does not remember ``label`` or ``weight``.
+        sorted order (`TrainResult.levels`), unless ``categories`` in `DataOptions` lists its
+        values. None: the rows have no labels. ``label`` and ``weight`` are not taken from a
+        `TrainResult`.
     weight
         Column with the weight of each row in the loss.
     data_options
@@ -141,17 +144,17 @@ def barrier_train(
         the result is no longer that of one process.
     scale_lr
         ``"linear"`` or ``"sqrt"``: multiplies the learning rate by the number of workers or by its
-        square root, because a step has the rows of all workers. `ScaleLearningRate` adds warm-up
+        square root, because a step uses the rows of all workers. `ScaleLearningRate` adds warm-up
         and decay. The history reports the rate of each epoch's last step as ``learning_rate``. Not
         supported for data sets of global batches. None (default): the optimizer's rate.
     resources
         `Resources`: cores, memory and GPUs of each worker. None (default): workers on the same
         machine divide its cores and GPUs.
     model_uri
-        Where rank 0 writes the trained model instead of sending it through the driver: a path that
+        Where rank 0 writes the trained model, instead of sending it through the driver: a path that
         all hosts share, or a URI for fsspec. Needed for models of a gigabyte or more.
     checkpoint
-        `Checkpoint`, or only its folder: saves the training's state, so that a call with
+        `Checkpoint`, or only its folder: saves the state of training, so that a call with
         ``Checkpoint(..., resume=True)`` can resume.
     restarts
         Number of times that the workers are restarted after one was lost, killed, stopped or out of
@@ -160,32 +163,33 @@ def barrier_train(
         model, the data or a callback raises are not retried.
     strategy
         `ParameterServer`, or ``"parameter_server"`` for its defaults: asynchronous training, with a
-        result that is not that of one process. Then ``workers`` counts the workers that take steps,
-        and a chief and the servers are further processes. None (default): synchronous and exact.
-        The names of TensorFlow's other strategies raise an error that says what to use.
+        result that differs from that of one process. Then ``workers`` is the number of workers that
+        take steps; a chief and the servers are additional processes. None (default): synchronous
+        and exact. The names of TensorFlow's other strategies raise an error that names an
+        alternative.
     tensorboard
-        Folder of this machine for TensorBoard's event files: the metrics of each epoch, those of
-        rank 0's rows every 50 steps, and the graph. On every cluster, rank 0 writes them with
+        Folder on this machine for TensorBoard's event files: the metrics of each epoch, the metrics
+        of rank 0's rows every 50 steps, and the graph. On any cluster, rank 0 writes them with
         Keras's callback and sends them here at the end of each epoch and every 10 seconds. True: a
         new folder in ``logs``. A URI that TensorFlow can write to: rank 0 writes there directly.
         See ``tfdist tensorboard`` and `TrainResult.tensorboard`. For a profile, pass a
         ``keras.callbacks.TensorBoard`` in ``callbacks``.
     custom_objects
         Maps names to classes or functions, for custom layers, losses and metrics. The custom
-        classes of a model that you pass, and its loss functions, are found without it.
+        classes and loss functions of a model that you pass are found without it.
     safe_mode
-        False: a model that a function builds may come back as a whole file although it contains
-        Python code (a ``Lambda`` layer). True (default): its weights come back, and the function
-        rebuilds the model here. A model that you pass needs no such permission.
+        False: a model built by a function may be returned as a complete file, even if it contains
+        Python code (a ``Lambda`` layer). True (default): only its weights are returned, and the
+        function rebuilds the model here. A model that you pass needs no such permission.
     verbose
-        0: silent. 1 (default): progress. 2: also what the workers print. Progress is a bar with the
+        0: silent. 1 (default): progress. 2: also the workers' output. Progress is a bar with the
         loss, rows per second and the remaining time, on a terminal and in a notebook with
-        ipywidgets; elsewhere it is a line per epoch. Python's logger ``tfdist`` gets all of it at
-        every level.
+        ipywidgets; elsewhere it is a line per epoch. Python's logger ``tfdist`` receives all of it,
+        whatever ``verbose`` is.
     timeout
-        Seconds that workers wait for each other to start. After the same time, a worker that was
-        stopped or whose machine does not answer counts as lost. A worker that is only slow is
-        waited for, six hours at most, and named once a minute.
+        Seconds that workers wait for each other to start. After the same time, a worker counts as
+        lost if it was stopped or its machine does not answer. For a worker that is merely slow, the
+        others wait up to six hours, and a note names it once a minute.
 
     Returns
     -------
@@ -195,7 +199,7 @@ def barrier_train(
     Raises
     ------
     InputError
-        An argument is wrong. Nothing was started.
+        An argument is invalid. Nothing was started.
     ClusterError
         The cluster cannot run the job.
     WorkerFailedError
@@ -208,49 +212,49 @@ def barrier_train(
     ``data`` is one of
 
     - ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays with one entry per row. ``x`` and
-      ``y`` may be lists or dicts of arrays. Data without labels are an array, a dict, or ``(x,)``:
-      the model trains as by ``fit(x)``, and its ``train_step`` gets the same. Sparse matrices of
-      scipy become dense;
+      ``y`` may be lists or dicts of arrays. Data without labels is an array, a dict, or ``(x,)``:
+      the model trains as with ``fit(x)``, and its ``train_step`` gets the same input. Sparse scipy
+      matrices become dense;
     - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
       streams. Columns hold numbers, arrays, ML vectors, bytes or text;
-    - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not of Spark) and of arrays or
-      series, which become its columns by position. Text labels become codes;
-    - the path or URI (by fsspec) of Parquet or TFRecord files: a file, a folder, a pattern
+    - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not a Spark one) and arrays or
+      series, which are added to it as columns by position. Text labels become codes;
+    - the path or URI (for fsspec) of Parquet or TFRecord files: a file, a folder, a pattern
       (``"day=*/rows.parquet"``), or a list of them. The workers read the files themselves;
     - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
       ``(x, y, sample_weight)``. This process reads all of it, and the workers share the rows of
       each batch; ``batch_size`` and ``shuffle`` are ignored. A model with its own ``train_step``
-      may take two or three tensors of a batch as its inputs, such as ``(anchor, positive,
+      may use two or three tensors of a batch as its inputs, such as ``(anchor, positive,
       negative)``;
     - a function ``data(context)``, called on each worker with a `WorkerContext`, that returns a
       ``tf.data.Dataset`` of local batches. They are used unchanged; ``batch_size``, ``shuffle`` and
-      ``in_memory`` are ignored. A worker whose data end earlier adds nothing to the remaining
-      steps. Infinite data need ``steps_per_epoch``. With it, data continue from epoch to epoch, and
-      start again at their end.
+      ``in_memory`` are ignored. A worker whose data ends earlier adds nothing to the remaining
+      steps. Infinite data needs ``steps_per_epoch``. With it, the data continues from epoch to
+      epoch, and starts over when it ends.
 
     **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on
-    `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. Training starts with
-    ``workers`` workers. When one fails, the processes of the others stay alive and only reconnect,
-    and the epoch is repeated from its beginning. A preempted worker (SIGTERM) leaves at the end of
-    its epoch. So each epoch uses each row exactly once, and the result is that of one process on
-    the batches of as many workers as each epoch had (`TrainResult.workers_by_epoch`). Every worker
-    stores all rows, and holds the state at the epoch's beginning in memory. With ``max``, workers
-    are added at the beginning and whenever a worker is lost. They join between two epochs, as soon
-    as they are ready. On `hosts` all slots are used; a slot in which a worker fails to start is
-    retried after 30 seconds, and then after pauses that double up to 16 minutes.
+    `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. When a worker fails,
+    the other processes stay alive and only reconnect, and the epoch is repeated from its beginning.
+    A preempted worker (SIGTERM) leaves at the end of its epoch. So each epoch uses each row exactly
+    once, and the result equals that of one process on the batches for the number of workers in each
+    epoch (`TrainResult.workers_by_epoch`). Every worker stores all rows, and holds the state at the
+    epoch's beginning in memory. With ``max``, workers are started at the beginning and whenever a
+    worker is lost. They join between two epochs, as soon as they are ready. On `hosts` all slots
+    are used; a slot in which a worker fails to start is retried after 30 seconds, and then after
+    pauses that double up to 16 minutes.
 
     **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or
     settings raise an error, but ``epochs`` may be larger. The result, including its history, is
-    that of an uninterrupted training. ``workers`` may change between two epochs. Then training
-    continues from the weights, the optimizer state and the history of the checkpoint, as one
-    process would with the batches of the new number of workers, but with different dropout masks.
+    that of an uninterrupted run. ``workers`` may change between two epochs. Then training continues
+    from the weights, the optimizer state and the history in the checkpoint, as one process would on
+    the batches for the new number of workers, but with different dropout masks.
 
     **Parameter servers.** ``strategy=ParameterServer()`` uses TensorFlow's
     ``ParameterServerStrategy`` and ``ClusterCoordinator``. The weights are on parameter servers,
     and each worker takes steps on batches of its own rows without waiting for others. The result
-    differs from run to run. An epoch has as many steps as all rows make batches. A faster worker
-    takes more steps, and uses its rows more often. Training continues without a lost worker, except
-    on Spark and in processes that join.
+    differs from run to run. The number of steps in an epoch is the total number of batches on all
+    workers. A faster worker takes more steps, so it uses its rows more often. Training continues
+    without a lost worker, except on Spark and in processes that call `join`.
     """
     call = TrainingCall(
         spark=spark,

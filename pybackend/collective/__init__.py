@@ -37,16 +37,16 @@ class Collective(Protocol):
 
     @property
     def waited(self) -> float:
-        """Seconds in which this rank has waited for others, in total."""
+        """Total seconds that this rank has waited for others."""
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous 1-D buffer with its sum over all ranks, the same bits on each."""
+        """Replace a contiguous 1-D buffer with its sum over all ranks, bit-identical on all."""
 
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's contiguous array, in rank order; first dimensions may differ."""
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
-        """Collect every rank's 1-D array at rank ``root`` alone; an empty list elsewhere."""
+        """Collect every rank's 1-D array at rank ``root`` only; return an empty list elsewhere."""
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
         """Replace a contiguous buffer with that of rank ``root``."""
@@ -63,14 +63,14 @@ class Alone:
     waited = 0.0
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Leave the buffer unchanged: it is the sum over one rank."""
+        """Leave the buffer unchanged: with one rank, it already is the sum."""
 
     def all_gather(self, part: Array) -> list[Array]:
-        """Return the only part."""
+        """Return the only array."""
         return [part]
 
     def gather(self, part: Array, root: int = 0) -> list[Array]:
-        """Return the only part."""
+        """Return the only array."""
         return [part]
 
     def broadcast(self, buffer: Array, root: int = 0) -> None:
@@ -81,7 +81,7 @@ class Alone:
 
 
 def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Array:
-    """Sum a few numbers over all ranks; returns an array of the shape of ``values``."""
+    """Sum a few numbers over all ranks; returns an array with the shape of ``values``."""
     array = np.array(values, dtype=dtype)
     flat = np.ascontiguousarray(array).reshape(-1)
     collective.all_reduce(flat)
@@ -89,7 +89,7 @@ def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Arra
 
 
 def broadcast_bytes(collective: Collective, content: bytes) -> bytes:
-    """Return rank 0's content on all ranks; the content of others is ignored."""
+    """Return rank 0's content on all ranks; the other ranks' content is ignored."""
     size = np.array([len(content)], np.int64)
     collective.broadcast(size)
     received = np.zeros(int(size[0]), np.uint8)

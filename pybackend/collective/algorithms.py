@@ -1,9 +1,9 @@
-"""Collectives: by recursive doubling or along the ring, whichever is predicted to be faster.
+"""Collectives by recursive doubling or along a ring, whichever is predicted to be faster.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH"
-(2005). If the number of ranks is not a power of two, the first ranks are folded in pairs before,
-and unfolded after. Both ranks of an exchange add the same two sums in the same order, so all ranks
-get identical bits.
+(2005). If the number of ranks is not a power of two, the first ranks are folded in pairs
+beforehand, and unfolded afterwards. Both ranks of an exchange add the same two sums in the same
+order, so all ranks get identical bits.
 
 The all-reduce is the reduce-scatter and all-gather of Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations" (2009): every rank sends 2 (N - 1) / N of the
@@ -30,12 +30,12 @@ from pybackend.collective.wire import BLOCK, CHUNK, Array, Compression, split_ch
 
 
 def count_pairs(world_size: int) -> int:
-    """Count the pairs of ranks that are folded so that a power of two remains."""
+    """Count the pairs of ranks to fold so that a power of two remains."""
     return world_size - (1 << (world_size.bit_length() - 1))
 
 
 def find_partners(rank: int, world_size: int) -> list[int]:
-    """Find the ranks with which a rank exchanges its sum, by round; none for a folded rank."""
+    """Find the ranks that a rank exchanges its sum with in each round; none for a folded rank."""
     pairs = count_pairs(world_size)
     if rank < 2 * pairs and rank % 2:
         return []
@@ -186,7 +186,7 @@ _LARGE_ROUNDS = 3
 
 @dataclass(frozen=True)
 class CostModel:
-    """Prediction of the seconds of an all-reduce from algorithm, bytes and ranks.
+    """Prediction of how many seconds an all-reduce takes, from algorithm, bytes and ranks.
 
     Parameters
     ----------
@@ -203,13 +203,13 @@ class CostModel:
     add_seconds_per_byte: float
 
     def predict_ring(self, nbytes: float, world_size: int) -> float:
-        """Predict reduce-scatter and all-gather: many rounds, each with 1 / N of the buffer."""
+        """Predict reduce-scatter and all-gather: many rounds, each sending 1 / N of the buffer."""
         others = world_size - 1
         moved = 2 * self.seconds_per_byte + self.add_seconds_per_byte
         return 2 * others * self.latency_seconds + others / world_size * nbytes * moved
 
     def predict_doubling(self, nbytes: float, world_size: int) -> float:
-        """Predict recursive doubling: few rounds, each with the whole buffer."""
+        """Predict recursive doubling: few rounds, each sending the whole buffer."""
         message = self.latency_seconds + nbytes * self.seconds_per_byte
         add = nbytes * self.add_seconds_per_byte
         rounds = world_size.bit_length() - 1
@@ -219,14 +219,14 @@ class CostModel:
     def choose(self, nbytes: float, world_size: int, ring_bytes: float | None = None) -> Algorithm:
         """Choose the algorithm that is predicted to be faster.
 
-        ``ring_bytes`` are the bytes that a ring would send, if they differ from ``nbytes``.
+        ``ring_bytes`` is the number of bytes that a ring would send, if it differs from ``nbytes``.
         """
         ring = self.predict_ring(nbytes if ring_bytes is None else ring_bytes, world_size)
         return "doubling" if self.predict_doubling(nbytes, world_size) <= ring else "ring"
 
 
 def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
-    """Measure the three values and agree on their means; all ranks call it together.
+    """Measure the three values and agree on their means; all ranks must call this together.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
 
 
 def _time_fastest(work: Callable[[], object], rounds: int) -> float:
-    """Return the seconds of the fastest of some runs: disturbances only make a run slower."""
+    """Return the seconds of the fastest of several runs: disturbances can only slow a run down."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One collective call: streams of buffers over links, with a check that peers make the same one."""
+"""One collective call: streams of buffers over links, with a check that all peers do the same."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class _Cursor:
 class Call:
     """One collective call on one rank.
 
-    Each peer's first message begins with a header. If that differs from this rank's, the call fails
-    before any data after it is used: workers that are out of step are detected without a round
-    trip.
+    Each peer's first message begins with a header. If it differs from this rank's header, the call
+    fails before any data that follows is used. So workers that are out of step are detected without
+    an extra round trip.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Call:
         How long it waits for the others.
     number, kind, detail, dtype, size
         Values that must be the same on all ranks: the call's number, the kind of collective, its
-        root or codec, the type of the elements, and their bytes.
+        root or codec, the element type, and the number of bytes.
     """
 
     def __init__(
@@ -102,11 +102,12 @@ class Call:
         out, outgoing
             The link to send over, and the buffers in order; None sends nothing.
         into, incoming
-            The link to receive from, and the memory to fill; None receives nothing. The same
-            memory may occur again: it is filled again after ``arrived`` has had the buffer before.
+            The link to receive from, and the memory to fill; None receives nothing. The same memory
+            may occur more than once: it is filled again only after ``arrived`` has handled the
+            previous buffer.
         ready
-            How many outgoing buffers may be sent at once, by default all. Each incoming one
-            that is complete allows one more.
+            How many outgoing buffers may be sent at once, by default all. Each completed incoming
+            buffer allows one more.
         arrived
             Called with the index of each incoming buffer when it is complete.
 
@@ -115,7 +116,7 @@ class Call:
         PeerLostError
             At once if a peer closes its connection, later if its machine does not answer.
         ClusterError
-            If the peer is at another collective call.
+            The peer is in a different collective call.
         """
         theirs = memoryview(bytearray(_HEADER.size))
         sending = _Cursor([memoryview(self._header), *outgoing] if out else [])
@@ -194,10 +195,10 @@ class Call:
                 return
 
     def _check_header(self, link: Link) -> bool:
-        """Check a header on a link that is not read now; returns whether none has arrived yet.
+        """Check a header on a link that is not being read; returns whether none has arrived yet.
 
-        A peer may be ahead, and one that is done may have exited: only a header of this call or of
-        an earlier one is an error if it differs.
+        A peer may be ahead, and one that has finished may have exited, so a different header is an
+        error only if it belongs to this call or an earlier one.
         """
         if link.rank in self._received_from:
             return False

@@ -1,4 +1,4 @@
-"""Construction of a mesh: each rank connects to some ranks and accepts the others."""
+"""Construction of a mesh: each rank connects to some ranks and accepts the other ones."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def join_mesh(
     token
         The job's secret; connections without it are rejected.
     timeout
-        Seconds to wait for a peer now, and for an answer of its machine in each collective.
+        Seconds to wait for a peer now, and for its machine to answer in each collective.
     algorithm
         Algorithm of the mesh, as for `Mesh`.
     connect_timeout
-        Seconds to wait for a peer now, if not ``timeout``: peers may have data to read first. A
+        Seconds to wait for a peer now, if not ``timeout``: peers may have to read data first. A
         peer that died is detected anyway.
     patience
         How long the mesh waits for peers, as for `Mesh`.
     encrypt
-        True: all connections are encrypted; False: none; None: those between machines.
+        True: all connections are encrypted; False: none are; None: only those between machines.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def join_mesh(
 def connects_to(rank: int, other: int, world_size: int) -> bool:
     """Return whether ``rank`` connects to ``other`` rather than the other way round.
 
-    Every rank connects to the next one, so that it detects at once if that one died; in other
+    Every rank connects to the next one, so that it detects immediately if that one died; in other
     pairs, and if there are only two ranks, the lower one connects.
     """
     if world_size > 2 and (rank - other) % world_size in (1, world_size - 1):
@@ -92,7 +92,7 @@ def connects_to(rank: int, other: int, world_size: int) -> bool:
 
 
 class _Joining:
-    """Connections of one rank while they are established."""
+    """Connections of one rank while they are being established."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Joining:
             stream.close()  # wakes a thread that waits for a greeting
 
     def _check_peers(self) -> None:
-        """Raise an error at once for a peer that died, and after the timeout for a missing one."""
+        """Raise an error immediately for a dead peer, and after the timeout for a missing one."""
         for other, stream in self._made.items():
             if _has_ended(stream):
                 raise self._make_error(other, "closed the connection")

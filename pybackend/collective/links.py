@@ -36,21 +36,21 @@ class Link:
         stream.probe(timeout)
 
     def send(self, window: list[memoryview]) -> int:
-        """Send as much as the system accepts at present; returns the bytes, maybe 0."""
+        """Send as much as the system accepts now; returns the number of bytes, possibly 0."""
         try:
             return self.stream.send_some(window)
         except OSError as error:
             raise self._explain(error) from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Receive what has arrived; returns the bytes, maybe 0."""
+        """Receive what has arrived; returns the number of bytes, possibly 0."""
         try:
             return self.stream.receive_some(window)
         except OSError as error:
             raise self._explain(error) from error
 
     def peek(self, size: int) -> bytes | None:
-        """Return the next bytes without receiving them; None without data, b"" at the end."""
+        """Return the next bytes without consuming them; None if there are none, b"" at the end."""
         try:
             return self.stream.peek(size)
         except AlteredError as error:
@@ -79,7 +79,7 @@ class Link:
         return self.make_error(f"has not answered for {self.timeout:g} s")
 
     def make_error(self, reason: str) -> PeerLostError:
-        """Make the error that names the other end."""
+        """Create the error that names the other end."""
         return PeerLostError(self.rank, self.host, reason)
 
     def close(self) -> None:
@@ -102,14 +102,14 @@ class Patience:
     ----------
     on_wait
         Called twice a minute with the peer's rank, the seconds that this rank has waited, and
-        whether it is the second report of the minute, by which time all ranks have sent the first.
+        whether this is the second report of the minute. By then all ranks have sent the first one.
     longest
         Seconds after which a peer counts as lost although its machine answers.
 
     Attributes
     ----------
     waited
-        Seconds in which this rank has waited, in total.
+        Total seconds that this rank has waited.
     """
 
     on_wait: Callable[[int, float, bool], object] | None = None
@@ -120,14 +120,14 @@ class Patience:
     _is_second: bool = False
 
     def check(self, peers: Sequence[Link], since: float) -> None:
-        """Raise `PeerLostError` if a peer is lost; report the wait if it is long.
+        """Raise `PeerLostError` if a peer is lost; report a long wait.
 
         Parameters
         ----------
         peers
             Peers that this rank waits for.
         since
-            Start of the wait, by the monotonic clock.
+            Start of the wait, on the monotonic clock.
         """
         waited = time.monotonic() - since
         for peer in peers:

@@ -1,4 +1,4 @@
-"""Collectives of NumPy buffers over links, each by the algorithm predicted to be faster."""
+"""Collectives of NumPy buffers over links, each with the algorithm predicted to be faster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mesh:
     Parameters
     ----------
     links
-        A link for each rank in `find_neighbours`.
+        A link to each rank that `find_neighbours` returns.
     rank, world_size
         This rank, and the number of ranks.
     patience
@@ -48,10 +48,10 @@ class Mesh:
     Raises
     ------
     PeerLostError
-        From any method: at once if a peer closes its connection, after its link's timeout if its
-        machine does not answer, and after ``patience.longest`` if it does not join the call.
+        From any method: immediately if a peer closes its connection, after its link's timeout if
+        its machine does not answer, and after ``patience.longest`` if it does not join the call.
     ClusterError
-        From any method: a peer is at another call, or its buffer has another type or size.
+        From any method: a peer is in a different call, or its buffer has a different type or size.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Mesh:
 
     @property
     def waited(self) -> float:
-        """Seconds in which this rank has waited for others, in total."""
+        """Total seconds that this rank has waited for others."""
         return self._patience.waited
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
-        """Replace a contiguous buffer with its sum over all ranks, the same bits on each.
+        """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
 
         Parameters
         ----------
         buffer
             Array of any shape, and any type that NumPy can add.
         codec
-            Compression to half precision, for float32 only. Buffers so small that rounds matter
-            more than bytes are not compressed.
+            Compression to half precision, for float32 only. Small buffers, for which the number of
+            rounds matters more than the bytes, are not compressed.
         """
         _check(buffer)
         buffer = buffer.reshape(-1)
@@ -142,7 +142,7 @@ class Mesh:
     def gather(self, part: Array, root: int = 0) -> list[Array]:
         """Collect every rank's array at rank ``root``, in rank order; an empty list elsewhere.
 
-        The other ranks have at most a block of the forwarded data in memory.
+        The other ranks hold at most one block of the forwarded data in memory.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ class Mesh:
             link.close()
 
     def calibrate(self) -> None:
-        """Measure ``cost_model``; all ranks call it together."""
+        """Measure ``cost_model``; all ranks must call this together."""
 
         def reduce(buffer: Array) -> None:
             self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)

@@ -1,4 +1,4 @@
-"""TensorFlow's own collectives: sums inside the graph, by NCCL between GPUs.
+"""TensorFlow's own collectives: sums inside the graph, using NCCL between GPUs.
 
 Not imported with the package: it loads TensorFlow.
 """

@@ -1,6 +1,6 @@
-"""Arrays as bytes on the wire, in half precision where asked for.
+"""Arrays as bytes on the wire, in half precision if requested.
 
-Rounding errors are stored and added the next time: error feedback, as in Seide et al., "1-bit
+Rounding errors are stored and added to the next buffer: error feedback, as in Seide et al., "1-bit
 stochastic gradient descent" (2014), and Karimireddy et al., "Error feedback fixes SignSGD and other
 gradient compression schemes" (2019).
 """
@@ -22,12 +22,12 @@ CHUNK = 1 << 18
 
 
 def view_bytes(array: Array) -> memoryview:
-    """Return the memory of a contiguous array; an empty array has none that could be viewed."""
+    """Return the memory of a contiguous array; an empty array has no memory to view."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(bytearray())
 
 
 def split_chunks(raw: memoryview) -> list[memoryview]:
-    """Cut a buffer into pieces of `CHUNK` bytes, the last one shorter; an empty one has none."""
+    """Cut a buffer into pieces of `CHUNK` bytes, the last possibly shorter; none if it is empty."""
     return [raw[start : start + CHUNK] for start in range(0, len(raw), CHUNK)]
 
 
@@ -42,7 +42,7 @@ class HalfFormat(Protocol):
     largest: np.float32
 
     def encode(self, values: Array, half: Array) -> None:
-        """Round finite float32 values, at most ``largest``, to the nearest, ties to even."""
+        """Round finite float32 values of at most ``largest`` to nearest, ties to even."""
 
     def decode(self, half: Array, out: Array) -> None:
         """Widen to float32, exactly."""
@@ -51,7 +51,7 @@ class HalfFormat(Protocol):
 class Fp16:
     """IEEE half precision: 11 bits of significand, up to 65504.
 
-    NumPy's own conversion takes up to a hundred times longer, longest for small numbers.
+    NumPy's own conversion takes up to a hundred times longer, and is slowest for small numbers.
     """
 
     dtype = np.dtype(np.float16)
@@ -157,21 +157,21 @@ class Compression:
         return self._format.dtype.itemsize
 
     def residual(self, length: int) -> Array:
-        """Return the residual for buffers of a length; float32, zeros at first."""
+        """Return the residual for buffers of a given length: float32, initially zeros."""
         if length not in self._residuals:
             self._residuals[length] = np.zeros(length, np.float32)
         return self._residuals[length]
 
     def read_residuals(self) -> dict[int, Array]:
-        """Return a copy of the residuals, by the length of buffers."""
+        """Return a copy of the residuals, by buffer length."""
         return {length: residual.copy() for length, residual in self._residuals.items()}
 
     def restore_residuals(self, residuals: Mapping[int, Array]) -> None:
-        """Continue with what `read_residuals` returned."""
+        """Continue with the residuals that `read_residuals` returned."""
         self._residuals = {length: residual.copy() for length, residual in residuals.items()}
 
     def wire(self, length: int) -> Array:
-        """Return memory for the encoded form of buffers of a length."""
+        """Return memory for encoding buffers of a given length."""
         if length not in self._wires:
             self._wires[length] = np.empty(length, self._format.dtype)
         return self._wires[length]
@@ -185,7 +185,8 @@ class Compression:
     def encode(self, values: Array, wire: Array, residual: Array) -> None:
         """Add the residual to up to `BLOCK` values and round them; the error is the new residual.
 
-        ``values`` become the values that ``wire`` encodes, as on all ranks.
+        ``values`` are set to the values that ``wire`` encodes, so that all ranks have the same
+        ones.
         """
         wide, finite = self._wide[: len(values)], self._finite[: len(values)]
         largest = self._format.largest

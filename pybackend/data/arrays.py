@@ -40,10 +40,10 @@ _TO_DENSE = {"RaggedTensor": "x.to_tensor()", "SparseTensor": "tf.sparse.to_dens
 
 
 def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Columns:
-    """Check a data set and flatten it to named arrays with one length.
+    """Check a data set and flatten it to named arrays of equal length.
 
-    Floating-point arrays become ``floatx``, as in Keras's own ``fit``; integers and booleans
-    keep their type. Text among the inputs becomes `Ragged`.
+    Floating-point arrays become ``floatx``, as in Keras's own ``fit``; the types of integers and
+    booleans do not change. Text among the inputs becomes `Ragged`.
 
     Raises
     ------
@@ -89,7 +89,8 @@ def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = Fals
 def nest(columns: Mapping[str, Any]) -> Any:
     """Rebuild a batch from flat, named leaves: x, (x, y) or (x, y, sample_weight).
 
-    The structure is what Keras passes to ``train_step``: several inputs without labels are (x,).
+    The structure is the one that Keras passes to ``train_step``: several inputs without labels are
+    (x,).
     """
     parts = [_nest_part(part, columns) for part in _PARTS]
     while parts[-1] is None:
@@ -120,7 +121,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 def check_enough_rows(
     rows: int, workers: int, name: str = "data", argument: str = "workers"
 ) -> None:
-    """Raise an error if there are fewer rows than workers; ``argument`` sets their number."""
+    """Raise an error if there are fewer rows than workers, whose number ``argument`` sets."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
@@ -204,7 +205,7 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
     Parameters
     ----------
     name_row
-        Called with the number of a row, from 0; returns the column and row for the error.
+        Called with a row number, from 0; returns the column and row for the error message.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         found = numbers.astype(dtype)
@@ -220,7 +221,7 @@ def narrow(numbers: Array, dtype: Any, name_row: Callable[[int], str]) -> Array:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Return whether a value is scipy's sparse matrix or array, without importing scipy."""
+    """Return whether a value is a scipy sparse matrix or array, without importing scipy."""
     sparse = sys.modules.get("scipy.sparse")
     return sparse is not None and bool(sparse.issparse(value))
 

@@ -1,4 +1,4 @@
-"""Convert Arrow batches to tensors by column groups; errors name the column and a row."""
+"""Convert Arrow batches to tensors, one per column group; errors name the column and a row."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _is_view(kind: Any, of: str) -> bool:
 def drop_views(column: Any) -> Any:
     """Convert views of text, bytes or lists in a column (array or chunked) to plain types.
 
-    polars and DuckDB write views; few of Arrow's functions support them.
+    polars and DuckDB write views, which few of Arrow's functions support.
     """
     import pyarrow as pa
 
@@ -98,10 +98,10 @@ def has_views(kind: Any) -> bool:
 
 
 class TensorReader:
-    """Converts batches to tensors; all rows of a column must have the length of the first ones.
+    """Converts batches to tensors; all rows of a column must be as long as the first ones.
 
     An `InputError` names the column and the row that holds a null, a NaN label, an unknown
-    category, or a value of another size.
+    category, or a value of a different size.
     """
 
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
@@ -111,7 +111,7 @@ class TensorReader:
         self._name_row: Callable[[int], str] = str
 
     def read(self, batch: Any, name_row: Callable[[int], str] | None = None) -> Tensors:
-        """Return the tensors of a batch, by the keys of the column groups.
+        """Return the tensors of a batch, by column group key.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class TensorReader:
         return found
 
     def _describe_row(self, row: int) -> str:
-        """Return the values of a row as text, for tables whose rows have no numbers."""
+        """Return the values of a row as text, for tables without row numbers."""
         names = list_columns(self._groups)
         shown = []
         for place, name in enumerate(names[:_SHOWN_COLUMNS]):
@@ -235,7 +235,7 @@ class TensorReader:
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
-        """Cast numbers to the tensor's type, in this machine's byte order, if they fit into it."""
+        """Cast numbers to the tensor's type, in this machine's byte order, if they fit."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
@@ -257,7 +257,7 @@ class TensorReader:
         return cast
 
     def _flatten_lists(self, lists: Any, name: str, row_sizes: Array) -> Any:
-        """Return the elements of lists; ``row_sizes`` is their number by row of the batch."""
+        """Return the elements of lists; ``row_sizes`` is their number in each row of the batch."""
 
         def name_row(element: int) -> str:
             return self._name_row(int(np.searchsorted(np.cumsum(row_sizes), element, side="right")))
@@ -361,7 +361,7 @@ def _read_offsets(wide: Any) -> Array:
 
 
 def _measure_lists(lists: Any) -> Array:
-    """Return the lengths of lists without nulls."""
+    """Return the lengths of lists that contain no nulls."""
     width = getattr(lists.type, "list_size", None)
     if width is not None:
         return np.full(len(lists), width, np.int64)
@@ -370,7 +370,7 @@ def _measure_lists(lists: Any) -> Array:
 
 
 def _sum_by_row(inner: Array, outer: Array) -> Array:
-    """Return the number of values of each row from those of the lists in it."""
+    """Return the number of values in each row, given the number in each of its lists."""
     edges = np.concatenate([[0], np.cumsum(outer)])
     totals = np.concatenate([[0], np.cumsum(inner)])
     summed: Array = totals[edges[1:]] - totals[edges[:-1]]

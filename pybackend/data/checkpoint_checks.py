@@ -1,4 +1,4 @@
-"""Check that a training run may resume from a checkpoint: it must be the training that wrote it."""
+"""Check that a training run may resume from a checkpoint: it must be the run that wrote it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
 def check_is_same(
     uri: str, saved: Manifest, job: TrainingJob, described: Mapping[str, Any]
 ) -> None:
-    """Reject a checkpoint of another training.
+    """Reject a checkpoint of another training run.
 
     Parameters
     ----------
     described
-        Description of this training, by argument; at least that of `describe_settings`.
+        Description of this training run, by argument; includes at least that of
+        `describe_settings`.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def check_is_same(
 
 
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
-    """Reject a checkpoint of data sets with other numbers of rows; None: not known yet."""
+    """Reject a checkpoint whose data sets had different numbers of rows; None: not known yet."""
     for name, here in rows.items():
         argument = argument_of(name)
         there = sum(count for count, _ in saved.job.get(argument) or ())

@@ -1,6 +1,6 @@
-"""Checkpoints in a folder: data first, then a small manifest with their digests as the commit.
+"""Checkpoints in a folder: first the data, then a small manifest with its digests as the commit.
 
-A checkpoint is therefore complete or absent, on file systems and in object stores.
+So a checkpoint is either complete or absent, on file systems and in object stores.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Files of a checkpoint, and the training and step that it belongs to.
+    """Files of a checkpoint, and the training run and step that it belongs to.
 
     Attributes
     ----------
     epoch, step
         Completed epochs, and completed steps of the next one.
     workers, seed
-        Of the training.
+        Of the training run.
     is_stopped
-        Whether a callback stopped the training there.
+        Whether a callback stopped the training run there.
     job
-        Settings that must be the same in training that resumes from here, by name.
+        Settings that must be the same in a run that resumes from here, by name.
     model
         File of the model with its initial weights.
     model_format, model_weights, inputs
-        Suffix of the model's file, its `hash_weights`, and `describe_inputs` of the rows.
+        Suffix of the model's file, the `hash_weights` of the model, and the `describe_inputs` of
+        the rows.
     state
-        File of everything that training changes.
+        File with everything that training changes.
     run
         Random identifier of the process that wrote it.
     """
@@ -76,7 +77,7 @@ class Manifest:
 
     @property
     def name(self) -> str:
-        """Name of the manifest in the folder; names sort by time."""
+        """Name of the manifest in the folder; names sort chronologically."""
         return f"checkpoint-{self.epoch:06d}-{self.step:09d}.json"
 
     @property
@@ -92,9 +93,10 @@ def describe_place(epoch: int, step: int) -> str:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """An intact checkpoint that was read.
+    """An intact checkpoint, as read from its files.
 
-    ``model`` is None if its file is damaged: all checkpoints share it, and resuming works without.
+    ``model`` is None if its file is damaged: all checkpoints share that file, and resuming does not
+    need it.
     """
 
     manifest: Manifest
@@ -103,7 +105,7 @@ class SavedCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one training.
+    """The checkpoints of one training run.
 
     It removes only files that it wrote or that existed when `open` was called, never files of
     other programs or training runs.
@@ -120,12 +122,12 @@ class CheckpointStore:
         self._runs = {self._run}
 
     def open(self) -> None:
-        """Prepare for writing: checkpoints that exist now belong to this training.
+        """Prepare for writing: checkpoints that exist now belong to this training run.
 
         Raises
         ------
         ClusterError
-            The folder cannot be read at this time.
+            The folder cannot be read at the moment.
         """
         self._own |= {name for name in self._list() if _OWN.fullmatch(name)}
         known, manifests = set[str](), self.names()
@@ -146,7 +148,7 @@ class CheckpointStore:
         return [name for name in self._list() if _MANIFEST.fullmatch(name)]
 
     def check_is_empty(self) -> None:
-        """Reject a folder with checkpoints, which a new training would mix with its own.
+        """Reject a folder with checkpoints, which a new training run would mix with its own.
 
         Raises
         ------
@@ -165,7 +167,7 @@ class CheckpointStore:
     ) -> SavedCheckpoint | None:
         """Return the newest intact checkpoint, or None if the folder has no checkpoints.
 
-        Another training may write and remove checkpoints at the same time.
+        Another training run may write and remove checkpoints at the same time.
 
         Parameters
         ----------
@@ -177,7 +179,7 @@ class CheckpointStore:
         InputError
             All checkpoints are damaged, or a newer release wrote them.
         ClusterError
-            A file cannot be read at this time; it may still be intact.
+            A file cannot be read at the moment; it may still be intact.
         """
         names = self.names()
         for _ in range(_MOST_LISTINGS):
@@ -221,7 +223,7 @@ class CheckpointStore:
         return None
 
     def write_model(self, content: bytes, suffix: str) -> Part:
-        """Write the model's file, to which all checkpoints refer."""
+        """Write the model's file, which all checkpoints share."""
         self._folder.make()
         return self._write(f"model-{secrets.token_hex(4)}.{suffix}", content)
 
@@ -259,7 +261,7 @@ class CheckpointStore:
         self._remove(name for name in there if name not in used)
 
     def clear(self) -> None:
-        """Remove all checkpoints of this training, and then the folder if it is empty."""
+        """Remove all checkpoints of this training run, and then the folder if it is empty."""
         self._remove(iter(self._list_own()))
         self._folder.remove_itself()
 
@@ -270,8 +272,8 @@ class CheckpointStore:
     def _list_own(self) -> list[str]:
         """Return the files that may be removed.
 
-        Before its second commit a training run cannot know that it is alone. If two begin at once,
-        one of them then finds the other's manifest and fails.
+        Before its second commit, a training run cannot know whether it is the only one. If two
+        start at the same time, one of them later finds the other's manifest and fails.
         """
         own = self._own if self._commits > 1 else self._own - self._orphans
         return [name for name in self._list() if name in own]

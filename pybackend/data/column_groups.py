@@ -1,4 +1,4 @@
-"""Group the columns of a table into tensors, by their types alone."""
+"""Group the columns of a table into tensors, using only their types."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class _GroupBuilder:
     def _to_target(self, group: ColumnGroup) -> ColumnGroup:
         """Set the type and shape of labels or weights.
 
-        Whole numbers are int64, all others Keras's floats. One number per row has shape ().
+        Whole numbers become int64, all others Keras's float type. One number per row has shape ().
         """
         kinds = [self._kinds[column] for column in group.columns]
         is_single = len(kinds) == 1 and not kinds[0].depth and group.shape is None

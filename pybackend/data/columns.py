@@ -1,7 +1,7 @@
-"""Columns of a table and the tensors that they become, for all kinds of tables.
+"""Columns of a table and the tensors made from them, for all kinds of tables.
 
 A `ColumnGroup` becomes one tensor of the model's input or labels: one column, or several side by
-side. The driver builds the groups from the columns' types alone; `pybackend.data.arrow` makes the
+side. The driver builds the groups using only the columns' types; `pybackend.data.arrow` makes the
 tensors.
 """
 
@@ -26,8 +26,8 @@ _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__"
 class ColumnSpec:
     """Columns to use, and their roles: the arguments of `barrier_train` with the same names.
 
-    With ``finds_levels`` False, the codes of text are those of ``categories``; other values raise
-    an error. ``known_from`` is text for messages: the source that determines the columns' types.
+    With ``finds_levels`` False, text gets the codes of ``categories``, and other values raise an
+    error. ``known_from`` is text for messages: the source that determines the columns' types.
     """
 
     features: Any = None
@@ -56,7 +56,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """Kind of a column's values, by its table's schema.
+    """Kind of a column's values, according to its table's schema.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class ColumnKind:
     dtype
         numpy's name of a number's type; None for other kinds.
     depth
-        How many arrays the values are nested in: 0 for one value per row.
+        Number of arrays that the values are nested in: 0 for one value per row.
     name
-        The type as the table calls it.
+        The table's name for the type.
     """
 
     holds: str
@@ -78,7 +78,7 @@ class ColumnKind:
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """One tensor: its key in the data's structure, and its columns.
+    """One tensor: its key in the structure of the data, and its columns.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ColumnGroup:
     one_hot
         Columns of ``categories`` that are one-hot encoded.
     names
-        Names of a row's numbers, in order; None if a column holds bytes, text or arrays.
+        Names of the numbers in a row, in order; None if a column holds bytes, text or arrays.
     is_flat
         Whether a row of one number has shape ``()``, not ``(1,)``.
     """
@@ -118,14 +118,14 @@ class ColumnGroup:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of a table and its columns that are used.
+    """Rows of a table, and the columns that are used.
 
     Attributes
     ----------
     column_groups
         The tensors that the columns become.
     spec
-        The user's arguments, with the categories that were found.
+        The user's arguments, with the categories found in the data.
     left_out
         Index columns, which are features only if they are named.
     """
@@ -177,7 +177,7 @@ def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = 
     Parameters
     ----------
     index
-        Columns that are an index according to the table.
+        Columns that the table marks as an index.
     """
     known = set(index)
     found = [column for column in columns if column in known or _INDEX.fullmatch(column)]
@@ -185,7 +185,7 @@ def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = 
 
 
 def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]]:
-    """Return the feature columns of a table with these columns, by the keys of their tensors."""
+    """Return the feature columns of a table with these columns, by tensor key."""
     if spec.features is None:
         targets = list_groups("y", spec.label)
         used = {spec.weight, *(column for group in targets.values() for column in group)}
@@ -194,7 +194,7 @@ def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]
 
 
 def list_groups(part: str, names: Any) -> dict[str, list[str]]:
-    """Return the columns of a part of the data, by the keys of their tensors."""
+    """Return the columns of one part of the data, by tensor key."""
     if names is None:
         return {}
     if isinstance(names, Mapping):
@@ -234,7 +234,7 @@ def check_column_spec(spec: ColumnSpec) -> None:
 
 
 def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bool = False) -> None:
-    """Reject a table with two columns of one name."""
+    """Reject a table with two columns of the same name."""
     seen: set[str] = set()
     for column in columns:
         known = column.lower() if ignores_case else column

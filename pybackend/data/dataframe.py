@@ -1,4 +1,4 @@
-"""A Spark DataFrame as training data: checked on the driver, by its schema alone."""
+"""A Spark DataFrame as training data: checked on the driver, using only its schema."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class DataFrameRows(TableRows):
-    """The used columns of a Spark DataFrame, and the tensors that they become.
+    """The columns used from a Spark DataFrame, and the tensors made from them.
 
     Attributes
     ----------
     frame
         A ``pyspark.sql.DataFrame`` of these columns, renamed to ``c0``, ``c1``, ..., so that dots
-        and backticks in names need no quoting. The ``places`` of the column groups count these.
+        and backticks in names need no quoting. The ``places`` of the column groups refer to these.
     """
 
     frame: Any
@@ -44,8 +44,8 @@ class DataFrameRows(TableRows):
     def of(cls, frame: Any, spec: ColumnSpec, floatx: str, name: str) -> DataFrameRows:
         """Check names and types against the schema.
 
-        A Spark job runs for each encoded column (label of text, or feature) without `categories`:
-        its sorted values become the codes 0, 1, 2, ...
+        A Spark job runs for each encoded column (text label or feature) without `categories`: its
+        sorted values become the codes 0, 1, 2, ...
 
         Raises
         ------
@@ -69,7 +69,7 @@ class DataFrameRows(TableRows):
 
 
 def describe_type(kind: Any) -> ColumnKind:
-    """Return the kind of a column of a Spark type."""
+    """Return the kind of a column that has a Spark type."""
     depth, inner = 0, kind
     while inner.typeName() == "array":
         depth, inner = depth + 1, inner.elementType
@@ -91,7 +91,7 @@ def _collect_distinct(frame: Any, column: str) -> list[Any]:
 def _quote_column(frame: Any, column: str) -> Any:
     """Return a column by its complete name, dots included.
 
-    PySpark's functions are not used: they assume that a process has one kind of session.
+    PySpark's functions are not used: they assume that a process has only one kind of session.
     """
     return frame["`" + column.replace("`", "``") + "`"]
 

@@ -1,6 +1,6 @@
 """A ``tf.data.Dataset`` or ``keras.utils.PyDataset`` as training data: read on the driver.
 
-Its batches are the global batches. They are read once, as rows and the size of each batch. The rows
+Its batches are the global batches. They are read once, and stored as rows and batch sizes. The rows
 of every batch are distributed to the workers, which together train on the same batches as one
 process.
 """
@@ -34,7 +34,7 @@ class Batches:
     Attributes
     ----------
     columns
-        Its rows in order, by the names of `pybackend.data.arrays`.
+        Its rows in order, by name as in `pybackend.data.arrays`.
     sizes
         Number of rows of each batch, without empty batches.
     """
@@ -48,7 +48,7 @@ class Batches:
         Raises
         ------
         InputError
-            The job has more steps per epoch than there are batches, ``shuffle="global"``, or
+            The job has more steps per epoch than there are batches, or uses ``shuffle="global"`` or
             ``scale_lr``.
         """
         if job.shuffle == "global":
@@ -74,7 +74,7 @@ def is_dataset(data: Any) -> bool:
 
 
 def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
-    """Return the message that the arrays of a batch have different numbers of rows."""
+    """Return the error message for a batch whose arrays have different numbers of rows."""
     listed = ", ".join(f"{key}: {count}" for key, count in counts.items())
     return f"a batch of `{name}` has arrays of different lengths ({listed})"
 
@@ -88,14 +88,14 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         Data set with elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x``
         and ``y`` may be lists or dicts of tensors.
     repeats
-        Whether its rows are used in several epochs. They must then be the same in each, so the data
-        set is read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
+        Whether its rows are used in several epochs. They must then be the same in each epoch, so
+        the data set is read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
 
     Raises
     ------
     InputError
-        The data set is endless, is larger than `MOST_BYTES`, yields other rows when it is read
-        again, or has elements of another structure.
+        The data set is endless, is larger than `MOST_BYTES`, yields different rows when it is read
+        again, or has elements with a different structure.
     """
     _check_ends(data, name)
     _check_structure(data, name)
@@ -144,7 +144,7 @@ def _check_ends(data: Any, name: str) -> None:
 
 
 def _length(data: Any) -> int | None:
-    """Return the number of batches of a PyDataset; None if it is not defined."""
+    """Return the number of batches of a PyDataset; None if it has none."""
     try:
         length = data.num_batches
     except (NotImplementedError, TypeError):

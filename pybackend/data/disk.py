@@ -1,4 +1,4 @@
-"""Clear errors for reached limits of the system: full disks, open files."""
+"""Clear errors when a system limit is reached: full disks, too many open files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
     folder
         Folder that is written to.
     content
-        Noun for the message: ``"rows"``.
+        Noun for the message, such as ``"rows"``.
 
     Raises
     ------
     ClusterError
-        The disk of ``folder`` is full, or the user's quota on it is reached.
+        The disk of ``folder`` is full, or the user's quota on it is used up.
     """
     try:
         yield

@@ -1,6 +1,7 @@
 """Encode the values of a column as numbers: as codes 0, 1, 2, ..., or one-hot.
 
-Codes are positions in the column's list of categories, which is found here if the user gives none.
+Codes are positions in the column's list of categories, which is determined here if the user gives
+none.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def find_categories(
     ------
     InputError
         Names the column: it cannot be encoded, has too many values, or needs the categories of an
-        earlier training, which are not given.
+        earlier training run, which were not given.
     """
     spec = _add_label_categories(spec, kinds, distinct)
     encode = choose_encodings(spec, kinds)
@@ -55,10 +56,11 @@ def find_categories(
 def keep_categories(
     spec: ColumnSpec, kinds: Mapping[str, ColumnKind], find: Callable[[str], Sequence[Any] | None]
 ) -> ColumnSpec:
-    """Add the categories that a table defines for its columns, in their order.
+    """Add the categories that a table defines for its columns, in order.
 
-    Columns that the arguments specify otherwise are unchanged. A column in an input of several is
-    one-hot encoded, like text; a single column becomes codes, but single text remains text.
+    Columns for which the arguments specify something else are unchanged. A column that shares an
+    input with others is one-hot encoded, like text. A single column becomes codes, but a single
+    text column remains text.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
     """Return the encoding of each encoded feature column: ``"one_hot"`` or ``"integer"``.
 
     Text in an input of several columns is one-hot encoded, unless `encode` specifies otherwise. A
-    text column that is an input by itself remains text. Columns with `categories` become codes.
+    text column that is an input on its own remains text. Columns with `categories` become codes.
     """
     inputs = list_inputs(spec, kinds)
     features = [column for columns in inputs.values() for column in columns]
@@ -131,7 +133,7 @@ def encoding_of(spec: ColumnSpec, column: str) -> str:
 
 
 def expand_names(column: str, categories: Iterable[Any]) -> list[str]:
-    """Return the names of a one-hot column's numbers, in order: ``column_value``."""
+    """Return the names of the numbers from a one-hot column, in order: ``column_value``."""
     return [f"{column}_{value}" for value in categories]
 
 

@@ -1,4 +1,4 @@
-"""Files and folders by path or URI: local ones by the system, all others through fsspec."""
+"""Files and folders by path or URI: local ones directly, all others through fsspec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def local_path(uri: str) -> str:
 
 
 def is_path(data: Any) -> bool:
-    """Return whether data are a path, or several."""
+    """Return whether the data is a path, or several paths."""
     several = data if isinstance(data, (list, tuple)) and data else [data]
     return all(isinstance(one, (str, os.PathLike)) for one in several)
 
@@ -48,7 +48,7 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
     """Return all data files at a path, sorted: the file itself, or those in a folder.
 
     Names that begin with ``_`` or ``.`` are Spark's metadata, not data. Folders are searched
-    recursively. The files of several paths follow in the order of the paths. A path may be a glob
+    recursively. With several paths, the files are in the order of the paths. A path may be a glob
     pattern.
 
     Raises
@@ -81,7 +81,7 @@ def is_pattern(uri: str) -> bool:
 
 
 def find_root(uri: str) -> str:
-    """Return the folder before a path's wildcards, in the notation of `find_files`."""
+    """Return the folder before a path's wildcards, in the format that `find_files` uses."""
     root = _MAGIC.split(uri)[0].rpartition("/")[0] if is_pattern(uri) else uri
     return root if is_remote(root) else local_path(root)
 
@@ -119,7 +119,7 @@ def get_size(uri: str) -> int:
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Raise an error if a local file's folder cannot be created or written; writes nothing.
+    """Raise an error if a local file's folder cannot be created or written to; writes nothing.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _find_folder(uri: str) -> str:
 
 
 def check_writable(uri: str) -> None:
-    """Check that a file can be written, by writing and removing another in the same folder.
+    """Check that a file can be written, by writing and removing another file in its folder.
 
     Raises
     ------
@@ -274,7 +274,7 @@ class Folder(Protocol):
         """Rename a file within the folder."""
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its content; do nothing if it does not exist."""
+        """Remove a file, or a folder and its content; do nothing if it does not exist."""
 
     def remove_itself(self) -> None:
         """Remove the folder if it is empty."""
@@ -290,7 +290,7 @@ def open_folder(uri: str) -> Folder:
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """Folder of this machine, or mounted on it."""
+    """Folder on this machine, or mounted on it."""
 
     root: str
 

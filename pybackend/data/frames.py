@@ -51,7 +51,7 @@ class FrameRows(TableRows):
     Attributes
     ----------
     columns
-        Arrays with one entry per row, by the names of `pybackend.data.arrays`; text is `Ragged`.
+        Arrays with one entry per row, by name as in `pybackend.data.arrays`; text is `Ragged`.
         Empty if there are no rows.
     complete
         If incomplete rows were left out: whether each row of the table is in ``columns``.
@@ -64,7 +64,7 @@ class FrameRows(TableRows):
     def of(
         cls, data: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
     ) -> FrameRows:
-        """Convert the used columns to tensors, by the rules for a Spark DataFrame.
+        """Convert the columns that are used to tensors, following the rules for a Spark DataFrame.
 
         Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
 
@@ -73,13 +73,14 @@ class FrameRows(TableRows):
         data
             A table, or a tuple of a table, labels and weights (see `holds_frame`).
         skips_incomplete
-            Whether to leave out rows with a null or an unknown category; no rows are then allowed.
+            Whether to leave out rows with a null or an unknown category; then there may be zero
+            rows.
 
         Raises
         ------
         InputError
             Names the column, and the row of a null, of a label that is NaN, of an unknown category
-            or of an array of another length.
+            or of an array of a different length.
         """
         frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
         table = _read_table(frame, name)
@@ -145,7 +146,7 @@ def _read_tensors(
 
 
 def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
-    """Warn if no value of a column is one of its categories in the training."""
+    """Warn if none of a column's values are among its categories from training."""
     for group in groups:
         for name, values in group.categories.items():
             column = table[name].drop_null().unique()
@@ -160,7 +161,7 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether data are a table in memory, without importing its library."""
+    """Return whether the data is a table in memory, without importing its library."""
     is_arrow = hasattr(type(data), "__arrow_c_stream__") and (
         hasattr(data, "columns") or hasattr(data, "schema")
     )
@@ -169,13 +170,13 @@ def is_frame(data: Any) -> bool:
 
 
 def is_pandas(data: Any) -> bool:
-    """Return whether data are a pandas DataFrame."""
+    """Return whether the data is a pandas DataFrame."""
     pandas = sys.modules.get("pandas")
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
 def holds_frame(data: Any) -> bool:
-    """Return whether data are a table, or (x,), (x, y) or (x, y, sample_weight) with a table x.
+    """Return whether the data is a table x, or (x,), (x, y) or (x, y, sample_weight) with one.
 
     A table with labels as a list or dict of arrays (several outputs) counts as arrays.
     """
@@ -193,16 +194,16 @@ def _is_nested(part: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Table:
-    """Columns that are read when they are used.
+    """Columns that are read only when used.
 
     Attributes
     ----------
     read
         Returns a column as an Arrow array.
     describe
-        Returns the kind of a column that is not read, for messages.
+        Returns the kind of a column without reading it, for messages.
     find_categories
-        Returns the categories of a column, in their order; None if it has none.
+        Returns the categories of a column, in order; None if it has none.
     """
 
     names: Sequence[str]
@@ -318,7 +319,7 @@ def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
 
 
 def _categories(series: Any) -> Any:
-    """Return the categories of a Categorical, in their order; None for other columns."""
+    """Return the categories of a Categorical, in order; None for other columns."""
     found = getattr(series.dtype, "categories", None)
     return None if found is None else list(found)
 

@@ -38,7 +38,7 @@ class Kind:
     longest
         Length of a ragged column's longest row on any worker.
     is_text
-        Whether a row is a string, whose bytes are the values.
+        Whether a row is a string; its bytes are then the values.
     """
 
     dtype: str
@@ -61,7 +61,7 @@ class Kind:
 
     @property
     def row(self) -> tuple[Any, tuple[int, ...]]:
-        """Type and shape of a row as a model's input; strings are objects of ``bytes``."""
+        """Type and shape of a row as a model's input; strings are ``bytes`` objects."""
         if self.is_text:
             return np.dtype(object), (1,)
         return np.dtype(self.dtype), (self.longest,) if self.shape is None else self.shape
@@ -96,7 +96,7 @@ def build_header(dtype: np.dtype[Any], rows: int) -> bytes:
 
 
 def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
-    """Pack columns of fixed width into one array of `row_dtype`."""
+    """Pack fixed-width columns into one array of type `row_dtype`."""
     count = len(next(iter(columns.values()))) if columns else 0
     rows = np.empty(count, row_dtype(kinds))
     for place, column in enumerate(columns.values()):
@@ -105,7 +105,7 @@ def pack_rows(columns: Mapping[str, Array], kinds: Kinds) -> Array:
 
 
 def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
-    """Write the layout of a folder of rows; called again once all workers' rows are known."""
+    """Write the layout of a folder of rows; called again once the rows of all workers are known."""
     layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
     layout["sha256"] = _digest(layout)
     (folder / _LAYOUT).write_text(json.dumps(layout))
@@ -118,7 +118,7 @@ def read_layout(folder: Path) -> tuple[int, Kinds]:
 
 
 def read_layouts(folder: Path) -> dict[str, Any]:
-    """Read the layouts of all folders in a folder, as plain JSON data."""
+    """Read the layouts of all subfolders of a folder, as plain JSON data."""
     return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{_LAYOUT}"))}
 
 
@@ -134,7 +134,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def report_damage(path: Path) -> ClusterError:
-    """Return the error for an altered file of rows."""
+    """Return the error for a file of rows that was altered."""
     return ClusterError(
         f"{path}, a file of this worker's rows, was altered or truncated after it was written, on "
         f"{socket.gethostname()}: check that disk, or set TMPDIR to a folder on another one, and "

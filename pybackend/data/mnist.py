@@ -44,7 +44,7 @@ class Mnist:
     source
         The file they were read from, or ``"download"``.
     subset
-        Whether these are only the few thousand images that are shipped with tfdist.
+        Whether these are only the few thousand images that ship with tfdist.
     """
 
     x_train: Array

@@ -1,4 +1,4 @@
-"""Parquet files as numbered rows: row groups and columns are read when they are needed."""
+"""Parquet files as numbered rows: row groups and columns are read only when needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files of one schema; their rows are numbered in the files' order.
+    """Files with one schema; rows are numbered across the files, in file order.
 
     Attributes
     ----------
@@ -45,7 +45,8 @@ class ParquetFiles:
     partitions
         Columns in the names of folders (``day=1/``), last in the schema: one value per file.
     nulls
-        For each column with nulls according to the statistics, the first such file's number.
+        For each column that has nulls according to the statistics, the number of the first file
+        with some.
     """
 
     files: tuple[str, ...]
@@ -57,12 +58,12 @@ class ParquetFiles:
 
     @classmethod
     def at(cls, uri: Places, name: str = "data") -> ParquetFiles:
-        """Open the files at paths or URIs; reads only their footers.
+        """Open the files at paths or URIs, reading only their footers.
 
         Raises
         ------
         InputError
-            There is no such file, one is not a Parquet file, or their schemas differ.
+            A file does not exist or is not a Parquet file, or the schemas differ.
         """
         try:
             import pyarrow as pa
@@ -104,7 +105,7 @@ class ParquetFiles:
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield Arrow batches of ranges of rows, with the number of each batch's first row.
+        """Yield Arrow batches for ranges of rows, with the number of each batch's first row.
 
         The ranges must be in order. Each row group is read once for all of its ranges.
 
@@ -142,7 +143,8 @@ class ParquetFiles:
 def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Return the columns in the names of folders (Hive partitions), with one value per file.
 
-    A column is of integers, or else floats, if all of its values can be parsed as such; else text.
+    A column becomes integers, or else floats, if all of its values can be parsed as such; otherwise
+    it is text.
     """
     roots = [find_root(one) for one in ([uri] if isinstance(uri, str) else uri)]
     found: list[dict[str, str]] = []
@@ -187,7 +189,7 @@ def _read_footer(file: str, name: str) -> _Footer:
 
 
 def _find_nulls(groups: Sequence[Any]) -> frozenset[str]:
-    """Return the columns, except nested ones, with nulls according to the file's statistics."""
+    """Return the columns, except nested ones, that have nulls according to the statistics."""
     some = groups[: max(1, _MOST_NOTES // max(1, groups[0].num_columns))] if groups else ()
     columns = (group.column(number) for group in some for number in range(group.num_columns))
     noted = ((column.path_in_schema, column.statistics) for column in columns)
@@ -241,7 +243,7 @@ def _read_ranges(
 def _cut_ranges(
     batch: Any, place: int, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the parts of a batch that are in the ranges; its first row has number ``place``."""
+    """Yield the parts of a batch that are in the ranges; ``place`` is its first row number."""
     for first, last in ranges:
         begin, end = max(first, place), min(last, place + batch.num_rows)
         if begin < end:

@@ -19,9 +19,9 @@ _TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uin
 
 @dataclass(frozen=True)
 class Output:
-    """One output of a model: its name, type and the shape of a row, with None for any size.
+    """One output of a model: its name, type and the shape of a row, where None stands for any size.
 
-    A model's only output needs no name.
+    If a model has only one output, that needs no name.
     """
 
     name: str
@@ -30,18 +30,18 @@ class Output:
 
     @property
     def depth(self) -> int:
-        """Number of nested arrays around a row's numbers; 0 for a single number."""
+        """Number of nested arrays around the numbers in a row; 0 for a single number."""
         return 0 if self.shape == (1,) else len(self.shape)
 
     @property
     def held(self) -> str:
-        """Type of the numbers in a table."""
+        """Type of the numbers when stored in a table."""
         if self.dtype == "bool" or self.dtype in _TABLE_DTYPES:
             return _TABLE_DTYPES.get(self.dtype, "bool")
         return "int32" if "int" in self.dtype else "float32"
 
     def make_empty(self) -> Array:
-        """Return the output for no rows."""
+        """Return the output for zero rows."""
         return np.empty((0, *(size or 1 for size in self.shape)), self.held)
 
 
@@ -73,8 +73,8 @@ class Predictions:
         Whether to convert the numbers to probabilities by softmax or, if there is one per row, by
         the sigmoid.
 
-    With neither the class nor its numbers, each output is a column: ``.pred``, or
-    ``.pred_<output>`` if there are several.
+    Without the class and the numbers, each output is a column: ``.pred``, or ``.pred_<output>`` if
+    there are several.
     """
 
     outputs: tuple[Output, ...]
@@ -108,7 +108,7 @@ class Predictions:
         outputs
             The model's outputs for the rows: arrays of shape (rows, ...).
         complete
-            Mask of the rows for which the model computed outputs, if not all; other rows become
+            Mask of the rows for which the model computed outputs, if not all; the other rows become
             null.
         """
         if complete is None or complete.all():
@@ -140,7 +140,7 @@ class Predictions:
     def columns(self, outputs: Sequence[Array]) -> list[Array]:
         """Return the columns as arrays of one number per row; outputs are returned unchanged.
 
-        The class is its code, or -1 if any of its numbers is NaN.
+        Classes are returned as codes, or -1 if any of the row's numbers is NaN.
         """
         if not (self.has_class or self.has_numbers):
             return list(outputs)
@@ -177,7 +177,7 @@ def _check_shape(output: Output, numbers: Array) -> None:
 
 
 def spread_rows(outputs: Array, complete: Array) -> Array:
-    """Return outputs for all rows from those of the complete rows; the others are NaN."""
+    """Expand the outputs of the complete rows to all rows; the other rows are NaN."""
     spread = np.full(
         (len(complete), *outputs.shape[1:]), np.nan, np.result_type(outputs.dtype, np.float16)
     )

@@ -1,4 +1,4 @@
-"""Columns whose rows differ in length."""
+"""Columns whose rows have different lengths."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
 
 
 def to_strings(texts: Sequence[bytes]) -> Array:
-    """Convert texts to a column of shape (rows, 1)."""
+    """Convert strings to a column of shape (rows, 1)."""
     strings = np.empty((len(texts), 1), object)
     strings[:, 0] = texts
     return strings

@@ -48,7 +48,7 @@ class Sources:
         return bool(self.names) or self.stream is not None
 
     def settle(self, job: Job, collective: Collective, folder: Path) -> Counts:
-        """Make the layouts the same on all workers; return each rank's rows per epoch."""
+        """Make the layouts identical on all workers; return each rank's rows per epoch."""
         counts = {}
         for name in self.names:
             layouts = _unify_layouts(collective, folder, name)
@@ -65,7 +65,7 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
     Parameters
     ----------
     order
-        The launcher's order, whose ``peers`` are the addresses of all workers.
+        The launcher's `Order`, whose ``peers`` are the addresses of all workers.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:
 
 
 def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapping[str, Any]]:
-    """Gather the layouts of all workers' rows and make them the same."""
+    """Gather the layouts of all workers' rows and make them identical."""
     text = json.dumps({name: read_layouts(folder)[name]}).encode()
     parts = collective.all_gather(np.frombuffer(text, np.uint8).copy())
     everyone = [json.loads(part.tobytes()) for part in parts]

@@ -1,12 +1,12 @@
 """A worker's rows on disk or packed as bytes, read back by row number in bounded memory.
 
-Columns of fixed width are stored row by row in one ``.npy`` file of a structured type, so that one
-read returns a whole row. For a ragged column, this file has the place and length of each row's
+Fixed-width columns are stored row by row in one ``.npy`` file with a structured type, so that one
+read returns a whole row. For a ragged column, this file has the position and length of each row's
 values; the values are in a separate ``.npy`` file.
 
-All but the first rows are read by ``pread``, not through a memory map: reading shuffled rows from a
-map makes the whole file resident, which counts towards the memory limits of containers and resource
-managers.
+All but the first rows are read with ``pread``, not through a memory map: reading shuffled rows from
+a memory map makes the whole file resident, which counts towards the memory limits of containers and
+resource managers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RowStoreWriter:
         self.close()
 
     def append(self, columns: Mapping[str, Array | Ragged]) -> None:
-        """Write rows; their kinds must be those of the first ones."""
+        """Write rows, whose kinds must be those of the first rows."""
         if self.kinds is None:
             self._begin(describe_columns(columns))
         assert self.kinds is not None
@@ -99,7 +99,7 @@ class RowStoreWriter:
         self.rows += len(next(iter(fields.values())))
 
     def place(self, first_row: int, content: bytes) -> None:
-        """Write packed rows at a row number; earlier rows may follow later."""
+        """Write packed rows at a row number; rows with lower numbers may be written later."""
         assert self.kinds is not None
         size = row_dtype(self.kinds).itemsize
         with naming_full_disk(self._folder, "rows"):
@@ -151,9 +151,10 @@ class RowStoreWriter:
 
 
 def unify_layout(folder: Path, layouts: Sequence[Mapping[str, Any]]) -> None:
-    """Set a folder's layout to the common one of all workers' rows.
+    """Set a folder's layout to the common layout of all workers' rows.
 
-    A worker without rows gets the other workers' columns, and all pad ragged rows to one length.
+    A worker without rows gets the other workers' columns, and all workers pad ragged rows to the
+    same length.
     """
     own, _ = read_layout(folder)
     every = [read_kinds(layout["columns"]) for layout in layouts if layout["columns"]]
@@ -177,7 +178,7 @@ def write_columns(folder: Path, columns: Columns) -> None:
 
 
 def link_columns(folder: Path, source: Path) -> None:
-    """Make a folder of the same rows by hard links, without a copy."""
+    """Create a folder with the same rows using hard links, without copying them."""
     folder.mkdir()
     for file in source.iterdir():
         os.link(file, folder / file.name)
@@ -196,7 +197,7 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
     Raises
     ------
     InputError
-        A column holds text, whose rows differ in width.
+        A column holds text, whose rows have different widths.
     """
     layout = {name: describe_columns(columns) for name, columns in datasets.items()}
     for name, kinds in layout.items():
@@ -212,7 +213,7 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
 def count_rows_to_send(
     datasets: Mapping[str, Columns], workers: int, to_all: Collection[str] = ()
 ) -> Counts:
-    """Count the rows to send to each rank, by data set: its shard, or all rows for ``to_all``."""
+    """Count the rows to send to each rank, by data set: its shard, or with ``to_all`` all rows."""
     return {
         name: [
             count_rows(columns if name in to_all else shard(columns, workers, rank))

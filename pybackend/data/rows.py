@@ -71,12 +71,12 @@ class ArrayRows:
 
 
 class StoredRows:
-    """Rows of a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
+    """Rows in a folder that a `RowStoreWriter` wrote; only requested rows are in memory.
 
     Parameters
     ----------
     in_memory
-        Read all rows into memory now.
+        Read all rows into memory immediately.
 
     Raises
     ------
@@ -137,7 +137,7 @@ class _Items:
         self._number = None if self._is_whole else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Return contiguous bytes of shape (number of places, size)."""
+        """Return contiguous bytes with shape (number of positions, size)."""
         if self._is_whole:
             return np.take(self._mapped, places, axis=0)
         is_mapped = places < self._mapped_count
@@ -157,7 +157,7 @@ class _Items:
 
 
 class _RaggedValues:
-    """Values of a ragged column; the rows store the places of theirs."""
+    """Values of a ragged column; each row stores the position of its values."""
 
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
@@ -172,7 +172,7 @@ class _RaggedValues:
         self._number = None if is_mapped else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Return padded rows of shape (number of places, longest), or strings of shape (..., 1)."""
+        """Return padded rows of shape (number of rows, longest), or strings of shape (..., 1)."""
         width, ends = self._dtype.itemsize, places["start"] + places["length"]
         lengths, longest = places["length"], self._kind.longest
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
@@ -221,7 +221,7 @@ def _open_descriptor(owner: object, path: Path) -> int:
 
 
 def _measure_row(spec: Spec) -> int:
-    """Return the memory of a row in bytes; a text counts as an object without its characters."""
+    """Return the number of bytes that a row takes in memory; strings count without their text."""
     sizes = {key: 64 if dtype.kind == "O" else dtype.itemsize for key, (dtype, _) in spec.items()}
     return sum(sizes[key] * math.prod(shape) for key, (_, shape) in spec.items())
 
@@ -238,7 +238,7 @@ def make_zero_row(rows: Rows) -> Columns:
 
 
 class Reshaped:
-    """The same rows with one column in another shape."""
+    """The same rows with one column in a different shape."""
 
     def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
         self._rows = rows
@@ -261,7 +261,7 @@ class Reshaped:
 
 
 class ShardedRows:
-    """One worker's shard, by `sharding.shard_slice`, of rows that every worker holds."""
+    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds."""
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
         self._rows = rows

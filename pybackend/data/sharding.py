@@ -31,7 +31,7 @@ def count_steps(counts: Sequence[int], batch_size: int) -> int:
 
 
 def cut_rows(count: int, steps: int) -> Index:
-    """Return the first row of each step's local batch and the end of the last one.
+    """Return the first row of each step's local batch, and the end of the last batch.
 
     The shape is (steps + 1,).
     """
@@ -39,7 +39,7 @@ def cut_rows(count: int, steps: int) -> Index:
 
 
 def permute(places: Index, count: int, *keys: int) -> Index:
-    """Return the new places of some of ``range(count)`` under the permutation of ``keys``.
+    """Return the new positions of some of ``range(count)`` under the permutation given by ``keys``.
 
     It needs no array of ``count`` numbers, so that data of any size can be shuffled. It is a
     generalized Feistel cipher with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
@@ -92,7 +92,7 @@ class Visits:
         Number of rows that the worker holds.
     shared_by
         World size for ``shuffle="global"``, else None: every worker holds all rows and, in each
-        epoch's order of all rows, takes every ``shared_by``-th from its rank on.
+        epoch's order of all rows, takes every ``shared_by``-th row, starting at its rank.
     """
 
     rows: int
@@ -113,7 +113,7 @@ class Visits:
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """Return the rows of a block of visits; drawing them together is faster."""
+    """Return the rows of a block of visits; drawing them as a block is faster."""
     is_own = visits.shared_by is None
     step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
     keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
@@ -123,7 +123,7 @@ def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:
-    """Return a rank's shard of an array: every ``workers``-th row, which mixes sorted data."""
+    """Return a rank's shard of an array: every ``workers``-th row, which spreads sorted data."""
     return slice(rank, rows, workers)
 
 
@@ -133,7 +133,7 @@ def count_sharded(rows: int, workers: int) -> list[int]:
 
 
 def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
-    """Return the places that restore the data's order, for a range of each shard of `shard_slice`.
+    """Return the positions that restore the data's order, for a range in each `shard_slice`.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) 
     Returns
     -------
     int64 array of shape (total number of rows,)
-        Places among the rows of all ranks, listed rank by rank.
+        Positions among the rows of all ranks, listed rank by rank.
     """
     ranks = np.repeat(np.arange(len(counts)), counts)
     own = [first + np.arange(count) for first, count in zip(firsts, counts, strict=True)]
@@ -172,18 +172,19 @@ def replay_batches(
 ) -> list[Any]:
     """List the rows of an array that all workers together use at each step of an epoch.
 
-    One process that trains on these batches reaches the weights of ``workers`` processes.
+    One process that trains on these batches ends with the same weights as ``workers`` processes.
 
     Parameters
     ----------
     rows
-        Number of rows. Arrays and data frames are counted in their order; files one after the
-        other, as their paths sort or are listed. The rows of a Spark DataFrame have no order.
+        Number of rows. Rows of arrays and data frames are numbered in order, those of files one
+        file after the other, as their paths sort or are listed. The rows of a Spark DataFrame have
+        no order.
     workers, batch_size, seed, shuffle
-        As in `barrier_train`. The seed of a training run without one is ``result.seed``.
+        As in `barrier_train`. If none was passed to training, use ``result.seed``.
     epoch
-        Index of the epoch, from 0. With ``steps_per_epoch``, the steps are those of epochs of all
-        rows, one list after the other.
+        Index of the epoch, from 0. With ``steps_per_epoch``, an epoch here still uses all rows:
+        training takes its steps from these lists, one after the other.
 
     Returns
     -------
@@ -193,7 +194,7 @@ def replay_batches(
     Raises
     ------
     InputError
-        An argument is wrong. The message names it and the expected value.
+        An argument is invalid. The message names it and the expected value.
     """
     check_whole_number("rows", rows, least=1)
     check_whole_number("workers", workers, least=1)

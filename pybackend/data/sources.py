@@ -1,4 +1,4 @@
-"""Data that every worker reads itself: files, or the data set of a user's function."""
+"""Data that every worker reads itself: files, or the data set that a user's function returns."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class RowFiles(Protocol):
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, Any]]:
-        """Yield Arrow batches of ranges of rows, with the number of each batch's first row."""
+        """Yield Arrow batches for ranges of rows, with the number of each batch's first row."""
 
 
 @dataclass(frozen=True)
 class FileRows(TableRows):
-    """Rows of files, of which each worker reads its share."""
+    """Rows in files; each worker reads its share."""
 
     files: RowFiles
 
@@ -109,7 +109,7 @@ class FileRows(TableRows):
         return self.files.rows
 
     def counts(self, workers: int) -> list[int]:
-        """Return the number of rows that each rank visits in an epoch."""
+        """Return the number of rows that each rank uses in an epoch."""
         return [len(range(rank, self.rows, workers)) for rank in range(workers)]
 
     def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
@@ -122,7 +122,7 @@ class FileRows(TableRows):
                 writer.append(reader.read(batch, partial(self._name_row, place)))
 
     def reject_nulls(self) -> None:
-        """Raise `InputError` for the first null in columns with nulls in the files' statistics."""
+        """Raise `InputError` for the first null in the columns whose statistics report nulls."""
         ends = [0, *itertools.accumulate(self.files.counts)]
         nulls = self.files.nulls
         for column in filter(nulls.__contains__, list_columns(self.column_groups)):
@@ -131,7 +131,7 @@ class FileRows(TableRows):
                 require_values(batch.column(0), column, partial(self._name_row, place))
 
     def _name_row(self, place: int, row: int) -> str:
-        """Return the name of a row, by its file; ``place`` is the first row of the batch."""
+        """Return a row's name, which includes its file; ``place`` is the first row of the batch."""
         ends = list(itertools.accumulate(self.files.counts))
         file = bisect.bisect_right(ends, place + row)
         inside = place + row - (ends[file - 1] if file else 0)
@@ -163,7 +163,7 @@ class FunctionRows:
 
 
 def _read_dictionary(files: RowFiles, column: str) -> list[Any] | None:
-    """Return the categories of a column that pandas wrote as Categorical, in their order."""
+    """Return the categories of a column that pandas wrote as Categorical, in order."""
     import pyarrow as pa
 
     if not isinstance(files.schema.field(column).type, pa.DictionaryType):

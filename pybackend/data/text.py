@@ -20,7 +20,7 @@ _DIGITS = 8
 
 
 def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
-    """Encode batches as batches with one column ``text``; each row is a line.
+    """Encode batches as batches with a single column, ``text``, in which each row is a line.
 
     There is always at least one row: sparklyr does not run R for a partition without rows.
     """
@@ -38,7 +38,7 @@ def encode_lines(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def decode_lines(path: Path) -> Iterator[Any]:
-    """Decode the batches of a file of such lines.
+    """Decode the batches in a file of lines that `encode_lines` wrote.
 
     Raises
     ------

@@ -53,7 +53,7 @@ def name_host(worker: Worker) -> str:
 
 
 def explain_missing_packages(workers: Sequence[Worker], on_spark: bool) -> list[str]:
-    """Return what to install on which host. The workers need not have connected to each other."""
+    """Return what to install on which host. The workers need not be connected to each other."""
     found = _group_hosts(
         (
             (
@@ -162,7 +162,7 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
 
 
 def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
-    """Return whether the address is another host's loopback, which does not test the network."""
+    """Return whether this is another host's loopback address, so that the network is not tested."""
     return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 

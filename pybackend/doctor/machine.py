@@ -1,4 +1,4 @@
-"""Versions and hardware of this machine, found without importing the reported packages."""
+"""Versions and hardware of this machine, determined without importing the reported packages."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def find_missing(
 
 
 def find_java() -> str | None:
-    """Return the version of the Java that Spark would start; None without Java."""
+    """Return the version of the Java that Spark would start; None if Java is missing."""
     home = os.environ.get("JAVA_HOME")
     program = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     match = re.search(r'version "([^"]+)"', _output(program, "-version"))
@@ -162,7 +162,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _r() -> dict[str, str | None]:
     """Return the path and version of R, and the version of its reticulate.
 
-    R is started for this, because only R knows its libraries. A bare R starts in 50 ms.
+    This starts R, because only R knows its libraries. R without packages starts in 50 ms.
     """
     rscript = shutil.which("Rscript")
     bare = ("--no-echo", "--no-restore", "--no-init-file", "--default-packages=NULL")
@@ -212,7 +212,7 @@ def _gpus() -> list[str]:
 
 
 def _output(program: str | None, *arguments: str) -> str:
-    """Return what a program prints; an empty text if it is absent, fails, or takes too long."""
+    """Return a program's output; an empty string if it is missing, fails, or takes too long."""
     if program is None:
         return ""
     try:

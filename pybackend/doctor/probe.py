@@ -1,4 +1,4 @@
-"""Check of a cluster before training: one short barrier job over its slots."""
+"""Check of a cluster before training: one short barrier job on its slots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
     ----------
     spark
         A ``pyspark.sql.SparkSession``; or ``"local"`` or ``"local[N]"`` for N (default: 2)
-        processes of this machine, without Spark.
+        processes on this machine, without Spark.
     workers
         Number of slots to probe. None (default): all slots of the session.
 
@@ -40,7 +40,7 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
     dict
         ``workers``: the result of `inspect_worker` for each rank, with ``reaches`` (whether it
         reached all others); ``hosts``: for each a dict of ``name``, ``slots`` and ``lines`` to
-        print; ``problems``: sentences about what to fix, and where; ``verdict``: a last line. If
+        print; ``problems``: sentences about what to fix, and where; ``verdict``: a summary line. If
         the job fails, ``problems`` has the reason, and ``workers`` is empty.
 
     Raises
@@ -63,7 +63,7 @@ def probe(spark: Any, workers: int | None = None) -> dict[str, Any]:
 
 
 def _missing_packages(session: Any) -> list[str]:
-    """Return which packages hosts lack for a barrier job, from a job that needs only Python."""
+    """Return the packages that hosts lack for a barrier job, using a job that needs only Python."""
     if session is None:
         return []
     try:

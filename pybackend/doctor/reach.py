@@ -1,4 +1,4 @@
-"""One worker's view of its cluster: its own machine, and which other workers it reaches.
+"""One worker's view of its cluster: its own machine, and the other workers that it can reach.
 
 `inspect_worker` runs on the workers, so this module imports neither TensorFlow nor numpy.
 
@@ -65,9 +65,9 @@ def try_peers(
     ----------
     addresses
         ``host:port`` by rank. The launcher may already have bound this worker's own port, with
-        SO_REUSEADDR and without listening.
+        SO_REUSEADDR but without listening.
     patience
-        Seconds for which refused connections are tried again, and for which this worker listens
+        Seconds during which refused connections are retried, and during which this worker listens
         until all others have connected. The call returns at most `ATTEMPT_SECONDS` later.
 
     Returns
@@ -150,7 +150,7 @@ async def _attempt(address: str) -> str | None:
 
 
 def _socket_for(address: str) -> tuple[socket.socket, Any]:
-    """Return a socket of the address's family, and the address in the form for sockets."""
+    """Return a socket for the address family, and the address in the form that sockets take."""
     host, port = parse_address(address)
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind)

@@ -1,4 +1,4 @@
-"""Spark session of one command, which is started within a time limit and stopped at its end."""
+"""Spark session for one command, started within a time limit and stopped when the command ends."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _Value = TypeVar("_Value")
 
 
 def check_master(master: str) -> str:
-    """Return the master URL if Spark accepts its form.
+    """Return the master URL if it has a form that Spark accepts.
 
     Raises
     ------
     InputError
-        The form is unknown; the message has examples.
+        The form is unknown; the message gives examples.
     """
     if not any(re.fullmatch(pattern, master) for pattern in _MASTERS):
         raise InputError(f"{master!r} is not a Spark master: expected {_EXAMPLES}")
@@ -56,7 +56,7 @@ def check_master(master: str) -> str:
 
 @contextmanager
 def start_session(master: str, settings: Mapping[str, str]) -> Iterator[Any]:
-    """Start a session at a master, and wait for at least one executor if the master has them.
+    """Start a session at a master, and wait for at least one executor if the master has any.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _check_installed(is_connect: bool) -> None:
 
 
 def _check_answers(master: str) -> None:
-    """Connect to the master once: Spark would try for minutes and not report the reason."""
+    """Connect to the master once: Spark would keep trying for minutes and not report the reason."""
     scheme, separator, rest = master.partition("://")
     if not separator or scheme == "k8s":
         return
@@ -138,7 +138,7 @@ def _start(master: str, settings: Mapping[str, str]) -> Any:
 
 
 def _connect(session: Any, settings: Mapping[str, str]) -> Any:
-    """Connect a session, which contacts its server only at the first request."""
+    """Connect a session, and contact its server now, not only at the first request."""
     client = session.client
     has_policies = hasattr(client, "set_retry_policies")  # came with Spark 4
     policies = client.get_retry_policies() if has_policies else []

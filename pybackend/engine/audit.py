@@ -1,14 +1,14 @@
-"""Repetition of some steps in one process, with a comparison of all variables.
+"""Repeat some steps in one process, and compare all variables.
 
 The rows of all workers go to rank 0. It restores the variables from before the step, takes Keras's
 own step on the global batch, and compares every change with that of the workers; then the state
-after the step is restored, bit for bit. Nothing is assumed about losses, layers or a train_step:
-one process has executed them, too.
+after the step is restored, bit for bit. This assumes nothing about losses, layers or a train_step,
+because one process has executed them, too.
 
-A difference is explained by rounding if one process shows such a difference itself when its weights
-and rows change by as much as their type rounds them (Adam divides a gradient that consists of
-rounding errors by its own size). If the step draws random numbers, all workers repeat it with
-constants in their place, and that result is compared; on GPUs they repeat it in full precision.
+A difference counts as rounding if one process shows it as well when its weights and rows change by
+about as much as their type rounds (Adam divides a gradient that consists only of rounding errors by
+its own size). If the step draws random numbers, all workers repeat it with constants in their
+place, and that result is compared; on GPUs they repeat it in full precision.
 """
 
 from __future__ import annotations
@@ -85,11 +85,12 @@ _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
 @dataclass
 class _Window:
-    """Steps that are compared as one: those whose gradients the optimizer adds up, or a single one.
+    """Steps that are compared as one: those whose gradients the optimizer adds up, or only one.
 
-    ``before`` has the values before the first of them, ``memory`` the bytes of the process then,
-    ``known`` the variables that existed, ``changed`` the numbers that callbacks changed before each
-    step, and ``digest`` a checksum of the variables that they must not change in between.
+    ``before`` has the values before the first step, ``memory`` the size of the process at that
+    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
+    before each step, and ``digest`` a checksum of the variables that callbacks must not change in
+    between.
     """
 
     before: Values
@@ -103,12 +104,12 @@ class _Window:
 
 
 class Auditor:
-    """Audit of a training run by two callbacks: `beginning` is the last of all, `ending` the first.
+    """Audit of a training run by two callbacks: `beginning` runs after all others, `ending` first.
 
     Parameters
     ----------
     others
-        Variables of other callbacks that the steps use.
+        Variables of other callbacks, which the steps use.
     report
         Results so far.
     """
@@ -161,7 +162,7 @@ class Auditor:
         self.ending = keras.callbacks.LambdaCallback(on_train_batch_end=self._end)
 
     def _plan(self, epoch: int, logs: Any = None) -> None:
-        """Choose the steps of an epoch on rank 0, by the time that audits have taken."""
+        """Choose on rank 0 which steps of an epoch to audit, based on the time of past audits."""
         now = time.monotonic()
         spent, passed, last = self._spent, now - self._began, now - self._epoch_began
         self._epoch, self._epoch_began = epoch, now
@@ -250,13 +251,13 @@ class Auditor:
         return self._exchange.count_calls() % each if each > 1 else 0
 
     def _count_together(self) -> int:
-        """Return the number of steps between two moments at which a window can end."""
+        """Return the number of steps between two points at which a window can end."""
         model = self._model
         executed = 1 if model.run_eagerly else int(model.steps_per_execution)
         return max(executed, count_accumulated_steps(model.optimizer))
 
     def _digest(self) -> int:
-        """Return a checksum of all variables except scalars on rank 0, which compares them."""
+        """Return a checksum of all variables except scalars, on rank 0, which compares them."""
         if self._collective.rank:
             return 0
         digest = 0
@@ -266,9 +267,9 @@ class Auditor:
         return digest
 
     def _is_repeated(self, is_random: bool) -> bool:
-        """Return whether the workers repeat the step, as the one process does.
+        """Return whether the workers repeat the step, as the single process does.
 
-        On GPUs, also with XLA, rounding depends on the kernel: three digits in TF32.
+        On GPUs, rounding depends on the kernel, even with XLA: TF32 has only three digits.
         """
         return is_random or self._exchange.is_compressed or self._has_gpus
 
@@ -317,7 +318,7 @@ class Auditor:
     def _compare(
         self, window: _Window, after: Values, place: float, is_repeated: bool
     ) -> dict[str, Any]:
-        """Return rank 0's result, with random numbers replaced by a constant; on all ranks."""
+        """Return rank 0's result on all ranks, with random numbers replaced by a constant."""
         found, reason = after, window.reason
         self._process.place = place
         with stand_in_noise(place):
@@ -356,7 +357,7 @@ class Auditor:
         return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
 
     def _delay(self, window: _Window, reason: str) -> None:
-        """Audit a later step instead of this one, at a growing distance."""
+        """Audit a later step instead of this one, further ahead each time."""
         step = window.steps[-1] + 2**self._delays
         self._delays += 1
         if step < self._feed.steps:
@@ -399,12 +400,12 @@ class Auditor:
         return None
 
     def _has_made_variables(self, window: _Window) -> bool:
-        """Return whether there are new variables, except metrics: their old values are unknown."""
+        """Return whether there are new variables, except metrics; their old values are unknown."""
         made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
     def _repeat(self, window: _Window) -> tuple[Values, str | None]:
-        """Return the variables after the workers repeat the steps, or why they cannot."""
+        """Return the variables after the workers have repeated the steps, or the reason why not."""
         self._state.write(window.before)
         reason = None
         try:
@@ -439,14 +440,14 @@ class Auditor:
         return encode_state({"rows": rows, **changes})
 
     def _lacks_memory(self, window: _Window) -> bool:
-        """Return whether a step with the rows of all workers may need more than there is."""
+        """Return whether a step with the rows of all workers may need more memory than there is."""
         # The most that this worker's own rows have taken.
         self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
         needed = self._collective.world_size * self._own_memory + self._state.count_bytes()
         return needed > self._find_room()
 
     def _find_room(self) -> float:
-        """Return the bytes that an audit may take."""
+        """Return how many bytes of memory an audit may use."""
         limit = np.inf if self._limit is None else max(0.0, self._limit - read_memory())
         return _SHARE_OF_MEMORY * min(find_free_memory(), limit)
 
@@ -456,7 +457,7 @@ class Auditor:
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
 
     def _obey(self, verdict: dict[str, Any], is_new: bool) -> None:
-        """Record rank 0's result; on all ranks."""
+        """Record rank 0's result on all ranks."""
         report = self.report
         if "skipped" in verdict:
             self._skip(verdict["skipped"])

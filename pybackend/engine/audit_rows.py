@@ -1,4 +1,4 @@
-"""Rows of a step, packed for the rank that audits it, and their order there."""
+"""Rows of a step, packed for the rank that audits it, and their order on that rank."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class GlobalRows:
     Attributes
     ----------
     batch
-        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as one process has them.
+        ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, as in a single process.
     parts
-        Positions of each worker's rows in it, by rank.
+        Positions of each worker's rows in the batch, by rank.
     """
 
     batch: Any
@@ -47,7 +47,7 @@ def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:
     Parameters
     ----------
     first
-        Position of the first of them among its own rows, in the order in which it takes them.
+        Position of the first one among the worker's own rows, in the order in which it uses them.
     """
     packed = {name: _pack(np.asarray(column)) for name, column in columns.items()}
     return encode_state({"first": first, "columns": packed})

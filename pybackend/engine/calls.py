@@ -1,4 +1,4 @@
-"""Collective calls of one training step, in the same order on all workers."""
+"""The collective calls in one training step, in the same order on all workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pybackend.errors import InputError
 
 
 class StepCalls:
-    """Chain of the calls of the step being traced, with the replacements for a step without rows.
+    """Chain of the calls in the step being traced, with replacements for a step without rows.
 
     TensorFlow does not order calls to the host, and every worker must make its calls in the same
-    order. Each increments a counter, for which the next one waits, also that of the next step.
+    order. Each call increments a counter, which the next call waits for, even across steps.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StepCalls:
 
     @contextmanager
     def next(self) -> Iterator[None]:
-        """Order the operations created in this context after the previous call."""
+        """Order the operations created within this context after the previous call."""
         known = _list_graphs()
         if not all(tensor.graph in known for tensor in self._last):
             raise InputError(
@@ -48,18 +48,18 @@ class StepCalls:
             yield
 
     def end(self, results: Sequence[Any]) -> None:
-        """Note the results of the call that was just made."""
+        """Record the results of the call that was just made."""
         if not tf.executing_eagerly():
             with tf.control_dependencies(results[:1]):
                 self._last = [self._turn.assign_add(1, read_value=False)]
 
     def count_exchange(self) -> int:
-        """Return the number of the gradient exchange that begins, from 0 in each step."""
+        """Return the number of the gradient exchange that is starting, from 0 in each step."""
         self._exchanges += 1
         return self._exchanges - 1
 
     def record(self, replacement: Callable[[], object]) -> None:
-        """Note what a worker without rows does instead of the call that was just made."""
+        """Record what a worker without rows does instead of the call that was just made."""
         self._replacements.append(replacement)
 
     def replace(self, default: Callable[[], object]) -> None:
@@ -68,7 +68,7 @@ class StepCalls:
         Parameters
         ----------
         default
-            Used if this worker has not made a step with rows yet.
+            Used if this worker has not yet taken a step with rows.
         """
         replacements = list(self._replacements)
         self.begin(tf.constant(0))
@@ -78,7 +78,7 @@ class StepCalls:
 
 
 def _list_graphs() -> list[Any]:
-    """Return the graph being traced, and those around it."""
+    """Return the graph being traced and its enclosing graphs."""
     graphs = [tf.compat.v1.get_default_graph()]
     while (outer := getattr(graphs[-1], "outer_graph", None)) is not None:
         graphs.append(outer)

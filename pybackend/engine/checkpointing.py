@@ -1,4 +1,4 @@
-"""Make checkpoints during training and write them from a thread."""
+"""Create checkpoints during training, and write them in a thread."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pybackend.job.notice import PreemptedError
 class CheckpointWriter:
     """Thread that writes one checkpoint at a time; if several wait, only the newest.
 
-    A checkpoint that cannot be written is reported, and the training continues without it, until
-    ``keep`` (at least two) have failed in a row, or another training writes to the folder.
+    A checkpoint that cannot be written is reported, and training continues without it, until
+    ``keep`` (at least two) have failed in a row, or another training run writes to the folder.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class CheckpointWriter:
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, manifest: Manifest, state: bytes) -> None:
-        """Request that a checkpoint is written."""
+        """Request that a checkpoint be written."""
         with self._changed:
             self._waiting = manifest, state
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class CheckpointWriter:
         return self._last
 
     def clear(self, seconds: float) -> None:
-        """Stop writing, and remove all checkpoints; a note reports if that was not possible."""
+        """Stop writing, and remove all checkpoints; if that fails, show a note."""
         with self._changed:
             self._waiting = None
         try:
@@ -167,9 +167,9 @@ class Checkpoints:
     Attributes
     ----------
     start
-        Epoch and step at which it begins.
+        Epoch and step at which the training run begins.
     writer, manifest
-        On rank 0: the writer, and what all checkpoints of this training have in common.
+        On rank 0: the writer, and what all checkpoints of this training run have in common.
     """
 
     options: Checkpoint
@@ -190,7 +190,7 @@ class Checkpoints:
 
 
 class Checkpointing(keras.callbacks.Callback):
-    """Callback that stores the state of the training when due; on all ranks at the same step."""
+    """Callback that saves the state of training when due, at the same step on all ranks."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class Checkpointing(keras.callbacks.Callback):
             self._to_restore = None
 
     def _report_lost(self) -> None:
-        """Report attributes that are not stored, once each; hooks may have created them."""
+        """Report attributes that are not saved, once each; hooks may have created them."""
         lost = [name for name in self._state.find_lost() if name not in self._reported]
         if lost:
             text = f"checkpoints do not store {', '.join(lost)} of the callbacks: not plain data"
@@ -291,7 +291,7 @@ class Checkpointing(keras.callbacks.Callback):
         self._schedule.restart()
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
-        """End this training after the last checkpoint is written; all ranks together."""
+        """End this training run after the last checkpoint is written, together on all ranks."""
         place, is_kept = describe_place(epoch, step), np.zeros(1, np.int64)
         if self._checkpoints.writer is not None:
             self._checkpoints.writer.finish(self._job.timeout)
@@ -302,9 +302,9 @@ class Checkpointing(keras.callbacks.Callback):
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
-    """Callbacks of a training run that resumes in the middle of an epoch, which takes two fits.
+    """Callbacks of a training run that resumes within an epoch, which takes two calls of ``fit``.
 
-    They see one fit, with the step numbers of an uninterrupted epoch.
+    To the callbacks, this looks like one call, with the step numbers of an uninterrupted epoch.
     """
 
     def __init__(self, callbacks: list[Any], skip: int, **params: Any) -> None:
@@ -315,7 +315,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._last_logs: Any = None
 
     def begin_rest(self) -> None:
-        """Begin the second fit, after the epoch that was resumed."""
+        """Begin the second call, after the epoch that was resumed."""
         self._skip, self._is_first_fit = 0, False
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -345,8 +345,8 @@ def _is_same(one: Any, other: Any) -> bool:
 class Schedule:
     """Steps or seconds until a checkpoint is due, at the same step on all workers.
 
-    Seconds are those of rank 0's clock. All workers look at it together, at steps as far apart as
-    the remaining time allows: to agree at every step would cost a message each.
+    Seconds are measured by rank 0's clock. All workers check it together, at steps as far apart as
+    the remaining time allows, because agreeing at every step would cost a message each time.
     """
 
     def __init__(self, checkpoint: Checkpoint, collective: Collective) -> None:
@@ -357,13 +357,13 @@ class Schedule:
         self.restart()
 
     def restart(self) -> None:
-        """Count from now, after a checkpoint."""
+        """Restart the count, after a checkpoint."""
         self._done = 0
         self._next_look = 1
         self._began = time.monotonic()
 
     def advance(self, steps: int) -> bool:
-        """Count steps; return whether a checkpoint is due. All ranks call it together."""
+        """Count steps; return whether a checkpoint is due. All ranks must call this together."""
         self._done += steps
         if self._steps is not None:
             return self._done >= self._steps

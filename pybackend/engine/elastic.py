@@ -1,4 +1,4 @@
-"""An elastic training: one generation of workers after another."""
+"""Elastic training: one generation of workers after another."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GroupChangesError(Exception):
 
 @dataclass(frozen=True)
 class EpochState:
-    """State at the beginning of an epoch, as `TrainingState.read` returns it."""
+    """State at the beginning of an epoch, as returned by `TrainingState.read`."""
 
     epoch: int
     state: bytes = field(repr=False)
@@ -63,19 +63,19 @@ class Memory:
     loaded
         The model and the callbacks.
     is_asked
-        Returns whether another worker waits to join.
+        Returns whether another worker is waiting to join.
     notice
         Returns whether this process was preempted.
     first
-        Attributes of callbacks before the training, as in `TrainingState`.
+        Attributes of callbacks before training, as in `TrainingState`.
     kept
-        The beginning of the epoch that is trained, once every worker has stored it.
+        The beginning of the current epoch, once every worker has stored it.
     next
         The beginning of an epoch that some workers may not have stored yet.
     is_seeded
-        True if this process has its own random numbers already.
+        True if this process already has its own random numbers.
     is_own
-        True if this process had the state with which the generation began.
+        True if this process had the state that the generation began with.
     audit
         Results of the audits of all generations that this process belonged to.
     """
@@ -93,14 +93,14 @@ class Memory:
 
 
 class ElasticLifecycle(Lifecycle):
-    """One worker group's part of an elastic training.
+    """One worker group's part of elastic training.
 
     Parameters
     ----------
     memory
-        Of this worker, from all groups that it belonged to.
+        The memory of this worker, from all groups that it belonged to.
     epoch
-        Epoch to whose beginning the training returns; None at the start of the training.
+        Epoch to whose beginning training returns; None at the start of training.
     """
 
     def __init__(self, job: TrainingJob, memory: Memory, epoch: int | None) -> None:
@@ -128,7 +128,7 @@ class ElasticLifecycle(Lifecycle):
         self._memory.notice.expect()
 
     def share_state(self, replica: Replica) -> None:
-        """Send rank 0's weights to all ranks; a group that goes back restores its state later."""
+        """Send rank 0's weights to all ranks; a group that repeats an epoch restores them later."""
         if not self._memory.is_seeded:
             offset_seeds(replica.model, self._memory.member)
             self._memory.is_seeded = True
@@ -165,7 +165,7 @@ class ElasticLifecycle(Lifecycle):
 
 
 class EpochKeeper(keras.callbacks.Callback):
-    """Last of the callbacks: stores each epoch's beginning, and lets workers leave and join.
+    """Last of the callbacks: stores each epoch's initial state, and lets workers leave and join.
 
     An epoch is complete once every worker has stored the state at the start of the next one. A
     worker that completes the next exchange knows that all workers have stored theirs.
@@ -211,7 +211,7 @@ class EpochKeeper(keras.callbacks.Callback):
         return self._collective.rank, self._collective.world_size
 
     def _keep(self, epoch: int) -> tuple[bool, bool]:
-        """Return whether this worker was preempted, and whether any was or another joins."""
+        """Return whether this worker was preempted, and whether any was or a new one joins."""
         memory = self._memory
         memory.next = EpochState(epoch, self._state.read(self._collective))
         is_preempted = memory.notice()
@@ -230,18 +230,18 @@ class Membership:
     member
         Its unique number.
     host
-        Address of this machine at which the others reach it.
+        Address at which the others can reach this machine.
     server
-        Listening socket at which it accepts the other workers of the first generation.
+        Listening socket on which it accepts the other workers of the first generation.
     wait
-        Waits for the order to join a generation.
+        Waits for the `Order` to join a generation.
     is_asked
-        Returns whether another worker waits to join since that order.
+        Returns whether another worker has been waiting to join since that `Order`.
     join
         Connects to the other workers, all of which are ready: called with the job of this
-        generation, the rank, the order, and a listening socket.
+        generation, the rank, the `Order`, and a listening socket.
     answers
-        Messages from observers of the training to this worker.
+        Messages from observers of the training run to this worker.
     """
 
     member: int
@@ -256,7 +256,7 @@ class Membership:
 def train_in_generations(
     job: TrainingJob, membership: Membership, folder: Path, emit: Emit
 ) -> Training:
-    """Train in one generation after another, until the training is complete.
+    """Train in one generation after another, until training is complete.
 
     Parameters
     ----------

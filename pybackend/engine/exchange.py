@@ -1,9 +1,9 @@
-"""Average of the gradients of all workers inside the optimizer.
+"""Average the gradients of all workers inside the optimizer.
 
 Each worker's mean gradient is weighted by the rows it was computed from; their number is sent in
-the same buffer, and the sum is divided by the total. That is the mean gradient over the global
-batch, for any split. Clipping, weight decay and momenta act after it, inside the optimizer, as in
-one process.
+the same buffer, and the sum is divided by the total. This gives the mean gradient over the global
+batch, however it is split. Clipping, weight decay and momenta act after it, inside the optimizer,
+as in one process.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ Kinds = list[str | None]
 class GradientExchange:
     """Gradient exchange of one compiled model for the duration of a ``fit``.
 
-    Every optimizer *instance* gets a new ``apply``, not its class, so saved models do not contain
-    it.
+    The new ``apply`` is set on each optimizer *instance*, not on its class, so saved models do not
+    contain it.
 
     Parameters
     ----------
     position
-        Position of this step in its epoch; advanced with every step.
+        Position of the current step in its epoch, which every step advances.
     may_be_empty
-        True if local batches may have no rows: such a step skips the model and adds zeros to the
-        sum.
+        True if local batches may have no rows: a step without rows skips the model and adds zeros
+        to the sum.
     graph
-        Exchange by TensorFlow's collectives, without compression; every step exchanges.
+        True to exchange with TensorFlow's collectives, without compression, in every step.
     over
-        What is computed from the rows of the global batch.
+        The values that are computed from the rows of the global batch.
     clock
-        Records how long exchanges delay the steps.
+        Records for how long exchanges delay the steps.
 
     Attributes
     ----------
     plain_step
         The model's own ``train_step``, while the exchange is installed.
     is_repeatable
-        True if the workers can repeat a step outside of the function that was traced.
+        True if the workers can repeat a step outside the traced function.
     is_compressed
-        True if exchanged values are rounded; those of a repeated step are not.
+        True if exchanged values are rounded, except in a repeated step.
     is_split
         True if XLA compiles the parts before and after the exchange, but not the exchange.
     """
@@ -133,7 +133,7 @@ class GradientExchange:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Exchange gradients while the context lasts; afterwards the model is restored."""
+        """Exchange gradients while the context is active; afterwards the model is restored."""
         model, optimizer = self._model, self._model.optimizer
         train_step, apply = model.train_step, optimizer.apply
         self.plain_step = train_step
@@ -165,7 +165,7 @@ class GradientExchange:
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        """Make the model's step exchange where it applies gradients, in this context."""
+        """Make the model's step exchange gradients before it applies them, within this context."""
         model, apply = self._model, self._model.optimizer.apply
         with ExitStack() as stack:
             for each in find_optimizers(model):
@@ -177,7 +177,7 @@ class GradientExchange:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take steps as one process, without an exchange, in this context."""
+        """Take steps as one process, without an exchange, within this context."""
         self._is_paused = True
         try:
             yield
@@ -186,7 +186,7 @@ class GradientExchange:
 
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
-        """Let all workers repeat the last steps in this context, outside of a graph."""
+        """Let all workers repeat the last steps within this context, outside a graph."""
         begun, gathered, kinds = self._begun.step, self._gathered.step, self._kinds
         self._begun.step -= steps
         self._gathered.step -= steps
@@ -200,12 +200,12 @@ class GradientExchange:
             self._begun.step, self._gathered.step, self._kinds = begun, gathered, kinds
 
     def count_calls(self) -> int:
-        """Return the number of calls of the optimizer."""
+        """Return how many times the optimizer has been called."""
         return _read_calls(self._model.optimizer)
 
     @property
     def error(self) -> BaseException | None:
-        """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
+        """Original exception of a failed exchange, or None; TensorFlow passes on only its text."""
         return self._error or self._host.error or self._gathered.error or self._statistics.error
 
     @property
@@ -214,7 +214,7 @@ class GradientExchange:
         return self._global_batch.variables
 
     def begin_training(self) -> None:
-        """Read the optimizer's number of calls: a callback may have restored it."""
+        """Read the optimizer's call count, which a callback may have restored."""
         self._host.begin_training(_read_calls(self._model.optimizer))
 
     def begin_epoch(self) -> None:
@@ -245,7 +245,7 @@ class GradientExchange:
 
     @property
     def mean_loss(self) -> float | None:
-        """Loss of the epoch, if Keras's own local means cannot be averaged by rows."""
+        """Loss of the epoch, if Keras's own local means cannot be averaged weighted by rows."""
         return None if self._valid is None else self._host.mean_loss
 
     def begin_step(self, rows: Any) -> Any:
@@ -261,11 +261,11 @@ class GradientExchange:
         return share
 
     def weigh_means(self, share: Any) -> AbstractContextManager[None]:
-        """Weight means that have one value per step, in this context."""
+        """Weight means that have one value per step, within this context."""
         return self._means.weigh(share)
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
-        """Return the gradients of a step without rows, of the same kinds as the others'."""
+        """Return the gradients of a step without rows, of the same kinds as on other workers."""
         variables = variables or self._model.trainable_variables
         kinds = kinds or self._kinds or ["dense"] * len(variables)
         return [_make_zero(v, kind) for v, kind in zip(variables, kinds, strict=True)]
@@ -282,7 +282,7 @@ class GradientExchange:
     def average(
         self, gradients: list[Any], weight: Any, loss: Any, variables: Any = None
     ) -> list[Any]:
-        """Return the mean gradients over the global batch; the same on every worker.
+        """Return the mean gradients over the global batch, which are the same on every worker.
 
         Parameters
         ----------
@@ -330,7 +330,7 @@ class GradientExchange:
         return id(variable) in self._shared
 
     def _count_rows(self, rows: int) -> float:
-        """Return the rows of the global batch of the step that begins; called once per step."""
+        """Return the number of rows in the current step's global batch; called once per step."""
         total = self._begun.total_rows
         self._begun.advance()
         if total is not None:
@@ -440,14 +440,14 @@ class GradientExchange:
 def count_accumulated_steps(optimizer: Any) -> int:
     """Return the number of steps whose gradients may be exchanged as one sum.
 
-    One if the optimizer inspects each step's gradients: a loss-scaling one skips those that are
-    not finite.
+    This is 1 if the optimizer inspects each step's gradients: a loss-scaling optimizer skips those
+    that are not finite.
     """
     return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 def _read_calls(optimizer: Any) -> int:
-    """Return an optimizer's calls: with accumulation, its ``iterations`` only count updates."""
+    """Return an optimizer's call count: with accumulation, ``iterations`` only counts updates."""
     return next(int(v.numpy()) for v in optimizer.variables if v.name == "iteration")
 
 

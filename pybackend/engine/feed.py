@@ -1,4 +1,4 @@
-"""Feed of one worker's rows to Keras: local batches in the epoch's order, cut as in `sharding`."""
+"""Feed one worker's rows to Keras: local batches in the epoch's order, split as in `sharding`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _LABELS_AT_ONCE = 10_000
 
 
 class Feed:
-    """Shard of a worker as a ``tf.data.Dataset`` of one epoch, in that epoch's order.
+    """A worker's shard as a ``tf.data.Dataset`` for one epoch, in that epoch's order.
 
     Parameters
     ----------
     columns
-        The worker's rows; with ``shuffle="global"`` those of all workers.
+        The worker's rows; with ``shuffle="global"``, the rows of all workers.
     counts
-        Rows that every worker visits in an epoch, by rank.
+        Number of rows that each worker uses in an epoch, by rank.
     shuffle
         ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: a new
-        order of all rows, sharded between the workers; False: the original order.
+        order of all rows, sharded across the workers; False: the original order.
     limit
-        Steps of an epoch, or None for all rows. If there are fewer steps than for all rows, the
-        next epoch continues with the remaining rows; after all rows, a new order begins.
+        Steps per epoch; None: as many as all rows need. With fewer steps, the next epoch continues
+        with the remaining rows; after all rows, a new order begins.
     batches
-        Rows of each global batch, if they do not follow from ``batch_size``.
+        Number of rows in each global batch, if ``batch_size`` does not determine it.
 
     Attributes
     ----------
     rows
-        Rows that this worker visits in an epoch.
+        Number of rows that this worker uses in an epoch.
     steps
-        Steps of an epoch.
+        Steps per epoch.
     total_rows
-        Rows of the global batch by step; int64 array of shape (steps,).
+        Number of rows in the global batch of each step; int64 array of shape (steps,).
     arrivals
         Times at which the batches of this epoch were read.
     is_sharded
@@ -114,11 +114,11 @@ class Feed:
         return {}
 
     def resume(self, first_epoch: int) -> None:
-        """Set the first epoch of the training that is resumed: the rows follow from it."""
+        """Set the first epoch of a resumed training run, which determines the rows."""
         self._first_epoch = first_epoch
 
     def begin_epoch(self, epoch: int) -> None:
-        """Visit the rows in the order of an epoch."""
+        """Use the rows in the order of an epoch."""
         if self._first_epoch is None:
             self._first_epoch = epoch
         self.arrivals.clear()
@@ -145,7 +145,7 @@ class Feed:
         return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())
 
     def rows_at(self, step: int) -> Any:
-        """Return the rows of every rank's local batch; int64 array of shape (world size,)."""
+        """Return the size of every rank's local batch; int64 array of shape (world size,)."""
         return self._rows_by_rank[:, step]
 
     def order_at(self, step: int) -> Any:
@@ -167,7 +167,7 @@ class Feed:
         Parameters
         ----------
         skip
-            Steps that are done already.
+            Number of steps that are already done.
         """
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
@@ -182,7 +182,7 @@ class Feed:
         return epoch.prefetch(2).with_options(options)
 
     def _blocks(self, skip: int) -> Any:
-        """Return the first step of each block that is read at once, and the step after its last."""
+        """Return the first step of each block that is read in one go, and the step after it."""
         sizes = np.diff(self._edges)
         batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
         # tf.data drops batches without rows at the end, or adds some.
@@ -193,7 +193,7 @@ class Feed:
         return firsts, np.append(firsts[1:], self.steps)
 
     def _read(self, first: Any, last: Any) -> Any:
-        """Return the rows of a block's steps."""
+        """Return the rows for the steps in a block."""
         spec = self._columns.spec
 
         def read(first: int, last: int) -> list[Any]:

@@ -37,21 +37,22 @@ def fit(
     tensorboard: Sequence[Any],
     answers: Answers | None,
 ) -> tuple[dict[str, list[Any]], int, Auditor | None]:
-    """Train a replica by Keras's own ``fit``, synchronized with the other workers.
+    """Train a replica with Keras's own ``fit``, synchronized with the other workers.
 
     Parameters
     ----------
     clock
         Times the steps.
     tensorboard
-        Further callbacks, whose state is not saved.
+        Additional callbacks, whose state is not saved.
     answers
-        Messages from observers of the training.
+        Messages from observers of the training run.
 
     Returns
     -------
     tuple
-        The history, as values by metric; the number of steps taken; and the auditor, or None.
+        The history, as a mapping from metrics to values; the number of steps taken; and the auditor
+        or None.
     """
     model, job, feed = replica.model, replica.job, replica.feed
     # The feed shuffles, not Keras.
@@ -106,7 +107,7 @@ def fit(
 def _fit_from(
     start: Start, model: Any, feed: Feed | PipelineFeed, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
-    """Train from an epoch and step on, as if this process had trained until there.
+    """Train from an epoch and step on, as if this process had trained up to that point.
 
     Returns the history.
     """
@@ -131,7 +132,7 @@ def _fit_from(
 
 
 def _report_what_is_local(model: Any, emit: Emit) -> None:
-    """Report what averaging does not cover in a custom train_step."""
+    """Report state in a custom train_step that averaging does not cover."""
     if not has_keras_train_step(model):
         text = (
             "the model has its own train_step: the gradients it passes to optimizers are averaged "
@@ -149,11 +150,11 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
 
 
 class ScaledSteps(keras.callbacks.Callback):
-    """Callback that scales the learning rate by the number of workers, during each step only.
+    """Callback that scales the learning rate by the number of workers, but only during each step.
 
     Callbacks, checkpoints and the trained model see the unscaled learning rate of the optimizer,
-    and callbacks can change it. As one of the last callbacks it adds the scaled rate of an epoch's
-    last step to the history. `ScaleLearningRate` has the factor.
+    and callbacks can change it. It is one of the last callbacks, and adds the scaled rate in an
+    epoch's last step to the history. `ScaleLearningRate` determines the factor.
 
     Parameters
     ----------
@@ -181,7 +182,7 @@ class ScaledSteps(keras.callbacks.Callback):
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Scale the optimizer's steps while the context lasts."""
+        """Scale the optimizer's steps while the context is active."""
         with override(self._optimizer, "apply", self._wrap(self._optimizer.apply)):
             yield
 

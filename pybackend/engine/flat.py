@@ -1,7 +1,7 @@
-"""The numpy half of the gradient exchange: one flat buffer, sent in buckets by a thread.
+"""The NumPy half of the gradient exchange: one flat buffer, which a thread sends in buckets.
 
-Every gradient is weighted by the rows (or other units) that it is the mean over; the weights are
-sent after the gradients, and the sum is divided by their total.
+Every gradient is weighted by the number of rows (or other units) that it averages. The weights are
+sent after the gradients, and the sum is divided by the total weight.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Layout:
     shapes
         Shapes of the gradients, in the order of the model's variables.
     spans
-        Elements of the buffer that belong to each.
+        Elements of the buffer that belong to each gradient.
     buckets
-        Numbers of the gradients in each bucket. The last layers come first: the backward pass
-        reaches them first.
+        Indices of the gradients in each bucket. The last layers come first, because the backward
+        pass reaches them first.
     ranges
-        Elements of the buffer that each bucket covers; the last one ends with the tail.
+        Elements of the buffer that each bucket covers; the last one also covers the tail.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -80,10 +80,10 @@ Array = npt.NDArray[Any]
 
 
 class Buffers:
-    """Buffers of one size, aligned so that TensorFlow uses them without a copy.
+    """Buffers of one size, aligned so that TensorFlow can use them without copying.
 
     TensorFlow may retain an array, even as the value of a variable: a buffer is reused only when
-    nothing else refers to it. The system would have to clear new memory at every step.
+    nothing else refers to it. New memory would have to be cleared by the system at every step.
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
@@ -94,7 +94,7 @@ class Buffers:
         self._unused = 0
 
     def take(self) -> Array:
-        """Return a buffer with arbitrary content, but zeros between the gradients."""
+        """Return a buffer with arbitrary content, except for zeros between the gradients."""
         for number in range(len(self._made)):
             if self._count_references(number) == self._unused:
                 return self._align(self._made[number])
@@ -112,7 +112,7 @@ class Buffers:
 
 
 class BucketSender:
-    """Thread that sends the buckets of a step in their order, as soon as each is ready."""
+    """Thread that sends the buckets of a step in order, each as soon as it is ready."""
 
     def __init__(self, buckets: int, send: Callable[[Array, int], None]) -> None:
         self._buckets = buckets
@@ -140,7 +140,7 @@ class BucketSender:
         Raises
         ------
         TfdistError
-            Sending failed on the thread.
+            Sending failed in the thread.
         """
         error = self._done.get()
         if error is not None:
@@ -150,7 +150,7 @@ class BucketSender:
         return flat
 
     def close(self) -> None:
-        """End the thread when it has sent what is ready."""
+        """End the thread once it has sent all buckets that are ready."""
         self._ready.put(None)
 
     def _run(self) -> None:
@@ -197,8 +197,8 @@ class FlatExchange:
         Type of the buffer: float32, or float64 if any gradient is.
     nominal
         Returns the expected total weight of this step's global batch, the same on all workers.
-        Gradients are divided by it before the sum, so that they have the size of a mean; they are
-        the mean if it equals the total.
+        Gradients are divided by it before they are summed, so that the sum has the size of a mean.
+        It is the mean if this equals the actual total.
     compression
         ``"fp16"`` or ``"bf16"`` on the wire, or None.
     """
@@ -229,7 +229,7 @@ class FlatExchange:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each bucket as a ring sends it."""
+        """Number of bytes that a ring sends for each bucket."""
         codec = self._codecs[0]
         itemsize = self._dtype.itemsize if codec is None else codec.itemsize
         return [(part.stop - part.start) * itemsize for part in self.layout.ranges]
@@ -251,13 +251,13 @@ class FlatExchange:
     def accumulate(self, share: float, loss: Any, arrays: Sequence[Array], is_due: bool) -> Means:
         """Add up the gradients of several steps here, and send their sum when it is due.
 
-        In between, the optimizer gets zeros, which it adds to its own accumulators: it still counts
+        In between, the optimizer gets zeros, which it adds to its own accumulators. It still counts
         its steps, and divides by their number itself.
 
         Parameters
         ----------
         share
-            This worker's share of the rows of the step's global batch, from 0 to 1.
+            This worker's share of the rows in the step's global batch, from 0 to 1.
         """
         flat = self._buffers.take()
         self._fill_all(flat, share, arrays)
@@ -271,7 +271,7 @@ class FlatExchange:
         return self._exchange_filled(flat, 1 / self._collective.world_size, loss, 1.0)
 
     def post(self, bucket: int, weight: Any, arrays: Sequence[Array]) -> None:
-        """Pass on one bucket, which is sent while the next is computed."""
+        """Hand over one bucket, which is sent while the next one is computed."""
         sender = self._sender
         assert sender is not None
         flat = sender.buffer(self._buffers.take)
@@ -280,7 +280,7 @@ class FlatExchange:
             sender.mark_ready(bucket)
 
     def collect(self, weight: Any, loss: Any) -> Means:
-        """Return the result of `exchange`, once all buckets were posted."""
+        """Return the result of `exchange` once all buckets have been posted."""
         sender = self._sender
         assert sender is not None
         self._fill_tail(sender.buffer(self._buffers.take), weight, loss)
@@ -288,12 +288,12 @@ class FlatExchange:
         return self._mean(sender.finish(), self._nominal())
 
     def read_state(self) -> dict[str, Any]:
-        """Return what was not sent yet: accumulated gradients, and rounding errors."""
+        """Return what has not been sent yet: accumulated gradients and rounding errors."""
         pending = None if self._pending is None else np.array(self._pending)
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned."""
+        """Continue from the state that `read_state` returned."""
         self._pending = state["pending"]
         for codec, residuals in zip(self._codecs, state["residuals"], strict=True):
             if codec is not None:

@@ -1,11 +1,11 @@
 """Rows of the global batch on every worker, for losses and metrics that are not sums over rows.
 
 Outputs, labels and weights are small compared with gradients. Each worker gets those of all
-workers, in the order of their ranks, and computes the same loss of the same batch. Its gradient
-flows to the worker's own outputs only: with n_w of n rows, it is multiplied by n / n_w, so that the
+workers, in the order of their ranks, and computes the same loss on the same batch. The gradient
+flows only to the worker's own outputs: with n_w of n rows, it is multiplied by n / n_w, so that the
 mean over the workers, weighted by their rows, is the gradient of the global batch. Other inputs of
-the loss, such as the weights themselves, have the same gradient on all workers, which the mean does
-not change.
+the loss, such as the weights themselves, have the same gradient on all workers, so the mean does
+not change it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OverBatch:
-    """Values that are computed from the rows of the global batch; others are sums over workers."""
+    """Values that are computed from the rows of the global batch; others are worker sums."""
 
     loss: bool = False
     metrics: bool = False
@@ -43,12 +43,12 @@ NOTHING = OverBatch()
 
 
 def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
-    """Check that a model does not run eagerly if a worker may begin with a step without rows.
+    """Reject a model that runs eagerly if a worker's first step may have no rows.
 
     Raises
     ------
     InputError
-        It runs eagerly: the worker would not know what the others exchange.
+        The model runs eagerly, so the worker would not know what the others exchange.
     """
     if model.run_eagerly and may_be_empty:
         raise InputError(
@@ -65,7 +65,7 @@ class GatheredRows:
     ----------
     find_order
         Returns, for a step, the order of the batch among the rows listed by rank; None if they are
-        in the batch's order already.
+        already in that order.
 
     Attributes
     ----------
@@ -89,10 +89,10 @@ class GatheredRows:
     def __call__(
         self, own: Sequence[Any], is_first: bool
     ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
-        """Return what precedes and what follows each of the worker's own tensors, and n / n_w.
+        """Return the rows before and after each of the worker's own tensors, and n / n_w.
 
-        The last value is the order of the batch for each tensor, or None if it is in the batch's
-        order already.
+        The last value is the order of the batch for each tensor, or None if it is already in that
+        order.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class GatheredRows:
         return found[:count], found[count : 2 * count], found[-1], ordered or None
 
     def fetch_whole(self, specs: Sequence[tf.TensorSpec], is_first: bool) -> list[Any]:
-        """Return the rows of all workers in their order, at a step without rows on this one."""
+        """Return the rows of all workers in order, in a step without rows on this worker."""
         nothing = [np.zeros([0] * spec.shape.rank, spec.dtype.as_numpy_dtype) for spec in specs]
 
         def fetch() -> list[Any]:
@@ -173,12 +173,13 @@ class GatheredRows:
 class GlobalBatch:
     """Computation of a model's loss, or its metrics, from the rows of all workers.
 
-    Only in steps that are traced while `active` lasts: computations of callbacks are unchanged.
+    This applies only to steps traced while `active` is in effect, not to computations in callbacks.
 
     Parameters
     ----------
     over
-        What is computed from all rows. The state of such metrics is the same on all workers.
+        The values that are computed from all rows. The state of such metrics is the same on all
+        workers.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class GlobalBatch:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Watch the model while the context lasts."""
+        """Intercept the model's computations while the context is active."""
         with ExitStack() as stack:
             if self._over.loss:
                 compute_loss = self._model.compute_loss
@@ -223,7 +224,7 @@ class GlobalBatch:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Trace a step in this context, from its beginning."""
+        """Context in which a step is traced, from its beginning."""
         self._is_active = True
         self._own, self._whole = [], []
         try:
@@ -233,12 +234,12 @@ class GlobalBatch:
             self._own, self._whole = [], []
 
     def _watch(self, function: Callable[..., Any], which: slice, update: Any) -> Callable[..., Any]:
-        """Wrap a function of tensors, so that it gets those of the global batch.
+        """Wrap a function of tensors, so that it gets the tensors of the global batch.
 
         Parameters
         ----------
         which
-            Its arguments that have rows.
+            The arguments that have rows.
         update
             Function that a worker without rows must also call, or None.
         """
@@ -263,7 +264,7 @@ class GlobalBatch:
         return watched
 
     def _place(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fetch the tensors that were not fetched yet in this step.
+        """Fetch the tensors that have not been fetched yet in this step.
 
         Returns the positions of the whole tensors, in the structure of the arguments.
         """
@@ -311,7 +312,7 @@ def find_compiled_metrics(model: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Numbers of a whole tensor and of its mask."""
+    """Indices of a whole tensor and of its mask."""
 
     tensor: int
     mask: int | None
@@ -423,7 +424,7 @@ def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> 
 
 
 def _stack(parts: Sequence[Sequence[Array]], like: Sequence[Array]) -> list[Array]:
-    """Concatenate the arrays of several workers; without workers, they have no rows."""
+    """Concatenate the arrays of several workers; if there are none, the result has no rows."""
     return [
         np.concatenate([array[:0], *(part[n] for part in parts)]) for n, array in enumerate(like)
     ]

@@ -1,4 +1,4 @@
-"""Gradient exchange inside TensorFlow's graph, by its own collectives."""
+"""Gradient exchange inside TensorFlow's graph, using its own collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraphAgreement:
 
     @property
     def is_requested(self) -> bool:
-        """True if this worker requests that the training stops."""
+        """True if this worker requests that training stop."""
         return bool(self.requested.numpy())
 
     @is_requested.setter
@@ -38,7 +38,7 @@ class GraphAgreement:
 
     @property
     def is_agreed(self) -> bool:
-        """True if some worker requests either, known to all since the same step."""
+        """True if some worker requests either; all workers know this from the same step on."""
         return bool(self.agreed.numpy())
 
 

@@ -1,4 +1,4 @@
-"""Gradient exchange outside of TensorFlow's graph: with NumPy and sockets, bucket by bucket."""
+"""Gradient exchange outside TensorFlow's graph: with NumPy and sockets, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class HostExchange:
     Parameters
     ----------
     position
-        Position of this step in its epoch; advanced with every step.
+        Position of the current step in its epoch, which every step advances.
     micro_steps
         Steps whose gradients are exchanged as one sum.
     knows_totals
         True if each worker knows the total weight of a step without communication.
     clock
-        Records how long exchanges delay the steps.
+        Records for how long exchanges delay the steps.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class HostExchange:
 
     @property
     def mean_loss(self) -> float | None:
-        """Loss of the epoch so far, averaged by the weights of its steps."""
+        """Loss of the epoch so far: the weighted mean over its steps."""
         return self._loss_sum / self._rows_sum if self._rows_sum else None
 
     def begin_training(self, calls: int) -> None:
-        """Start from an optimizer with this number of calls."""
+        """Start with an optimizer that has already been called this many times."""
         self._calls = calls
 
     def begin_epoch(self) -> None:
@@ -85,7 +85,7 @@ class HostExchange:
         self._loss_sum, self._rows_sum = 0.0, 0
 
     def read_state(self) -> dict[str, Any]:
-        """Return the state between two steps: sums of the epoch, and what was not sent yet."""
+        """Return the state between two steps: the epoch's sums, and what has not been sent yet."""
         flats = {repr(key): flat.read_state() for key, flat in self._flats.items()}
         return {
             "step": self._position.step,
@@ -96,7 +96,7 @@ class HostExchange:
         }
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned."""
+        """Continue from the state that `read_state` returned."""
         self._position.step, self._calls = state["step"], state["calls"]
         self._loss_sum, self._rows_sum = state["loss"], state["rows"]
         self._restored = dict(state["flats"])
@@ -108,7 +108,7 @@ class HostExchange:
 
     @contextmanager
     def repeating(self, steps: int) -> Iterator[None]:
-        """Repeat the last steps in this context, without compression."""
+        """Repeat the last steps within this context, without compression."""
         state = self.read_state()
         self._position.step -= steps
         self._calls -= steps
@@ -147,9 +147,9 @@ class HostExchange:
         weight, loss
             Scalars: this worker's weight in the means, e.g. its rows, and its mean loss.
         anchor
-            A variable that every step updates: buckets wait for it.
+            A variable that every step updates; buckets wait for it.
         number
-            Number of the exchange in its step: each has its own buffers and residuals.
+            Number of the exchange within its step; each has its own buffers and residuals.
         """
         flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype, number)
         types = [tensor.dtype for tensor in [*dense, *slices]]
@@ -243,7 +243,7 @@ class HostExchange:
         weight: Any,
         total: float,
     ) -> list[Any]:
-        """Return all results of an exchange; sparse ones are sent after the buckets."""
+        """Return all results of an exchange; sparse gradients are sent after the buckets."""
         factor = weight / total if total else 0.0
         for indices, values, is_shared in zip(slices[::2], slices[1::2], shared, strict=True):
             scaled = (values * factor).astype(values.dtype)
@@ -267,12 +267,12 @@ class HostExchange:
 def gather_slices(
     collective: Collective, indices: Array, values: Array, is_shared: bool = False
 ) -> tuple[Array, Array]:
-    """Concatenate the gradients of all workers for rows of an embedding, in the order of the ranks.
+    """Concatenate all workers' gradients for rows of an embedding, in rank order.
 
-    Only the rows that a batch uses are sent, never a whole table. Rows of the same index are not
-    added up: Keras's optimizers use each separately (a square in Adam, a norm in clipping), as in
-    one process. If the indices are independent of the rows, e.g. positions, one process has each
-    of them once.
+    Only the rows that a batch uses are sent, never a whole table. Rows with the same index are not
+    added up, because Keras's optimizers use each one separately (a square in Adam, a norm in
+    clipping), as in one process. If the indices do not depend on the training rows, such as
+    positions, one process has each index only once.
 
     Parameters
     ----------
@@ -281,8 +281,8 @@ def gather_slices(
     values
         Shape (n, ...).
     is_shared
-        True if the indices do not come from the workers' rows: the values of all workers are then
-        added up, if the indices are the same.
+        True if the indices do not come from the workers' rows. The values of all workers are then
+        added up, provided that the indices are the same.
     """
     everyone = [collective.all_gather(np.ascontiguousarray(part)) for part in (indices, values)]
     all_indices, all_values = everyone

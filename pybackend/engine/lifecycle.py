@@ -1,7 +1,7 @@
-"""Start and end of training, and the state that is saved in between.
+"""Start and end of training, and the state saved in between.
 
 `Lifecycle` saves nothing. `engine.resume` has the lifecycle with checkpoints, `engine.elastic` that
-of an elastic training. `train` and `fit` call the methods of any of them.
+of an elastic training run. `train` and `fit` call the methods of whichever is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pybackend.model.load import LoadedModel, load_job_model
 class Start:
     """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
 
-    ``state`` is None if the training is not resumed.
+    ``state`` is None if training is not resumed.
     """
 
     epoch: int
@@ -44,19 +44,19 @@ class Start:
 
     @property
     def is_within_epoch(self) -> bool:
-        """True if the training resumes within an epoch."""
+        """True if training resumes within an epoch."""
         return self.step > 0
 
 
 class Lifecycle:
-    """Lifecycle of a training run that saves no state before its end.
+    """Lifecycle of a training run that saves no state before it ends.
 
     Attributes
     ----------
     start
-        Start of the training; known after `begin`.
+        Start of training; known after `begin`.
     audit
-        The report of audits that is continued, or None.
+        The audit report to continue, or None.
     preemption
         How workers leave before the end, or None if they may not.
     """
@@ -77,7 +77,7 @@ class Lifecycle:
         keras.utils.set_random_seed((self.job.seed + rank) % 2**32)
 
     def begin(self, replica: Replica) -> None:
-        """Determine where the training begins, and prepare the replica for it."""
+        """Determine where training begins, and prepare the replica for it."""
 
     def share_state(self, replica: Replica) -> None:
         """Send rank 0's weights and optimizer state to all ranks."""
@@ -93,7 +93,7 @@ class Lifecycle:
         return []
 
     def finish(self) -> None:
-        """Save what the last callbacks changed, and wait until all is saved."""
+        """Save what the last callbacks changed, and wait until everything is saved."""
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
         """End after rank 0 has written the model; returns a function that cleans up, or None."""
@@ -107,7 +107,7 @@ def share_first_weights(replica: Replica) -> None:
 
 
 def wait_for_all(replica: Replica) -> None:
-    """Wait until rank 0 has written the model: until then the others can take its place."""
+    """Wait until rank 0 has written the model: until then another rank can take its place."""
     replica.collective.all_gather(np.zeros(1, np.int8))
 
 
@@ -118,7 +118,7 @@ def build_what_is_restored(replica: Replica) -> None:
 
 
 def _compare_first_weights(replica: Replica) -> None:
-    """Report unequal weights of the ranks; raise `InputError` if their shapes differ."""
+    """Report weights that differ between ranks; raise `InputError` if their shapes differ."""
     check_structure(replica.model, replica.collective)
     differing = find_differing_weights(replica.model, replica.collective)
     if differing:

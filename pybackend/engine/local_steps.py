@@ -1,9 +1,9 @@
-"""Local steps of each worker, with an average of the weights now and then: for slow networks.
+"""Local steps on each worker, with the weights averaged only now and then: for slow networks.
 
 Local SGD (Stich, "Local SGD converges fast and communicates little", 2019) averages the weights
 after every H steps. DiLoCo (Douillard et al., "DiLoCo: distributed low-communication training of
-language models", 2023) takes the change of that average as a gradient, to be applied with
-Nesterov's momentum. The result is not that of one process, unless H is 1 and the optimizer is
+language models", 2023) treats the change of that average as a gradient, which it applies with
+Nesterov momentum. The result differs from that of one process, unless H is 1 and the optimizer is
 plain SGD.
 """
 
@@ -27,13 +27,13 @@ Array = npt.NDArray[Any]
 
 
 class OuterOptimizer:
-    """Optimizer of flat weights that are averaged over the workers.
+    """Optimizer for flat weights that are averaged over the workers.
 
     With v = momentum v + d for the mean change d of the weights since the last average, the weights
-    become w - learning_rate (d + momentum v): Nesterov's momentum. Learning rate 1 and momentum 0
+    become w - learning_rate (d + momentum v): Nesterov momentum. Learning rate 1 and momentum 0
     give the plain average.
 
-    It stores two buffers of the size of the weights: those of the last average, and v.
+    It stores two buffers, each as large as the weights: the last averaged weights, and v.
     """
 
     def __init__(self, exchange: FlatExchange, learning_rate: float, momentum: float) -> None:
@@ -49,13 +49,13 @@ class OuterOptimizer:
         self._velocity = [np.zeros_like(weight) for weight in weights]
 
     def read_state(self) -> dict[str, Any]:
-        """Return a copy of the two buffers, and of what the exchange has not sent yet."""
+        """Return a copy of the two buffers, and of anything that the exchange has not sent yet."""
         buffers = {"last": self._last, "velocity": self._velocity}
         copies = {name: [np.array(part) for part in parts] for name, parts in buffers.items()}
         return {**copies, "exchange": self._exchange.read_state()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `read_state` returned."""
+        """Continue from the state that `read_state` returned."""
         self._last, self._velocity = state["last"], state["velocity"]
         self._exchange.restore_state(state["exchange"])
 
@@ -65,9 +65,9 @@ class OuterOptimizer:
         Parameters
         ----------
         rows
-            Number of rows on which this worker trained since the last average: the weight of its
-            own weights in the new one (McMahan et al., "Communication-efficient learning of deep
-            networks from decentralized data", 2017).
+            Number of rows on which this worker has trained since the last average, which is how
+            much its weights count in the new one (McMahan et al., "Communication-efficient learning
+            of deep networks from decentralized data", 2017).
         """
         change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
         means, _ = self._exchange.exchange(rows, 0.0, change)
@@ -83,14 +83,14 @@ class OuterOptimizer:
 
 
 class WeightAveraging:
-    """Averages of one model's weights over the workers, for the duration of a ``fit``.
+    """Averaging of one model's weights over the workers, for the duration of a ``fit``.
 
     Replaces a `GradientExchange`. Each worker has its own optimizer state.
 
     Parameters
     ----------
     every
-        Steps between two averages, H. There is also one at the end of each epoch.
+        Steps between two averages, H. Weights are also averaged at the end of each epoch.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class WeightAveraging:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Average weights while the context lasts; afterwards the model's step is restored."""
+        """Average weights while the context is active; afterwards the model's step is restored."""
         model = self._model
         train_step = model.train_step
         if model.jit_compile:
@@ -154,7 +154,7 @@ class WeightAveraging:
         """Do nothing: steps are counted over the whole training."""
 
     def end_epoch(self) -> None:
-        """Average weights if steps followed the last average: callbacks see the same model."""
+        """Average weights after any further steps, so that callbacks see the same model."""
         if int(self._steps) % self._every:
             self._average()
             self._steps.assign(0)

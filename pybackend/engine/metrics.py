@@ -1,4 +1,4 @@
-"""Metrics over the rows of all workers, from their summed state instead of averaged averages."""
+"""Metrics over the rows of all workers, from summed states rather than averages of averages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def combine_logs(
     rows: Any,
     shared: Sequence[Any] = (),
 ) -> dict[str, Any]:
-    """Combine the logs of all ranks: metrics from their summed state, the rest averaged.
+    """Combine the logs of all ranks: metrics from their summed states, all other values averaged.
 
     A logged value belongs to a metric if it equals that metric's value on all ranks; a custom step
     may log anything under any name. Ranks without rows, which may have no logs, contribute nothing.
@@ -27,7 +27,7 @@ def combine_logs(
     Parameters
     ----------
     rows
-        Shape (world size,): rows behind each rank's logs.
+        Number of rows behind each rank's logs, of shape (world size,).
     shared
         Variables of metrics that are the same on all ranks.
     """
@@ -47,7 +47,7 @@ def combine_logs(
 def _find_metrics(
     logs: Mapping[str, Any], local: Mapping[str, Any], collective: Collective, rows: Any
 ) -> dict[str, str | None]:
-    """Return logged names, with the metric whose value each has on every rank that logged it."""
+    """Return logged names, each with the metric whose value it has on every rank that logged it."""
     # A rank with rows knows what is logged.
     root = int(np.argmax(rows))
     text = json.dumps(list(logs) or list(local)).encode()
@@ -73,7 +73,7 @@ def _find_metrics(
 
 
 def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> dict[str, Any]:
-    """Return the results of the metrics from the sums of their variables: exact, not averages."""
+    """Return the metrics' results from the sums of their variables, which is exact."""
     equal = {id(variable) for variable in shared}
     variables = [v for v in model.metrics_variables if id(v) not in equal]
     if collective.world_size > 1 and variables:
@@ -87,7 +87,7 @@ def _sum_metrics(model: Any, collective: Collective, shared: Sequence[Any]) -> d
 
 
 def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
-    """Return names of metrics of custom classes whose state was not checked to be a sum.
+    """Return the names of custom metrics whose state has not been verified to be a sum.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ class StepState:
     Parameters
     ----------
     others
-        Further variables, besides those of the model and its optimizers.
+        Variables in addition to those of the model and its optimizers.
     """
 
     def __init__(self, model: Any, others: Sequence[Any] = ()) -> None:
@@ -78,7 +78,7 @@ class StepState:
         return {key: np.array(found[key].numpy()) for key in chosen}
 
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
-        """Return variables of metrics, without those that are the same on all workers."""
+        """Return the variables of metrics, except those that are the same on all workers."""
         left_out = {id(as_tensorflow(variable)) for variable in shared}
         listed = [id(v.value) for v in self._model.metrics_variables]
         # Keras's own mean of the loss is not among the metrics of a model that lists them itself.
@@ -94,7 +94,7 @@ class StepState:
         return [id(v.value) for v in self._model.variables if is_random_state(v)]
 
     def count_bytes(self) -> int:
-        """Return the bytes of all values, for the variables found so far."""
+        """Return the total size in bytes of all variables found so far."""
         found = self.variables or self.find()
         return sum(int(np.prod(v.shape)) * v.dtype.size for v in found.values())
 
@@ -106,7 +106,7 @@ class StepState:
 
 
 class OneProcess:
-    """Steps of one process, outside of a graph.
+    """Steps of one process, outside a graph.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class OneProcess:
     Attributes
     ----------
     place
-        Constant in place of random numbers, as for `stand_in_noise`.
+        Constant that replaces random numbers, as in `stand_in_noise`.
     """
 
     def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
@@ -138,7 +138,7 @@ class OneProcess:
         step
             The model's ``train_step``, unchanged or with an exchange.
         move
-            Changes each layer's outputs, and so their gradients.
+            Changes each layer's outputs, and thereby their gradients.
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault(self.place, {})
@@ -171,7 +171,7 @@ class OneProcess:
             Random relative change of the floating-point numbers in the rows, and of the layers'
             outputs.
         generator
-            Draws the changes.
+            Random generator for the changes.
         """
         move = partial(disturb, noise=noise, generator=generator) if noise else None
         for rows, before in zip(steps, moved, strict=True):
@@ -186,8 +186,8 @@ class OneProcess:
     def _average_as_traced(self) -> Iterator[None]:
         """Compute the means of one value per step as in a traced step.
 
-        There Keras does not know how many rows a batch has, and gives each step the weight one; in
-        a step that is not traced it weights the step by its rows.
+        In a traced step, Keras does not know how many rows a batch has, and gives every step the
+        weight one. In a step that is not traced, it weights the step by its rows.
         """
         with ExitStack() as stack:
             for mean in [] if self._model.run_eagerly else find_step_means(self._model):
@@ -195,7 +195,7 @@ class OneProcess:
             yield
 
     def _weigh(self, batch: Any) -> Any:
-        """Add the weights of classes as weights of rows, as Keras does."""
+        """Convert class weights to sample weights, as Keras does."""
         if self._class_weight is None or len(batch) != 2:
             return batch
         y = batch[1]
@@ -206,7 +206,7 @@ class OneProcess:
 
     @contextmanager
     def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
-        """Normalize separately by each worker's rows, in layers that do so in training."""
+        """Normalize each worker's rows separately, in layers that do so in training."""
         with ExitStack() as stack:
             spread = {
                 id(inner)
@@ -222,7 +222,7 @@ class OneProcess:
 
 @contextmanager
 def _multiplying_exactly() -> Iterator[None]:
-    """Make GPUs use the full precision of float32 instead of TF32, in this context."""
+    """Make GPUs use full float32 precision instead of TF32 within this context."""
     settings = tf.config.experimental
     before = settings.tensor_float_32_execution_enabled()
     settings.enable_tensor_float_32_execution(False)
@@ -234,7 +234,7 @@ def _multiplying_exactly() -> Iterator[None]:
 
 @contextmanager
 def _without_cudnn(model: Any) -> Iterator[None]:
-    """Compute recurrent layers without cuDNN, which has less precision, in this context."""
+    """Compute recurrent layers within this context without cuDNN, which is less precise."""
     with ExitStack() as stack:
         for layer in find_layers(model):
             if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
@@ -244,7 +244,7 @@ def _without_cudnn(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _moving_outputs(model: Any, move: Callable[[Array], Array]) -> Iterator[None]:
-    """Change layers' outputs and their gradients, as rounding does, in this context."""
+    """Change layers' outputs and their gradients within this context, as rounding does."""
 
     def move_tensor(outputs: Any) -> Any:
         is_real = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
@@ -306,7 +306,7 @@ def _by_parts(
 
 
 def find_unsynchronized(model: Any) -> list[Any]:
-    """Return layers that normalize by each worker's own rows, which is documented."""
+    """Return layers that normalize by each worker's own rows, a documented difference."""
     return [
         layer
         for layer in find_layers(model)
@@ -330,7 +330,7 @@ def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
 
 
 def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
-    """Return plain attributes of a model and its layers that Python code of a step may use."""
+    """Return plain attributes of a model and its layers that Python code in a step may use."""
     return {
         (number, name): value
         for number, part in enumerate([model, *find_layers(model)])
@@ -341,7 +341,7 @@ def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
 
 
 def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> None:
-    """Restore the attributes that Python code of steps changed since `find_own_settings`."""
+    """Restore the attributes that Python code in steps has changed since `find_own_settings`."""
     parts = [model, *find_layers(model)]
     for key, value in find_own_settings(model).items():
         if key in settings and settings[key] != value:
@@ -349,5 +349,5 @@ def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> Non
 
 
 def as_tensorflow(variable: Any) -> Any:
-    """Return TensorFlow's variable behind one of Keras's."""
+    """Return the TensorFlow variable behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable

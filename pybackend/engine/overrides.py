@@ -11,7 +11,7 @@ _ABSENT = object()
 
 @contextmanager
 def override(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of one object in this context."""
+    """Set an attribute of one object within this context."""
     before = vars(holder).get(name, _ABSENT)
     setattr(holder, name, value)
     try:
@@ -25,7 +25,7 @@ def override(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def disable_jit(model: Any) -> Iterator[None]:
-    """Switch a model's ``jit_compile`` off in this context."""
+    """Turn off a model's ``jit_compile`` within this context."""
     compiled = model.jit_compile
     model.jit_compile = False
     try:

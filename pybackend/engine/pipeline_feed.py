@@ -1,4 +1,4 @@
-"""Feed of the batches of a custom pipeline: of any sizes, for any number of steps."""
+"""Feed the batches of a custom pipeline: of any size, for any number of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pybackend.errors import InputError
 
 
 def count_rows(data: Any) -> Any:
-    """Return the rows of a batch as a scalar int32 tensor: those of its labels, if it has any."""
+    """Return a batch's number of rows as a scalar int32 tensor; counts labels if there are any."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     return tf.shape(tf.nest.flatten(x if y is None else y)[0])[0]
 
@@ -26,17 +26,17 @@ def count_rows(data: Any) -> Any:
 class PipelineFeed:
     """Custom ``tf.data.Dataset`` as local batches, in place of a `Feed`.
 
-    An epoch has as many steps as the longest worker's data set has batches, or ``limit``. If a
-    worker's own batches end earlier, batches without rows follow. A data set that does not know its
-    length is read once to count them, unless there is a ``limit``.
+    An epoch has ``limit`` steps, or as many as the longest data set of any worker has batches. If a
+    worker's own batches end earlier, batches without rows follow. If a data set's length is
+    unknown, it is read once to count its batches, unless there is a ``limit``.
 
     Parameters
     ----------
     data
         Data set of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     limit
-        Steps per epoch; required if any worker's data set is endless, which then continues from
-        epoch to epoch.
+        Steps per epoch; required if any worker's data set is endless; it then continues from epoch
+        to epoch.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class PipelineFeed:
 
     @staticmethod
     def _count_epoch_steps(batches: list[int], limit: int | None) -> int:
-        """Return the steps of an epoch; numbers of batches are negative if endless or unknown."""
+        """Return the steps per epoch; negative numbers of batches mean endless or unknown."""
         endless = [rank for rank, count in enumerate(batches) if count < 0]
         if limit is None and endless:
             raise InputError(
@@ -113,12 +113,12 @@ class PipelineFeed:
         return {"steps_per_epoch": self.steps} if self._is_endless else {}
 
     def rows_at(self, step: int) -> Any:
-        """Return the rows of every rank's local batch at the last step; shape (world size,).
+        """Return the size of every rank's local batch at the last step, in shape (world size,).
 
         Raises
         ------
         InputError
-            No rank has rows: the pipeline returned fewer batches than at first, or than
+            No rank has rows: the pipeline returned fewer batches than the first time, or fewer than
             `steps_per_epoch` requires.
         """
         own = np.array([self._last_rows], np.int64)
@@ -132,12 +132,12 @@ class PipelineFeed:
         return rows
 
     def share(self) -> float:
-        """Return this worker's share of all rows of the epoch."""
+        """Return this worker's share of all rows in the epoch."""
         total = all_sum(self._collective, [float(self.rows)])[0]
         return self.rows / total if total else 0.0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Count the rows of an epoch from here."""
+        """Start counting the rows of an epoch."""
         self.epoch, self.rows, self._steps_taken = epoch, 0, 0
         if not self._is_endless:  # it begins again; batches that were read ahead are dropped
             self._read.clear()
@@ -145,21 +145,21 @@ class PipelineFeed:
             self.arrivals.clear()
 
     def count_steps(self, steps: int) -> None:
-        """Count the rows of the steps that are done."""
+        """Count the rows in the steps that are done."""
         for _ in range(steps - self._steps_taken):
             self._last_rows = self._read.popleft()
             self.rows += self._last_rows
         self._steps_taken = max(steps, self._steps_taken)
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
-        """Return the first batch of the epoch, the only one that is stored, like `Feed`."""
+        """Return the first batch of the epoch, the only one that is stored."""
         return flatten(self._first), 0
 
     def resume(self, first_epoch: int) -> None:
         """Do nothing: a pipeline does not depend on the first epoch."""
 
     def dataset(self, skip: int = 0) -> Any:
-        """Return the local batches of an epoch, or of all if endless; steps cannot be skipped."""
+        """Return the local batches of one epoch, or of all if endless; steps cannot be skipped."""
         nothing = tf.data.Dataset.from_tensors(self._make_empty()).repeat()
         count = tf.autograph.experimental.do_not_convert(self._count)
         if self._is_endless:

@@ -1,8 +1,8 @@
-"""Probes on a few rows: whether metrics and losses can be combined over workers.
+"""Checks on a few rows: whether metrics and losses can be combined over workers.
 
-A mean over rows equals the mean over parts of them, weighted by the parts' rows. Sums do not, nor
-do losses that compare the rows of a batch: in the loss, `add_loss`, an activity regularizer or a
-custom `compute_loss`. The loss of a training is checked by its audit.
+A mean over rows equals the mean over parts, weighted by their numbers of rows. This does not hold
+for sums, or for losses that compare the rows of a batch, whether in the loss, `add_loss`, an
+activity regularizer or a custom `compute_loss`. The loss used in training is checked by the audit.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
 
 
 def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
-    """Return whether the loss of an evaluation is a mean over rows.
+    """Return whether the loss in an evaluation is a mean over rows.
 
-    The check uses parts of several sizes, and predictions with random changes: those of a model
-    that is not yet trained are too similar. Afterwards the model's state is restored.
+    The check uses parts of several sizes, and predictions with random changes, because the
+    predictions of an untrained model are too similar. Afterwards the model's state is restored.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def _predict(model: Any, x: Any) -> list[Any]:
 
 
 def _compute_total(loss: _LossOfParts) -> float:
-    """Return the loss of all rows, at changed predictions if the loss accepts them."""
+    """Return the loss of all rows, with changed predictions if the loss accepts them."""
     everything = slice(0, loss.count)
     with suppress(Exception):  # e.g. an assertion about predictions
         total = loss(everything)
@@ -110,7 +110,7 @@ def _compute_total(loss: _LossOfParts) -> float:
 
 
 class _LossOfParts:
-    """Loss of parts of the rows; predictions are changed unless ``amount`` is zero."""
+    """Loss computed in parts of the rows; predictions are changed unless ``amount`` is zero."""
 
     def __init__(self, model: Any, rows: Any) -> None:
         self.count = count_rows(rows)
@@ -167,7 +167,7 @@ def choose_move(
 
 
 def cut_rows(count: int, shares: Sequence[float]) -> list[slice]:
-    """Return uneven parts, each of at least one row, that end at these shares of the rows."""
+    """Return uneven parts of at least one row each, which end at these fractions of the rows."""
     ends = {max(1, round(share * count)) for share in shares}
     bounds = sorted({0, *(end for end in ends if end < count), count})
     return [slice(*pair) for pair in itertools.pairwise(bounds)]
@@ -205,7 +205,7 @@ _SHARES = (0.1, 0.35)
 
 
 def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
-    """Return some finite rows, at most about a step's; None without such rows."""
+    """Return some finite rows, at most about one step's worth; None if there are none."""
     count = len(rows)
     if not count:
         return None
@@ -246,7 +246,7 @@ def find_over(
     collective: Collective,
     emit: Emit,
 ) -> OverBatch:
-    """Return what an evaluation must compute from the rows of all workers, instead of sums."""
+    """Return which values an evaluation must compute from all workers' rows, instead of as sums."""
     if job.workers == 1:
         return OverBatch()
     if not is_of_keras(type(model).test_step):
@@ -263,7 +263,7 @@ def find_over(
 
 
 def _is_weighted_by_masks(model: Any) -> bool:
-    """Return whether the loss can be averaged by the unmasked steps of each worker's rows."""
+    """Return whether the loss can be averaged, weighted by each worker's unmasked steps."""
     try:
         check_masks(model)
     except InputError:
@@ -272,7 +272,7 @@ def _is_weighted_by_masks(model: Any) -> bool:
 
 
 def _are_finite(columns: Mapping[str, Any]) -> Any:
-    """Return a mask of the rows that only have finite numbers."""
+    """Return a mask of the rows in which all numbers are finite."""
     parts = [
         np.isfinite(column.reshape(len(column), -1)).all(axis=1)
         for column in columns.values()
@@ -282,12 +282,12 @@ def _are_finite(columns: Mapping[str, Any]) -> Any:
 
 
 def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
-    """Return names of metrics whose value over all rows differs from that of summed parts.
+    """Return the names of metrics whose value over all rows differs from that of summed parts.
 
-    Counts and sums can be summed over workers. Maxima and correlations cannot, nor values that are
-    computed from a whole batch and then averaged over batches. The metrics passed to ``compile``
-    are checked, with predictions that are changed at random. Afterwards the model's state is
-    restored, but its metrics are built, and reset.
+    Counts and sums can be summed over workers. Maxima and correlations cannot, and neither can
+    values that are computed from a whole batch and then averaged over batches. The metrics passed
+    to ``compile`` are checked, with predictions that are changed at random. Afterwards the model's
+    state is restored, but its metrics have been built and reset.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One worker's replica of the model: made once, with all that is found out about it."""
+"""One worker's replica of the model: built once, with everything that was determined about it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SHARE = 0.5
 def fit_in_memory(
     folders: Iterable[Path], limit: int | None, collective: Collective, emit: Emit
 ) -> bool:
-    """Return whether this worker's rows fit into memory; a note names workers whose do not.
+    """Return whether this worker's rows fit into memory; a note names workers whose rows do not.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def find_free_memory() -> float:
 
 
 def read_memory() -> float:
-    """Return the bytes of this process in memory; 0 if Linux does not report them."""
+    """Return the memory use of this process in bytes; 0 if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -111,7 +111,7 @@ def read_peak_memory() -> float:
 
 
 def _hash_machine() -> float:
-    """Return a number that is the same in all processes of a machine."""
+    """Return a number that is the same in all processes on a machine."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -120,7 +120,7 @@ def _hash_machine() -> float:
 
 
 def _list_control_groups() -> list[Path]:
-    """Return this process's control group and its parents; a container may see its own as root."""
+    """Return this process's control group and its parents; a container may see it as the root."""
     root = Path("/sys/fs/cgroup")
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -163,9 +163,9 @@ class Replica:
     inputs
         Description of the model's inputs, from `describe_inputs`.
     metrics
-        Whether the metrics passed to ``compile`` may be summed over the workers.
+        Whether the metrics passed to ``compile`` can be summed over the workers.
     plan
-        How rank 0 writes the trained model; None on others.
+        How rank 0 writes the trained model; None on other ranks.
     validation, validation_rows
         The validation, and its rows; None without validation data.
     """
@@ -211,8 +211,8 @@ def make_replica(
     counts, folder, emit, stream
         As in `train`.
     seed
-        Seeds random numbers differently on each rank; called with the rank after everything that
-        must be equal was created.
+        Seeds random numbers differently on each rank; called with the rank once everything that
+        must be equal has been created.
     """
     model, rank = loaded.model, collective.rank
     spools = [folder / name for name in counts if (folder / name).is_dir()]
@@ -315,7 +315,7 @@ def _make_feed(
 
 
 def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
-    """Shape a worker's rows; in an elastic training each has all rows and uses its shard."""
+    """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
     rows = reshape_rows(spooled, model)
     return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
 

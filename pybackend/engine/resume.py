@@ -1,4 +1,4 @@
-"""A training run with checkpoints: find the one to resume from, check it, and share it."""
+"""Training with checkpoints: find the one to resume from, check it, and share it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe_training(
     rows: Mapping[str, Rows | None],
     collective: Collective,
 ) -> dict[str, Any]:
-    """Describe a training run by the names of its arguments, as JSON values.
+    """Describe a training run as a mapping from argument names to JSON values.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ _ABOUT_PIPELINES = (
 
 
 class CheckpointedLifecycle(Lifecycle):
-    """Lifecycle of a training run whose state is saved in a folder, from which it resumes."""
+    """Lifecycle of a training run that saves its state in a folder and resumes from it."""
 
     _checkpoints: Checkpoints
     _keeper: Checkpointing | None = None
@@ -135,7 +135,7 @@ class CheckpointedLifecycle(Lifecycle):
         self._checkpoints.wait(self.job.timeout)
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """Return a function that removes the checkpoints, if they are not retained."""
+        """Return a function that removes the checkpoints, unless they are retained."""
         if not self.job.discards_checkpoints:
             return None
         wait_for_all(replica)
@@ -172,17 +172,17 @@ def open_checkpoints(
     Parameters
     ----------
     manifest
-        On rank 0: what all checkpoints of this training have in common.
+        On rank 0: what all checkpoints of this training run have in common.
     write_model
-        Returns the file of the model before its training.
+        Returns the file of the model before training.
 
     Raises
     ------
     InputError
-        The folder has checkpoints of another training, or some although the job does not resume,
-        or all are damaged.
+        The folder has checkpoints of another training run, has checkpoints although the job does
+        not resume, or has only damaged ones.
     ClusterError
-        They cannot be read at present.
+        The checkpoints cannot be read at the moment.
     """
     options = job.checkpoint
     assert options is not None
@@ -221,7 +221,7 @@ def _find(
 
 
 def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective) -> Start:
-    """Return on all ranks where the training begins, with the state that rank 0 has read."""
+    """Return on all ranks where training begins, with the state that rank 0 has read."""
     place = np.array([job.initial_epoch, 0, 0, 0], np.int64)
     if newest is not None:
         there = newest.manifest

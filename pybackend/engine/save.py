@@ -1,4 +1,4 @@
-"""Trained model as a file that the driver can load."""
+"""Save the trained model as a file that the driver can load."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _OTHERS_TRAINED = {
 
 @dataclass(frozen=True)
 class SavingPlan:
-    """Format of a model's file, by the ending of its name, with or without compile settings.
+    """File name extension of a model's file, and whether it includes compile settings.
 
-    ``trained`` has the positions of the weights for which its optimizer has a state.
+    ``trained`` has the positions of the weights for which the optimizer has state.
     """
 
     format: Format | Literal["weights.h5"]
@@ -56,7 +56,7 @@ class SavingPlan:
 def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Called before the training, because an error after hours would be too late.
+    Called before training, because an error after hours would be too late.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def write_model(
 
 
 def _has_own_parts(loaded: LoadedModel) -> bool:
-    """Return whether a model has functions or classes that no argument of the driver names."""
+    """Return whether a model has functions or classes that no argument on the driver names."""
     named = list((loaded.extras.get("custom_objects") or {}).values())
     parts = find_custom_parts(loaded.model)
     has_unnamed = any(part not in named and type(part) not in named for part in parts)
@@ -179,7 +179,7 @@ def _has_functions(model: Any) -> bool:
 
 
 def encode_trained(loaded: LoadedModel, plan: SavingPlan) -> bytes:
-    """Return the model as a file of the plan's format.
+    """Return the model as a file in the plan's format.
 
     Raises
     ------

@@ -28,7 +28,7 @@ from pybackend.model.load import load_job_model
 
 @dataclass(frozen=True)
 class Score:
-    """Result of one worker: its value, its rows, and the seconds that it took."""
+    """Result of one worker: its value, its number of rows, and the seconds that it took."""
 
     value: Any
     rows: int
@@ -44,8 +44,8 @@ def score(
 ) -> Score:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
-    The value of ``"evaluate"`` is the metrics over all rows; that of ``"predict"`` the outputs for
-    its own rows, None without rows.
+    For ``"evaluate"`` the value is the metrics over all rows; for ``"predict"``, the outputs for
+    the worker's own rows, or None if it has none.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def score(
 
 
 def _check_alike(model: Any, collective: Collective) -> None:
-    """Raise an error if workers have built or loaded different models."""
+    """Raise an error if the workers built or loaded different models."""
     if collective.world_size == 1:
         return
     check_structure(model, collective)

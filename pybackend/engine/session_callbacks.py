@@ -1,4 +1,4 @@
-"""Callbacks of rank 0 for the session: observers, and TensorBoard's files."""
+"""Callbacks on rank 0 that serve the session: for observers, and for TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPORT_SECONDS = 0.25
 
 
 class StepReports(keras.callbacks.Callback):
-    """Callback that reports a few steps a second, with the logs that Keras computes anyway."""
+    """Callback that reports a few steps per second, with the logs that Keras computes anyway."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class StepReports(keras.callbacks.Callback):
 class StopWhenAsked(keras.callbacks.Callback):
     """Callback that stops the training on an observer's request, after an epoch or within one.
 
-    It runs after the custom callbacks, and before the one that makes all ranks stop together.
+    It runs after the custom callbacks and before the callback that makes all ranks stop together.
     """
 
     def __init__(self, answers: Answers) -> None:
@@ -101,12 +101,12 @@ _REMOTE_FLUSH_MILLIS = 120_000
 
 
 def make_tensorboard(job: TrainingJob, folder: Path, emit: Emit) -> list[Any]:
-    """Return the callbacks of rank 0 that write for TensorBoard; none if it is not requested.
+    """Return the callbacks that write for TensorBoard on rank 0; none if not requested.
 
     Parameters
     ----------
     folder
-        The worker's own folder, which is removed when it ends.
+        The worker's own folder, which is removed when the worker ends.
 
     Raises
     ------
@@ -134,12 +134,12 @@ def _check_writable(uri: str) -> None:
 
 
 class _TensorBoard(keras.callbacks.TensorBoard):
-    """Keras's callback, which also writes every epoch's metrics if it writes those of some steps.
+    """Keras's callback, which also writes every epoch's metrics when it writes those of steps.
 
     Parameters
     ----------
     flush_millis
-        Values that are older are written to the file with the next value.
+        Values older than this are written to the file with the next value.
     """
 
     def __init__(self, folder: str, flush_millis: int) -> None:
@@ -148,7 +148,7 @@ class _TensorBoard(keras.callbacks.TensorBoard):
 
     @property
     def summary(self) -> Any:
-        """Module with which Keras writes."""
+        """Module that Keras writes with."""
         return _Summary(self._flush_millis)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -167,7 +167,7 @@ class _Summary:
         return getattr(tf.summary, name)
 
     def scalar(self, name: str, data: Any, step: Any = None) -> None:
-        """Write a metric; one of several values has a curve for each, counted from 1."""
+        """Write a metric; a metric of several values gets a curve for each, numbered from 1."""
         values = np.asarray(data)
         if values.ndim == 0:
             tf.summary.scalar(name, data, step=step)

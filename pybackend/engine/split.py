@@ -1,6 +1,6 @@
-"""Training step in three parts, for XLA: gradients, exchange, update.
+"""The training step in three parts, for XLA: gradients, exchange, update.
 
-XLA cannot compile a call to the host, so the exchange is between two compiled functions.
+XLA cannot compile a call to the host, so the exchange runs between two compiled functions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class StepExchange(Protocol):
 
 
 class SplitStep:
-    """Replacement of the ``train_step`` of a model compiled with ``jit_compile=True``.
+    """Replacement for the ``train_step`` of a model compiled with ``jit_compile=True``.
 
-    Only for Keras's own train_step, which ends with ``optimizer.apply``: operations after it would
-    run before it here.
+    Only for Keras's own train_step, which ends with ``optimizer.apply``: any operations after that
+    call would run before it here.
     """
 
     def __init__(

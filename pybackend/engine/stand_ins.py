@@ -1,11 +1,12 @@
 """Replacements for random numbers and loops when a step is repeated eagerly.
 
-Keras's layers, `keras.random` and most custom code draw with a few functions of TensorFlow. Each
-draw becomes one number, the same for all rows, and dropout drops nothing. Seed generators return
-one seed, so other draws from it are equal if their shapes are.
+Keras's layers, `keras.random` and most custom code draw random numbers with a few TensorFlow
+functions. Each draw becomes a constant that is the same for all rows, and dropout drops nothing.
+Seed generators always return the same seed, so other draws from it are equal if their shapes are
+equal.
 
-An eager layer takes milliseconds for each time step of a sequence: with hundreds of them, and
-dozens of calls, the checks before a training would take minutes.
+An eager layer takes milliseconds for each time step of a sequence. With hundreds of time steps and
+dozens of calls, the checks before training would take minutes.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ class Noise:
     Attributes
     ----------
     is_drawn
-        True if some were drawn while `watch` lasted, also while a step was traced.
+        True if any were drawn while `watch` was active, even while a step was traced.
     has_seeds
-        True if one of Keras's generators returned seeds for them.
+        True if a Keras generator returned seeds for them.
     is_stateless
-        True if some were drawn with a given seed.
+        True if any were drawn with an explicit seed.
     """
 
     def __init__(self) -> None:
@@ -109,7 +110,7 @@ class Noise:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Record in this context whether random numbers are drawn."""
+        """Record within this context whether random numbers are drawn."""
 
         def note(draw: Callable[..., Any], stand_in: StandIn | None = None) -> Any:
             @wraps(draw)
@@ -128,9 +129,9 @@ class Noise:
 
 @contextmanager
 def stand_in_noise(place: float = PLACES[0]) -> Iterator[None]:
-    """Replace random draws by constants in this context; the state of generators is unchanged.
+    """Replace random draws by constants within this context; the state of generators is unchanged.
 
-    Draws of other threads, such as those of a pipeline that makes the next batch, are unchanged.
+    Draws in other threads, such as a pipeline that prepares the next batch, are unchanged.
 
     Parameters
     ----------
@@ -173,9 +174,9 @@ def _replace(wrap: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
-    """Run Keras's own recurrent layers as graphs in this context, as in training.
+    """Run Keras's own recurrent layers as graphs within this context, as in training.
 
-    Except in models with ``run_eagerly=True``, and layers with custom cells.
+    This excludes models with ``run_eagerly=True``, and layers with custom cells.
 
     Parameters
     ----------
@@ -193,7 +194,7 @@ def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[No
 
 @contextmanager
 def running_functions(eagerly: bool) -> Iterator[None]:
-    """Run each ``tf.function`` as Python, or as its traced graph, in this context."""
+    """Run each ``tf.function`` as Python, or as its traced graph, within this context."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(eagerly)
     try:

@@ -1,4 +1,4 @@
-"""Weights, optimizer state and random states of a model, made equal or compared over workers."""
+"""Make a model's weights, optimizer state and random states equal on all workers, or compare."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def broadcast_state(model: Any, collective: Collective) -> None:
 
 
 def offset_seeds(model: Any, rank: int) -> None:
-    """Give each rank its own dropout masks, although all start from one saved model."""
+    """Give each rank its own dropout masks, even though all start from the same saved model."""
     for variable in model.variables:
         if is_random_state(variable):
             state = np.array(variable.numpy())
@@ -90,7 +90,7 @@ def find_trained(model: Any) -> tuple[int, ...]:
 
 
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
-    """Return ranks whose weights differ from rank 0's, with the first such weight; on every rank.
+    """Return to all the ranks whose weights differ from rank 0's, with the first such weight.
 
     Weights are compared by checksums (CRC-32).
     """
@@ -100,8 +100,8 @@ def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]
 def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], float]:
     """Send rank 0's weights and optimizer state to all ranks, if they differ by rounding.
 
-    GPUs add up the gradients of an embedding's row in any order, and choose the fastest way to
-    compute a sum: two that take the same step may have different last digits.
+    GPUs add up the gradients of an embedding row in any order, and choose the fastest way to
+    compute a sum, so two GPUs that take the same step may differ in the last digits.
 
     Returns
     -------
@@ -137,7 +137,7 @@ def _measure(own: Any, first: Any) -> float:
 def _find_differing(
     variables: Sequence[Any], collective: Collective
 ) -> tuple[dict[int, str], list[int]]:
-    """Return ranks that differ from rank 0, with the first such variable; positions of all."""
+    """Return ranks that differ from rank 0, with the first such variable, and all positions."""
     own = [zlib.crc32(np.ascontiguousarray(v.numpy()).tobytes()) for v in variables]
     everyone = collective.all_gather(np.array(own, np.int64))
     found: dict[int, str] = {}
@@ -151,5 +151,5 @@ def _find_differing(
 
 
 def uses_gpus(collective: Collective) -> bool:
-    """Return whether a worker has a GPU; the same on all workers."""
+    """Return whether any worker has a GPU; the same on all workers."""
     return bool(all_sum(collective, [float(len(tf.config.list_logical_devices("GPU")))])[0])

@@ -1,9 +1,10 @@
 """Batch normalization over the rows of the global batch: `BatchNormalization(synchronized=True)`.
 
 The sums and the counts of all workers give one mean and one variance (Peng et al., "MegDet: a large
-mini-batch object detector", 2018). In the backward pass every worker's gradient with respect to
-them reaches the inputs of all: with weights n_w of the workers' gradients, g_w becomes the sum of
-n_v g_v over the workers v, divided by n_w, since the mean over workers will multiply it by n_w.
+mini-batch object detector", 2018). In the backward pass, every worker's gradient with respect to
+them reaches the inputs of all workers: with weights n_w of the workers' gradients, g_w becomes the
+sum of n_v g_v over the workers v, divided by n_w, since the mean over workers will multiply it by
+n_w.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Array = npt.NDArray[Any]
 
 
 class GlobalStatistics:
-    """Normalization by the rows of all workers, in layers with ``synchronized=True``.
+    """Normalization over the rows of all workers, in layers with ``synchronized=True``.
 
-    Only in steps that are traced while `active` lasts.
+    This applies only to steps traced while `active` is in effect.
 
     Parameters
     ----------
     weigh
-        Returns the weight of this worker's gradients in the step being traced, a scalar; known in
+        Returns a scalar, the weight of this worker's gradients in the step being traced; known in
         the backward pass.
     """
 
@@ -52,7 +53,7 @@ class GlobalStatistics:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Replace the layers' ``call`` while the context lasts."""
+        """Replace the layers' ``call`` while the context is active."""
         with ExitStack() as stack:
             for layer in self._layers:
                 stack.enter_context(override(layer, "call", self._watch(layer, layer.call)))
@@ -60,7 +61,7 @@ class GlobalStatistics:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Trace a training step in this context."""
+        """Context in which a training step is traced."""
         self._is_active = True
         try:
             yield
@@ -92,7 +93,7 @@ class GlobalStatistics:
         return ops.cast(normalized, layer.compute_dtype)
 
     def _compute_moments(self, layer: Any, values: Any, mask: Any) -> tuple[Any, Any]:
-        """Return mean and variance of each channel over all workers."""
+        """Return the mean and variance of each channel over all workers."""
         rank = len(values.shape)
         axis = layer.axis % rank
         others = [number for number in range(rank) if number != axis]

@@ -1,4 +1,4 @@
-"""Time of a worker's steps, split into data, computing, communication and waiting."""
+"""Duration of a worker's steps, split into data, computing, communication and waiting."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST = 4096
 
 
 class Arrivals:
-    """Times at which the batches of an epoch were ready, noted by their reader, often ahead."""
+    """Times at which the batches of an epoch were ready, recorded as they are read, often ahead."""
 
     def __init__(self) -> None:
         self._noted: deque[tuple[int, float]] = deque(maxlen=_MOST)
 
     def clear(self) -> None:
-        """Begin an epoch: batches that were read ahead are not used."""
+        """Begin an epoch: batches that were read ahead are discarded."""
         self._noted.clear()
 
     def note(self, steps: int) -> None:
-        """Note that the batches of more steps are ready."""
+        """Record that the batches for more steps are ready."""
         self._noted.append((steps, time.perf_counter()))
 
     def take(self, steps: int) -> list[float]:
@@ -60,10 +60,10 @@ _QUANTILES = 21
 class StepClock(keras.callbacks.Callback):
     """First of the callbacks: times each step, without an extra call to the host.
 
-    A step lasts until the next one begins; the last of an epoch, until its own end. It has waited
-    for data if its batch arrived after it began. `held` records the delay by an exchange; the rest
-    is computing. Several steps per execution are timed together, and are assumed to be alike except
-    for their waits for data.
+    A step lasts until the next one begins; the last step of an epoch, until it ends itself. A step
+    has waited for data if its batch arrived after the step began. `held` records how long an
+    exchange delayed the step; the rest of its time is computing. Several steps per execution are
+    timed together, and are assumed to be equal except for how long they waited for data.
     """
 
     def __init__(self, arrivals: Arrivals) -> None:
@@ -81,7 +81,7 @@ class StepClock(keras.callbacks.Callback):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Time an exchange, for which the step waits in this context."""
+        """Time an exchange that the step waits for within this context."""
         began = time.perf_counter()
         try:
             yield
@@ -89,7 +89,7 @@ class StepClock(keras.callbacks.Callback):
             self._held += time.perf_counter() - began
 
     def watch(self, collective: Collective) -> Collective:
-        """Return the same collective, with calls that count as exchanges of the step."""
+        """Wrap a collective so that its calls count as exchanges of the step."""
         return _Watched(collective, self)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -106,7 +106,7 @@ class StepClock(keras.callbacks.Callback):
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
-        """Exclude the time of this context from the step, which has ended."""
+        """Exclude the time spent within this context from the step, which has ended."""
         began, held = time.perf_counter(), self._held
         try:
             yield
@@ -115,15 +115,16 @@ class StepClock(keras.callbacks.Callback):
             self._left_out += time.perf_counter() - began
 
     def agree(self, collective: Collective, costs: Sequence[float] | None) -> StepTimes | None:
-        """Return the measured times, or None after too few steps; all ranks call it together.
+        """Return the measured times, or None after too few steps; all ranks must call it together.
 
-        The last rank at an exchange does not wait: so the shortest exchange of a step on any rank
-        is communication, and the additional time on the other ranks is waiting.
+        The last rank to reach an exchange does not wait. So the shortest time of an exchange on any
+        rank is communication, and the additional time on the other ranks is waiting.
 
         Parameters
         ----------
         costs
-            Latency, seconds per byte and per added byte, as measured when the workers connected.
+            Latency, and seconds per sent byte and per added byte, as measured when the workers
+            connected.
         """
         timed = np.array(list(self._timed), np.float64).reshape(-1, 4)
         held = np.ascontiguousarray(timed[:, 3])
@@ -175,8 +176,7 @@ class StepClock(keras.callbacks.Callback):
 def _find_wait(began: float, ended: float, steps: int, there: Sequence[float]) -> float:
     """Return how long consecutive steps waited for their batches, which were ready at these times.
 
-    From each moment at which a step could begin, the remaining steps had at most the time to the
-    end.
+    From each time at which a step could begin, the remaining steps took at most until the end.
     """
     left = [(began, steps), *((at, steps - number) for number, at in enumerate(there))]
     longest = min((ended - at) / count for at, count in left)
@@ -201,7 +201,7 @@ class _Watched:
 
     @property
     def waited(self) -> float:
-        """Seconds in which this rank waited for others, in total."""
+        """Total seconds that this rank waited for others."""
         return self._collective.waited
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:

@@ -53,9 +53,9 @@ class Comparison:
     largest
         Largest difference among variables that are equal except for rounding.
     differing
-        Variables that are not equal, the largest difference first.
+        Variables that differ, largest difference first.
     is_repeatable
-        True if one process has the same result twice; else nothing can be concluded.
+        True if one process gets the same result twice; otherwise nothing can be concluded.
     """
 
     largest: float
@@ -75,10 +75,11 @@ def compare_changes(
     Parameters
     ----------
     disturb
-        Returns the expected values of some variables again: first of an unchanged second
-        computation, then of any number with inputs changed by about their rounding.
+        Returns the expected values of some variables again: first from an unchanged second
+        computation, then from any number of computations with inputs changed by about their
+        rounding.
     precision
-        Relative rounding error of the type that the model computes in.
+        Relative rounding error of the type in which the model computes.
     """
     tolerance = max(_RELATIVE, precision * (_HALVES if precision > _HALF else 1))
     scales = {key: _find_scale(before[key], expected[key], tolerance) for key in found}
@@ -117,7 +118,7 @@ def compare_changes(
 
 
 def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]) -> bool:
-    """Return whether a repeated step moved the variables, taken together, differently."""
+    """Return whether a repeated step changed the variables, taken together, differently."""
     distance = sum(_distance(found[key], again[key]) ** 2 for key in keys)
     change = sum(_distance(found[key], before[key]) ** 2 for key in keys)
     return distance > _SURE**2 * change
@@ -126,16 +127,16 @@ def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]
 def is_divided_rounding(
     before: Array, found: Array, expected: Array, kept: Sequence[tuple[Array, Array]]
 ) -> bool:
-    """Return whether a weight differs only where its gradient is only a rounding error.
+    """Return whether a weight differs only where its gradient is a mere rounding error.
 
     An optimizer such as Adam divides a gradient by its size, so such an error moves the weight as
-    far as a gradient does.
+    far as a real gradient does.
 
     Parameters
     ----------
     kept
-        State of the optimizer for each of the weight's elements, found and expected; equal as
-        whole arrays.
+        Optimizer state for each of the weight's elements, actual and expected; equal as whole
+        arrays.
     """
     sure = np.ones(expected.shape, bool)
     for one, other in kept:
@@ -174,7 +175,7 @@ def _distance(one: Array, other: Array) -> float:
 
 
 def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield parts of two arrays as float64: a whole large array would not fit into memory."""
+    """Yield parts of two arrays as float64: a whole large array might not fit into memory."""
     flat, others = one.reshape(-1), other.reshape(-1)
     for first in range(0, len(flat), _PIECE):
         part = slice(first, first + _PIECE)

@@ -1,6 +1,6 @@
 """Means of one number per step, such as the losses of several outputs, over all rows.
 
-Keras averages such values over the steps, without regard to their rows. A worker's value is
+Keras averages such values over the steps, whatever their numbers of rows. A worker's value is
 weighted by its share of the step's rows, so that the values of all workers together count as one
 step.
 """
@@ -30,7 +30,7 @@ _NEXT_TO_NOTHING = 1e-9
 
 
 class _UnmaskedCount(keras.losses.Loss):
-    """Number of unmasked losses: Keras applies the mask, and this loss adds up ones."""
+    """Number of unmasked losses: Keras applies the mask, and this loss sums ones."""
 
     def __init__(self, ignored_class: Any) -> None:
         super().__init__(reduction="sum", name="valid_steps")
@@ -45,7 +45,7 @@ class _UnmaskedCount(keras.losses.Loss):
 
 
 class ValidStepCounter:
-    """Counter of the valid steps in a batch, from calls of a model's ``compute_loss``."""
+    """Counter of the valid steps in a batch, based on calls of a model's ``compute_loss``."""
 
     def __init__(self, model: Any) -> None:
         self._count = _UnmaskedCount(find_ignored_class(model))
@@ -92,7 +92,7 @@ def find_step_means(model: Any) -> list[Any]:
 
 
 def build_losses(model: Any, rows: Rows) -> None:
-    """Make Keras create the metrics of several losses, as a first step would."""
+    """Make Keras create the metrics for several losses, as a first step would."""
     # Two rows, since a loss may compare rows.
     data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
     with keep_state(model), suppress(Exception):  # the training will report the error
@@ -102,13 +102,13 @@ def build_losses(model: Any, rows: Rows) -> None:
 
 
 class StepMeans:
-    """Weights of one value per step, in the steps that are traced while `weigh` lasts.
+    """Weights of one value per step, in steps traced while `weigh` is active.
 
     Parameters
     ----------
     count_total
-        Returns the rows of the step's global batch, given this worker's; called once for each step,
-        also by workers without rows.
+        Returns the number of rows in the step's global batch, given this worker's; called once per
+        step, even by workers without rows.
     add_up
         Returns sums over the workers.
     """
@@ -132,7 +132,7 @@ class StepMeans:
 
     @contextmanager
     def install(self) -> Iterator[None]:
-        """Replace the metrics' ``update_state`` while the context lasts."""
+        """Replace the metrics' ``update_state`` while the context is active."""
         with ExitStack() as stack:
             for mean in find_step_means(self._model):
                 watched = self._watch(mean.update_state)
@@ -145,7 +145,7 @@ class StepMeans:
 
     @contextmanager
     def weigh(self, share: Any) -> Iterator[None]:
-        """Trace a step in this context, with this worker's share of the step's rows."""
+        """Context in which a step is traced, with this worker's share of the step's rows."""
         self.share = share
         try:
             yield
@@ -167,7 +167,7 @@ class StepMeans:
         return counted
 
     def compute_weight(self, own: Any) -> Any:
-        """Return this worker's share of the weight of the total loss: all rows of `x`."""
+        """Return this worker's part of the total loss weight, in proportion to all rows of `x`."""
 
         def compute(rows: Any, own: Any) -> Any:
             total, weights = self._add_up([float(rows), float(own)])
@@ -181,7 +181,7 @@ class StepMeans:
         return weight
 
     def compute_share(self) -> Any:
-        """Return this worker's share of the rows of the step that begins; None if not needed."""
+        """Return this worker's share of the rows in the current step; None if not needed."""
         if not self.is_always_asked and not find_step_means(self._model):
             return None
 

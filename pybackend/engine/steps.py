@@ -1,4 +1,4 @@
-"""Steps of an epoch: their position, and a step whose local batch may have no rows."""
+"""Steps of an epoch: the current position, and steps whose local batch may have no rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Position:
 
     @property
     def total_rows(self) -> int | None:
-        """Rows of the global batch at this step; None if no worker knows."""
+        """Number of rows in the global batch of this step; None if no worker knows."""
         if self._feed.total_rows is None:
             return None
         # A train_step that exchanges twice passes the end before the epoch ends.
@@ -57,15 +57,15 @@ class Position:
 
 
 def has_keras_train_step(model: Any) -> bool:
-    """Return whether a model trains by Keras's own ``train_step``."""
+    """Return whether a model trains with Keras's own ``train_step``."""
     return is_of_keras(type(model).train_step)
 
 
 class StepOrSkip:
     """Step that runs if the local batch has rows; ``skip`` runs if it does not.
 
-    The logs have the same structure in both cases: without rows, the current metrics, and zeros for
-    other values that a custom train_step logs.
+    The logs have the same structure in both cases: without rows, they hold the current metrics, and
+    zeros for other values that a custom train_step logs.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], skip: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class StepOrSkip:
 
 
 def normalize_spectra(model: Any) -> None:
-    """Update weights as a forward pass of any rows does: only `SpectralNormalization`."""
+    """Update weights as a forward pass on any rows would: only in `SpectralNormalization`."""
     for layer in find_layers(model):
         if isinstance(layer, keras.layers.SpectralNormalization):
             vector, kernel = keras.ops.cond(

@@ -1,7 +1,7 @@
 """Evaluation with synchronized steps, for metrics that depend on the rows of a batch.
 
-A loss that compares rows, a metric that is computed from a whole batch, losses of several outputs
-that Keras averages over batches: they are computed from global batches, as in one process.
+Losses that compare rows, metrics computed from a whole batch, and losses of several outputs, which
+Keras averages over batches, are computed from global batches, as in one process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pybackend.model.checks import has_masked_loss
 
 
 def needs_others(model: Any, over: OverBatch) -> bool:
-    """Return whether a worker's metrics of a step depend on the rows of other workers."""
+    """Return whether a worker's metrics in a step depend on the rows of other workers."""
     return over != NOTHING or bool(find_step_means(model)) or has_masked_loss(model)
 
 
@@ -92,13 +92,13 @@ class StepsTogether:
             self._function = self._model.test_function
 
     def _take_part(self) -> None:
-        """Take part in a step without rows, on a worker that runs eagerly and had no rows yet."""
+        """Take part in a step without rows, on a worker that runs eagerly and never had rows."""
         self._means.compute_share()
         if self._valid is not None:
             self._compute_mean(tf.zeros([]), 0.0)
 
     def _average(self, compute_loss: Callable[..., Any], valid: ValidStepCounter) -> Any:
-        """Wrap a model's ``compute_loss``: mean over the workers, weighted by unmasked steps."""
+        """Make a model's ``compute_loss`` a mean over workers, weighted by unmasked steps."""
         watched = valid.watch(compute_loss)
 
         def averaged(*args: Any, **options: Any) -> Any:
@@ -128,7 +128,7 @@ class StepsTogether:
         return mean
 
     def _count_rows(self, rows: int) -> float:
-        """Return the rows of the global batch of the step that begins; called once per step."""
+        """Return the number of rows in the current step's global batch; called once per step."""
         total = self._position.total_rows
         self._position.advance()
         return float(total or 0)

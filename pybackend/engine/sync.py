@@ -1,4 +1,4 @@
-"""Callbacks that keep all workers in one state, and end a training run together on preemption."""
+"""Callbacks that keep all workers in the same state, and end training together on preemption."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pybackend.model.layers import is_of_keras
 
 
 class Preemption:
-    """Preempted ranks: each knows its own preemption at once, and all know it at the same step.
+    """Preempted ranks: each knows of its own preemption immediately, all at the same step.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ class Preemption:
 
     @property
     def is_asked(self) -> bool:
-        """True if this rank was preempted and requests that all leave within the epoch."""
+        """True if this rank was preempted and requests that all ranks leave within the epoch."""
         return self._is_any_step and self._notice()
 
     def agree(self, stops: bool, is_preempted: bool) -> bool:
-        """Exchange the requests of all ranks; return whether any requests that the training stops.
+        """Exchange the requests of all ranks; return whether any requests that training stop.
 
-        A stop takes precedence over a preemption: the training then ends normally.
+        A stop takes precedence over a preemption: training then ends normally.
         """
         everyone = self._collective.all_gather(np.array([stops, is_preempted], np.int64))
         is_stop = any(stop for stop, _ in everyone)
@@ -60,11 +60,11 @@ class Preemption:
         return is_stop
 
     def agree_at_end(self, stops: bool) -> bool:
-        """Call `agree` at the end of an epoch, after which all may leave in any case."""
+        """Call `agree` at the end of an epoch, when all ranks may leave in any case."""
         return self.agree(stops, self._notice())
 
     def find_preempted(self, is_epoch_end: bool) -> tuple[int, ...]:
-        """Return the preempted ranks because of which all leave now; the same on all ranks."""
+        """Return the preempted ranks that make all ranks leave now; the same on all ranks."""
         if not is_epoch_end and not self._is_any_step:
             return ()
         if self._collective.world_size == 1 and self._notice():
@@ -209,12 +209,12 @@ class EpochSync(keras.callbacks.Callback):
             variable.assign(agreed.astype(last.dtype))
 
     def _agree_on_own_state(self) -> None:
-        """Set the state that a step changes to that of one process on all workers, after each step.
+        """Make the state that a step changes equal to that of one process, after each step.
 
-        That is correct for state that changes by a mean over rows (moving averages, codebooks) and
-        for state that does not depend on the rows (counters), also if a worker has no rows. The
-        state of batch normalization is that of each worker's own rows, and averaged at the end of
-        the epoch.
+        This is correct for state that changes by a mean over rows (moving averages, codebooks) and
+        for state that does not depend on the rows (counters), even if a worker has no rows. The
+        state of batch normalization comes from each worker's own rows, and is averaged at the end
+        of the epoch.
         """
         variables = self._variables
         if self._moving is None:
@@ -255,7 +255,7 @@ def _may_stop_within(callback: Any) -> bool:
 class StopTogether(keras.callbacks.Callback):
     """Last of the callbacks: if one rank requests a stop, all stop after the same step.
 
-    A rank that stopped within an epoch alone would miss the exchanges that the others wait for.
+    A rank that stopped alone within an epoch would miss exchanges that the others are waiting for.
 
     If a custom callback may stop within an epoch, on any rank, each step ends with an exchange of
     all workers; other requests are sent with the exchange of the next step.

@@ -26,29 +26,29 @@ class Synchronizer(Protocol):
 
     @property
     def agreement(self) -> Any:
-        """Agreement to stop: a `StopAgreement`, or an object with its attributes."""
+        """Agreement to stop: a `StopAgreement`, or an object with the same attributes."""
 
     @property
     def is_exact(self) -> bool:
-        """True if a step equals that of one process."""
+        """True if a step has the same result as in one process."""
 
     @property
     def error(self) -> BaseException | None:
-        """Error of a step, or None: TensorFlow only passes on its text."""
+        """Error in a step, or None: TensorFlow passes on only the text."""
 
     @property
     def mean_loss(self) -> float | None:
-        """The epoch's loss, if an average of the workers' own by rows is not correct."""
+        """The epoch's loss, if averaging the workers' own losses by rows would be incorrect."""
 
     @property
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
 
     def install(self) -> AbstractContextManager[None]:
-        """Synchronize the model's steps while the context lasts."""
+        """Synchronize the model's steps while the context is active."""
 
     def begin_training(self) -> None:
-        """Begin, after all callbacks have begun and all weights are equal."""
+        """Begin training, once all callbacks have begun and all weights are equal."""
 
     def begin_epoch(self) -> None:
         """Begin an epoch."""

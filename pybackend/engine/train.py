@@ -1,4 +1,4 @@
-"""Training of one worker, from the files of its job to its report and, on rank 0, the model."""
+"""Train one worker, from the files of its job to its report and, on rank 0, the model."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def train(
     Parameters
     ----------
     counts
-        Rows of every worker, by rank, of the data sets in the folder.
+        Number of rows of every worker, by rank, for each data set in the folder.
     folder
         The worker's own folder, with ``train/``, ``validation/`` and ``model.keras`` or
         ``model.pkl``; rank 0 writes ``trained.h5`` or ``trained.keras`` into it.
     emit
         Called with an event per epoch.
     stream
-        The ``tf.data.Dataset`` to train on instead of rows in the folder.
+        The ``tf.data.Dataset`` to train on, instead of rows in the folder.
     lifecycle
-        Start of the training, and the state that is saved; None: as the job's checkpoint options
+        Start of training, and the state that is saved; None: as the job's checkpoint options
         specify.
     answers
         Messages from observers of the training.

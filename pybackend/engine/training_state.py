@@ -1,4 +1,4 @@
-"""State that training changes on one worker, callbacks included: read and restored."""
+"""Read and restore the state that training changes on one worker, including callbacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN_BYTES = 250
 
 
 def describe_callback(callback: Any) -> dict[str, str]:
-    """Return the attributes that a checkpoint stores, as texts that differ if the values do."""
+    """Return the attributes that a checkpoint stores, as strings that differ if the values do."""
     return _describe_all(_read(callback))
 
 
@@ -39,7 +39,7 @@ def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
     Parameters
     ----------
     first
-        Result of `describe_callback` before the training began.
+        Result of `describe_callback` before training began.
     """
     state = _read(callback)
     now = _describe_all(state)
@@ -53,12 +53,12 @@ def read_callback(callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
 
 
 def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str, str]) -> None:
-    """Restore the attributes that `read_callback` read; paths remain those of this training.
+    """Restore the attributes that `read_callback` read; paths are not changed.
 
     Parameters
     ----------
     first
-        Result of `describe_callback` before this training began.
+        Result of `describe_callback` before this training run began.
 
     Raises
     ------
@@ -100,8 +100,8 @@ def find_lost(callbacks: Iterable[Any]) -> list[str]:
 def _read(callback: Any) -> dict[str, dict[str, Any]]:
     """Return plain attributes, and the names of operations.
 
-    Keras's monitoring callbacks choose an operation (``keras.ops.less``) once, and change their
-    ``min_delta`` with it: they must be restored together.
+    Keras's monitoring callbacks choose an operation (``keras.ops.less``) once, and adjust their
+    ``min_delta`` to it, so both must be restored together.
     """
     values, operations = {}, {}
     # Keras reads from the file whether it has a header.
@@ -143,7 +143,7 @@ def _is_path(shown: str) -> bool:
 
 
 def _may_have(callback: Any, name: str) -> bool:
-    """Return whether `read_callback` may have found an attribute; never a method or property."""
+    """Return whether `read_callback` may have found this; false for methods and properties."""
     if name in vars(callback):
         return name not in _NOT_KEPT
     # Training may have added it, perhaps over a default of the class.
@@ -179,7 +179,7 @@ def measure_log(callback: Any) -> int | None:
 
 
 def cut_log(callback: Any, size: int | None) -> None:
-    """Remove the rows that were written after the checkpoint; their epochs are repeated."""
+    """Remove the rows that were written after the checkpoint, whose epochs are repeated."""
     now = measure_log(callback)
     if size is not None and now is not None and now > size:
         # Keras opened the file to append: it continues at the new end.
@@ -201,13 +201,13 @@ def keep_callbacks(replica: Replica) -> dict[int, Any]:
 
 
 class TrainingState:
-    """State of a worker's training, which can be read and restored.
+    """State of training on one worker, which can be read and restored.
 
     Parameters
     ----------
     callbacks
-        Callbacks whose attributes are stored, by their position in the argument ``callbacks``,
-        before the training; None for one that does not run on this rank.
+        Callbacks whose attributes are stored, as they were before training, by position in the
+        argument ``callbacks``; None for one that does not run on this rank.
     first
         Descriptions of the callbacks before this process trained with them, by their position;
         missing ones are added. None: this process has not trained with them.
@@ -232,7 +232,7 @@ class TrainingState:
                 self._first[number] = describe_callback(one)
 
     def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
-        """Return all that `restore` needs on every rank, on rank 0; nothing on the others.
+        """Return, on rank 0, all that `restore` needs on every rank; nothing on the other ranks.
 
         Most variables and callbacks are the same on all ranks: the others send only those that
         differ from rank 0's.
@@ -259,7 +259,7 @@ class TrainingState:
         return encode_state({"variables": arrays, "ranks": ranks})
 
     def read(self, collective: Collective) -> bytes:
-        """Return what `restore` needs to return to this state between two epochs, on any rank.
+        """Return what `restore` needs, on any rank, to get back to this state between two epochs.
 
         Each rank stores its own callbacks, and those of rank 0 that do not run on it.
         """
@@ -345,10 +345,10 @@ class TrainingState:
         }
 
     def _variables(self, is_within_epoch: bool) -> Sequence[Any]:
-        """Return weights first, in their order; then all other variables of the training.
+        """Return the weights, in order, then all other variables used in training.
 
-        Between epochs, without the metrics of a model with a custom train_step: only its first step
-        creates them.
+        Between epochs, this excludes the metrics of a model with a custom train_step, because only
+        its first step creates them.
         """
         model = self._model
         optimizers = find_optimizers(model)
@@ -361,7 +361,7 @@ class TrainingState:
 
 
 def _find_seeds(model: Any) -> list[Any]:
-    """Return states of random generators, and other variables that are not weights."""
+    """Return the states of random generators, and other variables that are not weights."""
     weights = {id(v) for v in model.weights}
     return [v for v in model.variables if id(v) not in weights]
 

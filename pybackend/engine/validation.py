@@ -19,7 +19,7 @@ from pybackend.engine.steps_together import StepsTogether, needs_others
 
 
 class Validation:
-    """Validation rows, sharded between the workers.
+    """Validation rows, sharded across the workers.
 
     Parameters
     ----------
@@ -28,7 +28,8 @@ class Validation:
     counts
         Rows of every worker, by rank.
     over
-        What is computed from the rows of global batches of ``batch_size`` rows of each worker.
+        The values that are computed from the rows of global batches, with ``batch_size`` rows per
+        worker.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Validation:
 
 
 class _Combine(keras.callbacks.Callback):
-    """First of the callbacks: replaces one rank's metrics by those of all ranks."""
+    """First of the callbacks: replaces one rank's metrics with those over all ranks."""
 
     def __init__(
         self, model: Any, collective: Collective, counts: Any, shared: Sequence[Any]
@@ -108,5 +109,5 @@ def build_metrics(model: Any, rows: Rows) -> None:
 
 
 def batch_rows(rows: Rows, batch_size: int) -> Any:
-    """Return batches of one worker's rows, in their order."""
+    """Return batches of one worker's rows, in row order."""
     return Feed(rows, [len(rows)], 0, batch_size).dataset()

@@ -1,4 +1,4 @@
-"""Comparison of a step of the workers with that of one process, on rank 0."""
+"""Compare a step of the workers with the same step in one process, on rank 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_NAMED = 3
 
 
 class Judge:
-    """Comparison of the steps of one training.
+    """Comparison of the steps in one training run.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class Judge:
         Parameters
         ----------
         before, found
-            Values of this worker's variables before and after; those after are completed.
+            Values of this worker's variables before and after the steps; the latter are completed
+            here.
         changed
             Values that callbacks changed before each of the steps.
         packed
@@ -149,7 +150,7 @@ class Judge:
         everyone: Sequence[Mapping[str, Any]],
         steps: Sequence[GlobalRows],
     ) -> None:
-        """Combine the workers' values of variables that each changes separately."""
+        """Combine the workers' values of variables that each worker changes separately."""
         shared = self._exchange.shared_variables
         rows = np.sum([each.counts for each in steps], axis=0)
         for name, keys, weights in (
@@ -170,7 +171,7 @@ class Judge:
                     found[key] = (np.rint(total) if is_whole else total).astype(before[key].dtype)
 
     def _list_compared(self, before: Values, found: Values) -> list[int]:
-        """Return variables that should equal those of one process."""
+        """Return the variables that should equal those of one process."""
         left_out = set(self._state.list_generators())
         for layer in find_unsynchronized(self._model):
             left_out |= {id(v.value) for v in layer.non_trainable_variables}
@@ -189,7 +190,7 @@ class Judge:
         seed: int,
         which: Sequence[int] | None,
     ) -> Values:
-        """Return the variables, all or some, after a step of one process with relative noise."""
+        """Return the variables, all or some, after a step in one process with relative noise."""
         generator = np.random.default_rng(seed)
         self._state.write(before)
         if noise:
@@ -248,7 +249,7 @@ class Judge:
         return any(not np.array_equal(found[key], expected[key]) for key in known)
 
     def _read_precision(self) -> float:
-        """Return the relative rounding error of the least precise type of the model."""
+        """Return the relative rounding error of the least precise type in the model."""
         types = {str(layer.compute_dtype) for layer in find_layers(self._model)}
         if any("bfloat16" in name for name in types):
             return 2.0**-8

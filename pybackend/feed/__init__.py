@@ -1,1 +1,1 @@
-"""Feeding of running functions: rows from Spark tasks to the workers, and results back."""
+"""Feed running functions: rows go from Spark tasks to the workers, and results come back."""

@@ -1,4 +1,4 @@
-"""Task's end of a feed: send the rows of a partition to a worker, and receive results."""
+"""The task's end of a feed: send the rows of a partition to a worker, and receive results."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ _ANSWER_SECONDS = 30.0
 
 
 class FeedTimeoutError(ClusterError):
-    """A worker took no row for too long."""
+    """A worker has not taken a row for too long."""
 
 
 @dataclass(frozen=True)
 class Feeder:
-    """Client with which tasks feed the workers that take rows.
+    """Client that tasks use to feed the workers that take rows.
 
     Attributes
     ----------
     addresses
         ``host:port`` of each worker that takes rows, by rank.
     token
-        Secret that a feeder must prove to know.
+        Secret that a feeder must prove it knows.
     timeout
-        Longest time in seconds without a taken row, or without a result, before the feeder fails.
+        Seconds after which the feeder fails if no row is taken, or no result arrives.
     """
 
     addresses: dict[int, str]
@@ -67,12 +67,12 @@ class Feeder:
     timeout: float
 
     def feed(self, batches: Iterator[Any], name: str, partition: int, attempt: int) -> int:
-        """Feed a partition; return how many of its rows the function took or did not want.
+        """Feed a partition; return how many of its rows the function took or declined.
 
         Raises
         ------
         ClusterError
-            No worker takes rows, or the function failed or took no row for too long.
+            No worker takes rows, or the function failed or has not taken a row for too long.
         """
         first = next(batches, None)
         if first is None:
@@ -101,7 +101,7 @@ class Feeder:
     def infer(
         self, batches: Iterator[Any], name: str, partition: int, attempt: int
     ) -> Iterator[Any]:
-        """Feed a partition, and yield a result for each row, in their order.
+        """Feed a partition, and yield a result for each row, in row order.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Feeder:
         return self._tell_all(Closes())
 
     def quit(self, name: str, reason: str) -> None:
-        """Notify the workers why a feed failed, so that no task starts to feed for it any more."""
+        """Notify the workers why a feed failed, so that no further task starts to feed for it."""
         self._tell_all(Quits(name, reason))
 
     def _tell_all(self, message: Any) -> bool:
@@ -140,7 +140,7 @@ class Feeder:
         return count == len(self.addresses)
 
     def _ask(self, name: str, partition: int, attempt: int) -> list[Known]:
-        """Return what the workers know of earlier attempts of this task, which they end."""
+        """Return what the workers know about earlier attempts of this task, and end those."""
         known: list[Known] = []
         lost: list[str] = []
         for rank, address in self.addresses.items():
@@ -165,7 +165,7 @@ class Feeder:
         return known
 
     def _begin(self, begins: Begins) -> _Conversation:
-        """Connect to a worker, if possible of this host: of two, the one that fewer tasks feed."""
+        """Connect to a worker, if possible on this host; of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
         far = [rank for rank in self.addresses if rank not in near]
@@ -220,7 +220,7 @@ class Feeder:
 
 
 class _Conversation:
-    """Running feed: the rows that were sent, and the worker's answers."""
+    """A running feed: the rows that were sent, and the worker's answers."""
 
     def __init__(self, stream: Stream, worker: str, timeout: float, wants_results: bool) -> None:
         self._stream = stream
@@ -245,14 +245,14 @@ class _Conversation:
         return self._send(_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
-        """Return the results that arrived and were not taken yet."""
+        """Return the results that have arrived and have not been taken yet."""
         while not self._has_ended and self._stream.wait_readable(0):
             self._hear()
         results, self._results = self._results, []
         return results
 
     def finish(self) -> Iterator[Any]:
-        """Send the end of the rows, wait until they were processed, and yield results."""
+        """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
         self._send(_line(Ends()))
         while not self._has_ended:
@@ -330,7 +330,7 @@ _OTHER_ROWS = (
 
 
 def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
-    """Start with one of some workers, while other tasks may choose too; return its rank."""
+    """Start with one of several workers, while other tasks may do the same; return its rank."""
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
@@ -355,12 +355,12 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 def _drop_rows(
     batches: Iterator[Any], count: int, marks: Mapping[int, str]
 ) -> Iterator[tuple[int, Any, tuple[int, str]]]:
-    """Yield batches without their first rows: number of rows, bytes, and the mark to send.
+    """Yield batches without the rows already taken: number of rows, bytes, and the mark to send.
 
     Raises
     ------
     ClusterError
-        The rows up to one of the marks differ from those of the mark.
+        The rows up to a mark differ from those that the mark describes.
     """
     digest, place, rest = hashlib.blake2b(digest_size=16), 0, dict(marks)
     for batch in batches:
@@ -392,7 +392,7 @@ def _is_here(host: str) -> bool:
 
 
 def split_items(items: Iterator[Any], most_rows: int = MOST_ROWS) -> Iterator[Sequence[Any]]:
-    """Yield lists of items, short ones first, so that the first rows are sent at once."""
+    """Yield lists of items, short lists first, so that the first rows are sent immediately."""
     size, part = 50, []
     for item in items:
         part.append(item)

@@ -49,7 +49,7 @@ def encode_items(items: Sequence[Any]) -> pa.RecordBatch:
     Raises
     ------
     SerializationError
-        An item cannot be sent; names its type.
+        An item cannot be sent; the message names its type.
     """
     kind, array = _encode(list(items))
     return _batch(kind, array)
@@ -70,7 +70,7 @@ def decode_items(batch: pa.RecordBatch) -> list[Any]:
 
 
 def stack_columns(batches: Sequence[pa.RecordBatch], width: int) -> list[Any] | None:
-    """Return the first columns of batches as numpy arrays; None unless all request arrays.
+    """Return the first columns of batches as numpy arrays; None unless all batches request arrays.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _encode_alike(kind: type, values: list[Any]) -> tuple[list[Any], Any] | None
 
 
 def _is_folded(kind: type, values: list[Any]) -> bool:
-    """Return whether text would lose data: the second of two equal hours, a named time zone."""
+    """Return whether text would lose data: the second of two equal hours, or a named time zone."""
     if kind is not datetime.datetime:
         return False
     return any(value.fold or value.tzinfo is not None for value in values)
@@ -220,7 +220,7 @@ def _encode_arrays(values: list[Any], is_scalar: bool) -> tuple[list[Any], Any] 
 
 
 def _encode_vectors(values: list[Any]) -> tuple[list[Any], Any]:
-    """Encode vectors of Spark ML: dense ones, whose size is None here, and sparse ones."""
+    """Encode Spark ML vectors: dense ones, whose size is None here, and sparse ones."""
     is_sparse = [type(value).__name__ == "SparseVector" for value in values]
     pairs = list(zip(values, is_sparse, strict=True))
     sizes = [int(value.size) if sparse else None for value, sparse in pairs]
@@ -252,7 +252,7 @@ def _is_vector(kind: type) -> bool:
 
 
 def _is_spark(kind: type, name: str, module: str) -> bool:
-    """Return whether it is a class of Spark, from any submodule."""
+    """Return whether this is a Spark class, from any submodule."""
     return kind.__name__ == name and kind.__module__.startswith(module)
 
 

@@ -21,7 +21,7 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class Greets:
-    """Worker: number of tasks that feed it; also sent if it exceeds what `Begins` expects."""
+    """Worker: number of tasks that feed it; also sent if there are more than `Begins` expects."""
 
     feeds: int
 
@@ -33,13 +33,13 @@ class Begins:
     Attributes
     ----------
     feed, partition
-        Name of the feed, e.g. of a call of `train`, and number of the partition in it.
+        Name of the feed, e.g. for a call of `train`, and the number of the partition in it.
     attempt
         Number of the attempt: later attempts have larger numbers and end earlier ones.
     wants_results
         Whether the worker returns a result for each row.
     feeds
-        Number of tasks that feed the worker, from its last message.
+        Number of tasks that feed the worker, according to its last message.
     """
 
     feed: str
@@ -56,7 +56,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class Asks:
-    """Task: request for what the worker knows of a partition; ends earlier attempts of it."""
+    """Task: request for what the worker knows about a partition; ends earlier attempts."""
 
     feed: str
     partition: int
@@ -72,7 +72,8 @@ class RowsAhead:
     rows, size
         Number of rows and bytes that follow.
     place, digest
-        Number of rows of the partition up to the last of these rows, and digest of all of them.
+        Number of rows in the partition up to and including the last of these rows, and a digest of
+        those rows.
     """
 
     rows: int
@@ -100,7 +101,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Known:
-    """Worker: answer to `Asks`, with what it knows of a partition.
+    """Worker: answer to `Asks`, with what it knows about a partition.
 
     Attributes
     ----------
@@ -109,7 +110,7 @@ class Known:
     was_asked
         Whether an earlier attempt asked.
     place, digest
-        Values of the last `RowsAhead` of which rows were taken.
+        Values from the last `RowsAhead` from which rows were taken.
     """
 
     rows: int
@@ -133,7 +134,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Skips:
-    """Worker: the function wants no more rows."""
+    """Worker: the function does not want any more rows."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +145,19 @@ class Fails:
 
 
 def write(stream: Stream, message: Any, content: Any = b"") -> None:
-    """Send a message and its content; without a time limit for the other end."""
+    """Send a message and its content, without a time limit for the other end."""
     stream.send_all(encode(message).encode() + b"\n")
     if len(content):
         stream.send_all(content)
 
 
 def read(stream: Stream, *kinds: type[Any], seconds: float | None = None) -> Any:
-    """Return the next message, of one of these kinds.
+    """Return the next message, which must be of one of these kinds.
 
     Raises
     ------
     OSError
-        The other end closed the connection, or was silent for that time.
+        The other end closed the connection, or was silent for too long.
     ValueError
         The message is invalid.
     """

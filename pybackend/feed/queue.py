@@ -24,13 +24,13 @@ class PartitionFeed:
     Attributes
     ----------
     taken, given
-        Number of rows that the function took, and of results that it returned for them.
+        Number of rows that the function has taken, and of results that it has returned for them.
     results
-        Encoded results that were not sent yet, with their numbers of rows.
+        Encoded results that have not been sent yet, with their numbers of rows.
     is_notified
-        Whether all messages to the task were sent.
+        Whether all messages to the task have been sent.
     mark
-        Place and digest, as in `RowsAhead`, of the last batch of which rows were taken.
+        ``place`` and ``digest``, as in `RowsAhead`, of the last batch from which rows were taken.
     """
 
     def __init__(self, wants_results: bool) -> None:
@@ -53,16 +53,16 @@ class PartitionFeed:
 
 
 class RowQueue:
-    """Rows of several feeds, which one function takes; all methods are thread-safe.
+    """Rows from several feeds, taken by one function; all methods are thread-safe.
 
     Attributes
     ----------
     changed
-        Condition that is notified of changes of any feed or of this queue.
+        Condition that is notified when any feed or this queue changes.
     failure
         Why the function failed; None if it did not.
     has_stopped
-        Whether the function wants no more rows.
+        Whether the function does not want any more rows.
     was_left
         Whether it returned without stopping the feeds, when more rows might have come.
     """
@@ -96,7 +96,7 @@ class RowQueue:
         return feed
 
     def put(self, feed: PartitionFeed, batch: Any, mark: tuple[int, str] = (0, "")) -> bool:
-        """Add rows as soon as there is space; return False if they are not wanted any more."""
+        """Add rows as soon as there is space; return False if they are no longer wanted."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self._bytes < self._most_bytes or self.has_stopped or feed.is_lost
@@ -116,7 +116,7 @@ class RowQueue:
             self.changed.notify_all()
 
     def remove(self, feed: PartitionFeed) -> None:
-        """Remove a feed, and its rows that were not taken."""
+        """Remove a feed, and those of its rows that were not taken."""
         with self.changed:
             feed.is_lost = True
             self._drop(feed)
@@ -131,7 +131,7 @@ class RowQueue:
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Record that the function wants no more rows, and drop waiting rows."""
+        """Record that the function does not want any more rows, and drop waiting rows."""
         with self.changed:
             self.has_stopped = True
             for feed in self._feeds:
@@ -158,7 +158,7 @@ class RowQueue:
         count
             Number of items; fewer are returned at the end of all feeds.
         keeps_apart
-            Whether to return items of one partition only.
+            Whether to return items from one partition only.
         """
         items = self._items(self._take(count, keeps_apart))
         return items, self._has_ended and len(items) < count
@@ -168,7 +168,7 @@ class RowQueue:
     ) -> tuple[list[Any], bool]:
         """Return the next items as columns, each a list, and whether they are the last.
 
-        Columns of a DataFrame that was fed for arrays are arrays, with one entry per item.
+        If a DataFrame was fed for arrays, its columns are arrays with one entry per item.
 
         Parameters
         ----------
@@ -192,14 +192,14 @@ class RowQueue:
         return columns, self._has_ended and taken < count
 
     def give(self, results: Sequence[Any]) -> None:
-        """Add results for the rows that were taken first, in their order.
+        """Add results for the rows that were taken first, in row order.
 
         Raises
         ------
         InputError
             More results than rows.
         SerializationError
-            A result cannot be sent; names its type.
+            A result cannot be sent; the message names its type.
         """
         rest = list(results)
         while rest:
@@ -245,12 +245,12 @@ class RowQueue:
         return parts
 
     def _choose(self, last: PartitionFeed | None, needs_results: bool) -> PartitionFeed | None:
-        """Return a feed with rows, preferably the last one; None if no more rows will come.
+        """Return a feed with rows, preferably the last one used; None if no more rows will come.
 
         Raises
         ------
         InputError
-            Results for the last rows of a feed are missing, and no result arrives for a while.
+            Results for the last rows of a feed are missing, and none have arrived for a while.
         """
         order = [last or self._current]
 
@@ -277,7 +277,7 @@ class RowQueue:
         return self._current
 
     def _owing(self) -> PartitionFeed | None:
-        """Return a feed that only waits for results."""
+        """Return a feed that is only waiting for results."""
         return next(
             (f for f in self._feeds if f.has_ended and not f.batches and not f.is_done), None
         )

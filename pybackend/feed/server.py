@@ -1,4 +1,4 @@
-"""Worker's end of its feeds: receive rows from Spark tasks, and send results back."""
+"""The worker's end of its feeds: receive rows from Spark tasks, and send results back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FeedServer:
     host
         Address of this machine on which it listens.
     token
-        Secret that feeders must prove to know.
+        Secret that feeders must prove they know.
     """
 
     def __init__(self, host: str, token: str) -> None:
@@ -103,7 +103,7 @@ class FeedServer:
                 write(stream, self._end_earlier(message))
 
     def _end_earlier(self, asks: Asks) -> Known | Fails:
-        """End the feed of this partition, and return what is known of it."""
+        """End the feed of this partition, and return what is known about it."""
         key = asks.feed, asks.partition
         with self._lock:
             was_asked = key in self._latest
@@ -118,7 +118,7 @@ class FeedServer:
             return replace(self._known.get(key, _NOTHING), was_asked=was_asked)
 
     def _retire(self, key: tuple[str, int], stream: Stream, feed: PartitionFeed) -> None:
-        """Remove a feed, and count its taken rows; nothing if it was removed before."""
+        """Remove a feed, and count the rows taken from it; do nothing if it was already removed."""
         self.queue.remove(feed)  # from here on, its rows are not taken any more
         with self._lock:
             if self._open.get(key) != (stream, feed):
@@ -162,7 +162,7 @@ class FeedServer:
         self.queue.end(feed)
 
     def _send(self, stream: Stream, feed: PartitionFeed) -> None:
-        """Report the state of its rows to the feeder until the final message."""
+        """Keep the feeder informed about the state of its rows, up to the final message."""
         try:
             self._send_news(stream, feed)
         except OSError:  # the task ended and does not read any more
@@ -195,7 +195,7 @@ class FeedServer:
         return bool(feed.results) or feed.taken > said or self._last_word(feed) is not None
 
     def _last_word(self, feed: PartitionFeed) -> Any:
-        """Return the final message of the conversation; None if it is not over yet."""
+        """Return the final message in the conversation; None if it is not over yet."""
         queue = self.queue
         if queue.failure is not None:
             return Fails(queue.failure)

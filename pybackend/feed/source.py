@@ -1,4 +1,4 @@
-"""Sources of the rows of a worker's function: a folder that was filled before, or feeds."""
+"""Sources of rows for a worker's function: a folder that was filled beforehand, or feeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FedRows:
 
 
 class SpooledColumns:
-    """Rows in a folder, in their order of arrival."""
+    """Rows in a folder, in order of arrival."""
 
     def __init__(self, folder: Path) -> None:
         self._rows = StoredRows(folder)
@@ -43,7 +43,7 @@ class SpooledColumns:
 def open_source(
     folder: Path, host: str, announce: Callable[[str, str], object]
 ) -> Iterator[FedRows | SpooledColumns | None]:
-    """Open the rows of the worker with this folder; None without rows.
+    """Open the rows of the worker with this folder; None if there are none.
 
     On exit, the feeders are notified whether the function failed.
     """

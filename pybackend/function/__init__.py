@@ -1,1 +1,1 @@
-"""Calls of a user's function in a worker, and its communication with the other workers."""
+"""Calls to a user's function in a worker, and its communication with the other workers."""

@@ -1,4 +1,4 @@
-"""Scripts and functions that know nothing of workers, as functions that workers run."""
+"""Adapt scripts and functions that are not aware of workers, so that workers can run them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class RankZero:
     fn
         The function.
     gpus
-        Number of GPUs of all workers together, divided as evenly as possible; None: each worker
-        uses all GPUs that it was given.
+        Total number of GPUs, divided over the workers as evenly as possible; None: each worker uses
+        all GPUs that it was given.
     chosen
         GPUs of a single worker.
     is_mirrored
-        Whether it is called in the scope of a ``MultiWorkerMirroredStrategy``.
+        Whether the function is called in the scope of a ``MultiWorkerMirroredStrategy``.
     """
 
     fn: Callable[..., Any]
@@ -82,7 +82,7 @@ class Script:
     path
         Path of the script on the driver.
     content
-        Content of the script there.
+        Content of the script.
     """
 
     path: str
@@ -113,7 +113,7 @@ class Script:
 
 
 def read_script(path: str | os.PathLike[str]) -> Script:
-    """Read a script that workers are to run.
+    """Read a script for the workers to run.
 
     Raises
     ------

@@ -144,11 +144,11 @@ class _Loader(importlib.abc.Loader):
         self._install = install
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module by its own loader."""
+        """Create the module with its own loader."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module by its own loader, then install the worker's context."""
+        """Execute the module with its own loader, then install the worker's context."""
         self._loader.exec_module(module)
         self._install(module)

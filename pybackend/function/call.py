@@ -1,4 +1,4 @@
-"""Call of the user's function in a worker, from the order to the value."""
+"""Call the user's function in a worker, from receiving the `Order` to returning the value."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NO_FIT = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions of the worker's process that the call uses.
+    """Functions of the worker process that the call uses.
 
     Attributes
     ----------
     host
         The worker's address.
     on_end
-        As in `Peer`, for a worker that is ended after others have returned.
+        As in `Peer`, for a worker that is stopped after the others have returned.
     announce
         Sends a message to the driver.
     note
@@ -70,12 +70,12 @@ def call_function(
     order: Order,
     hooks: Hooks,
 ) -> tuple[str, float]:
-    """Call the function in the folder; return its value as text, and its seconds.
+    """Call the function in the folder; return its value as text, and the seconds that it took.
 
     Parameters
     ----------
     server
-        Socket at which this worker listens; it is closed.
+        Socket on which this worker listens; this function closes it.
     """
     addresses = order.reserved
     config = config_of(job.roles, addresses, rank)
@@ -134,7 +134,7 @@ def take_part(
     patient: Set[int] = frozenset(),
     tell: Callable[[Set[int]], object] = lambda ended: None,
 ) -> T:
-    """Make a call that shares values with the calls of the other workers; also for servers.
+    """Make a call that shares values with those of the other workers; also used for servers.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def take_part(
     patient
         As in `Root.finish`.
     tell
-        Called on rank 0 with the ranks that it ended.
+        Called on rank 0 with the ranks that it stopped.
     """
     if job.workers == 1:
         server.close()
@@ -174,7 +174,7 @@ def _timed(
 
 
 def _open_rows(folder: Path, hooks: Hooks) -> AbstractContextManager[Any]:
-    """Open the source of the function's rows; None without one."""
+    """Open the source of the function's rows; None if there is none."""
     if not any((folder / name).exists() for name in (ROWS, FEED_TOKEN)):
         return nullcontext()
     from pybackend.feed.source import open_source  # numpy and pyarrow
@@ -222,4 +222,4 @@ def _call_as_peer(
 
 
 def _ignore(_: Any) -> None:
-    """Do nothing: a function that is not a server's ends by itself."""
+    """Do nothing: a function that does not run a server returns on its own."""

@@ -1,4 +1,4 @@
-"""The connection of any other rank to rank 0, for what the workers of a function do together."""
+"""The connection from any other rank to rank 0, for what the workers of a function do together."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Peer:
     rank
         This rank.
     on_end
-        Called from a thread, if this rank's function has not returned: with None when it should
-        end because all others have returned, or with the error if rank 0 was lost.
+        Called from a thread, if this rank's function has not returned: with None if it should end
+        because all others have returned, or with the error if rank 0 was lost.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Peer:
         Raises
         ------
         PeerLostError, ClusterError
-            It cannot connect.
+            This rank cannot connect.
         """
         self._has_tried.wait()
         if self._stream is None:
@@ -94,7 +94,7 @@ class Peer:
             self._outbox.finish()
 
     def close(self) -> None:
-        """Close the connection; unless `finish` was called before, this rank counts as lost."""
+        """Close the connection; this rank counts as lost unless `finish` was called first."""
         with self._lock:
             self._has_returned = self._is_closed = True
         if self._stream is not None and self._outbox is not None:

@@ -26,18 +26,19 @@ _END_SECONDS = 10.0
 
 
 class Root:
-    """Collect the values that all ranks share, and end the servers after the others returned.
+    """Collect the values that all ranks share, and stop the servers once the others have returned.
 
     Parameters
     ----------
     server
-        Socket at which rank 0 listens as long as its process lives.
+        Socket on which rank 0 listens for as long as its process lives.
     peers
         ``host:port`` by rank.
     token
-        The job's secret, which every rank must prove to know.
+        The job's secret, which every rank must prove it knows.
     timeout
-        Seconds after which a machine that does not answer, or a rank that never connected, is lost.
+        Seconds after which a machine that does not answer, or a rank that never connected, counts
+        as lost.
     encrypt
         As in `greet_as_client`.
     """
@@ -70,7 +71,7 @@ class Root:
         Raises
         ------
         PeerLostError, ClusterError
-            A rank was lost, has returned, or is in another call.
+            A rank was lost, has returned, or is in a different call.
         """
         with self._turn:
             with self._changed:
@@ -83,16 +84,16 @@ class Root:
                     self._find_absent()
 
     def finish(self, leading: Set[int], following: Set[int], patient: Set[int]) -> Set[int]:
-        """Record that rank 0's function returned, and end the following ranks after the others.
+        """Record that rank 0's function returned, and stop ``following`` ranks after the others.
 
-        Returns the ranks that were ended.
+        Returns the ranks that were stopped.
 
         Parameters
         ----------
         leading, following
             As in `pybackend.job.roles`.
         patient
-            Following ranks that get `GRACE_SECONDS` to return by themselves.
+            Following ranks that get `GRACE_SECONDS` to return on their own.
         """
         with self._changed:
             self._returned.add(0)
@@ -129,7 +130,7 @@ class Root:
             outbox.finish(None if is_over else max(0.0, deadline - time.monotonic()))
 
     def _wait(self, ranks: Set[int], seconds: float | None) -> None:
-        """Wait until these ranks have returned, or were lost."""
+        """Wait until these ranks have returned or are lost."""
         self._changed.wait_for(lambda: ranks <= self._returned | self._lost.keys(), seconds)
 
     def _welcome(self, stream: Stream, rank: int) -> None:
@@ -178,7 +179,7 @@ class Root:
                 self._lose(rank, f"did not connect within {self._timeout:g} s")
 
     def _settle(self) -> None:
-        """Answer the waiting ranks if all wait, or if one of the others never will."""
+        """Answer the waiting ranks if all are waiting, or if one of the others never will."""
         self._changed.notify_all()
         everyone = set(range(len(self._hosts)))
         absent = everyone - self._waiting.keys()
@@ -220,7 +221,7 @@ def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:
     Raises
     ------
     PeerLostError, ClusterError
-        A rank was lost, has returned, or is in another call.
+        A rank was lost, has returned, or is in a different call.
     """
     if isinstance(answer, Shared):
         return list(answer.texts)
@@ -240,10 +241,10 @@ class Outbox:
     stream
         The connection.
     timeout
-        Seconds without any answer after which the other machine is lost. There is no limit for a
-        process that merely does not read.
+        Seconds without any answer after which the other machine counts as lost. There is no limit
+        for a process that merely does not read.
     on_loss
-        Called from the thread with the reason of a loss, before the connection is closed.
+        Called from the thread with the reason for a loss, before the connection is closed.
     """
 
     def __init__(self, stream: Stream, timeout: float, on_loss: Callable[[str], object]) -> None:

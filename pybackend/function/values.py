@@ -1,4 +1,4 @@
-"""Encoding of a function's value: as in `pybackend.job.values`, and Keras models."""
+"""Encode a function's value: the types in `pybackend.job.values`, and Keras models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
 @dataclass(frozen=True)
 class Unreturned:
-    """Placeholder for a value that cannot be sent or built, so that other ranks' values can."""
+    """Placeholder for a value that cannot be sent or rebuilt, so that the others can."""
 
     reason: str
 
@@ -29,7 +29,7 @@ def encode_result(value: Any) -> str:
 
 
 def decode_result(text: str) -> Any:
-    """Return the value that `encode_result` wrote; code that a model may contain is not run.
+    """Return the value that `encode_result` wrote, without running any code in a model.
 
     Returns `Unreturned` if the value could not be sent, if the text is damaged, or if a model needs
     classes that Keras does not know here.

@@ -1,1 +1,1 @@
-"""Description of a job, its options, and the messages and reports of its workers."""
+"""Description of a job, its options, and the messages and reports from its workers."""

@@ -1,6 +1,6 @@
-"""Checks of single arguments: each returns the value in Python's own type, or raises an error.
+"""Checks of single arguments: each returns the value as a built-in Python type, or raises an error.
 
-Numbers of any type are accepted: R's 3 is a double, and 3.0 is a whole number.
+Numbers of any type are accepted: 3 in R is a double, and 3.0 counts as a whole number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_positive(name: str, value: Any) -> float:
 
 
 def check_fraction(name: str, value: Any) -> float:
-    """Check that an argument is a number from 0 to below 1."""
+    """Check that an argument is a number of at least 0 and less than 1."""
     number = as_number(value)
     if number is None or not 0 <= number < 1:
         raise InputError(f"`{name}` must be a number from 0 to below 1, not {value!r}")
@@ -87,7 +87,7 @@ def find_mismatch(fn: Callable[..., Any], /, *arguments: Any, **named: Any) -> s
 
 
 def is_variable_name(text: str) -> bool:
-    """Return whether a text can be the name of an environment variable in every shell."""
+    """Return whether a string can be the name of an environment variable in every shell."""
     return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text) is not None
 
 

@@ -23,34 +23,34 @@ class Checkpoint:
     A checkpoint holds the weights and all other variables of the model, its loss, metrics and
     optimizers, the random generators of each worker, callback attributes that are plain data or
     arrays, and the history. It is written in the background, and is either complete or absent. A
-    training that resumes from it ends with weights and history that are bit-for-bit identical to
-    those of an uninterrupted one. Callbacks must have the same settings, except for paths. Not
-    saved are
+    training run that resumes from it ends with weights and history that are bit-for-bit identical
+    to those of an uninterrupted run. Callbacks must have the same settings, except for paths. The
+    following is not saved:
 
     - TensorFlow's own stateful random operations (``tf.random.uniform``; ``keras.random`` with a
       ``SeedGenerator`` is saved);
     - Python attributes that callbacks change on layers or optimizers (``trainable``, ``clipnorm``,
-      a dropout's ``rate``; a learning rate is a variable, and saved);
-    - the output of callbacks: files have the repeated epochs twice, except for that of a
-      `CSVLogger` on a disk.
+      a dropout's ``rate``; a learning rate is a variable, so it is saved);
+    - the output of callbacks: files contain the repeated epochs twice, except for a `CSVLogger`
+      file on a disk.
 
-    If a worker gets SIGTERM, as before a preemption, all workers save one more checkpoint, of the
-    same step, and exit.
+    If a worker receives SIGTERM, as happens before a preemption, all workers save one more
+    checkpoint, at the same step, and exit.
 
-    With ``jit_compile=True`` the uninterrupted training must have a checkpoint, too, because XLA
-    rounds differently without one.
+    With ``jit_compile=True``, this holds only if the uninterrupted run uses a checkpoint, too,
+    because XLA rounds differently without one.
 
     Parameters
     ----------
     uri
-        A folder for this training only: a path that the machines of all workers share, or a URI for
-        fsspec. On one machine it may be any path.
+        A folder for this training run only: a path that the machines of all workers share, or a URI
+        for fsspec. On one machine it may be any path.
     every
         ``"epoch"`` (default), a number of steps, or a time such as ``"600s"``, ``"10min"`` or
-        ``"1h"``. The end of the training is always saved.
+        ``"1h"``. The final state is always saved.
     keep
-        Maximum number of checkpoints. The training ends if this many in a row, but at least two,
-        could not be written.
+        Maximum number of checkpoints. Training stops with an error if this many in a row, but at
+        least two, could not be written.
     resume
         True: resume from the newest intact checkpoint, or start from the beginning if there is
         none. False (default): the folder must not contain checkpoints.
@@ -58,7 +58,7 @@ class Checkpoint:
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     uri: str
@@ -131,17 +131,18 @@ def _check_every(value: Any) -> int | str:
 def pointing_to(
     checkpoint: Checkpoint | None, has_checkpoint: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Add to errors how to load what was saved.
+    """Add to errors how to load the saved checkpoint.
 
     Parameters
     ----------
     has_checkpoint
-        Whether this process sees a checkpoint there.
+        Whether this process can see a checkpoint there.
 
     Raises
     ------
     WorkerFailedError, ClusterError, SerializationError
-        Those of the block; an `OSError` or `MemoryError` becomes a `SerializationError`.
+        The errors raised in the block; an `OSError` or `MemoryError` becomes a
+        `SerializationError`.
     """
 
     def describe() -> str:

@@ -1,7 +1,7 @@
-"""Conversion of frozen dataclasses, which the processes of a job send each other, to and from JSON.
+"""Convert frozen dataclasses, which the processes of a job send each other, to and from JSON.
 
-Every dataclass is an object that names its type; the reader lists the types that it accepts. Only
-these types are created from a text.
+Every dataclass becomes a JSON object that names its type; the reader lists the types that it
+accepts. Only instances of these types are created.
 """
 
 from __future__ import annotations

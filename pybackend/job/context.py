@@ -46,7 +46,7 @@ class WorkerContext:
             object.__setattr__(self, "index", self.rank)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers, by rank. Every worker must call it equally often.
+        """Return the values of all workers, by rank. All workers must call it equally often.
 
         Parameters
         ----------
@@ -58,18 +58,18 @@ class WorkerContext:
         PeerLostError
             A worker was lost.
         ClusterError
-            A worker has returned, or is at another call.
+            A worker has returned, or is in a different call.
         SerializationError
             The value cannot be sent.
         """
         return list(map(decode_value, self.gather("all_gather", encode_value(value))))
 
     def barrier(self) -> None:
-        """Wait until all workers have called it. Raises the errors of `all_gather`."""
+        """Wait until all workers have called this method. Raises the errors of `all_gather`."""
         self.gather("barrier", "")
 
     def gather(self, call: str, text: str) -> list[str]:
-        """Return the texts of all workers, by rank, if all make the call of this name."""
+        """Return the texts of all workers, by rank, if all workers make the call with this name."""
         if self._gather is None:
             raise ClusterError("only functions that `barrier_run` runs can share values")
         return self._gather(call, text)

@@ -62,24 +62,24 @@ def argument_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """Work of every worker, independent of the launcher: the base of all kinds of jobs.
+    """The work that every worker does, independent of the launcher: the base of all kinds of jobs.
 
     Attributes
     ----------
     workers
         World size.
     exchange
-        Options of the exchange; the default `Exchange` if workers exchange nothing.
+        Options of the exchange; the default `Exchange` if workers do not exchange anything.
     resources
         Resources of each worker.
     seed
         Rank r uses ``seed + r`` for its own randomness (dropout, shuffling).
     roles
-        Roles and their numbers of processes, in the order of the ranks.
+        Roles and their numbers of processes, in rank order.
     timeout
         As in `barrier_train`.
     verbose
-        0: silent. 1: a line per epoch. 2: also the output of the workers.
+        0: silent. 1: a line per epoch. 2: also the workers' output.
     reports_lines
         Whether workers report each line that they print.
     reports_steps
@@ -114,12 +114,12 @@ class Job:
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Return whether a further run can go on where this one ends."""
+        """Return whether another run can resume where this one ends."""
         return False
 
     @property
     def can_go_on(self) -> bool:
-        """Return whether the training continues, at once or later, after a preemption."""
+        """Return whether training continues, immediately or later, after a preemption."""
         return self.keeps_checkpoints or self.is_elastic
 
     @property
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def shuffles_globally(self) -> bool:
-        """Return whether each worker may take any row of the training."""
+        """Return whether each worker may use any row of the training data."""
         return False
 
     @property
@@ -138,7 +138,7 @@ class Job:
         return False
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Return whether the training continues without these ranks."""
+        """Return whether training continues without these ranks."""
         return False
 
     def to_json(self) -> str:
@@ -179,7 +179,7 @@ class ModelJob(Job):
     epsilon, floatx, dtype_policy, image_data_format
         Keras's defaults on the driver.
     safe_mode
-        Whether loading a model may execute code that it carries.
+        Whether loading a model must not execute code that it contains.
     """
 
     batch_size: int = 32
@@ -213,22 +213,23 @@ class TrainingJob(ModelJob):
     Attributes
     ----------
     batches
-        Rows of all workers in each step, if the data consists of batches. None: ``batch_size``
-        applies.
+        Number of rows over all workers in each step, if the data consists of batches. None:
+        ``batch_size`` applies.
     initial_epoch
-        Number of epochs trained before: the first epoch of this training has this index.
+        Number of epochs trained before, which is the index of the first epoch in this run.
     validation_freq
-        Number of epochs between validations, or the numbers of the validated epochs, from 1.
+        Number of epochs between validations, or the numbers of the epochs to validate after, from
+        1.
     is_seeded
-        Whether the user has given the seed, so that the order of rows must be reproducible.
+        Whether the user set the seed, so that the order of rows must be reproducible.
     model_limit
-        Largest model, in bytes, that the driver receives.
+        Size in bytes of the largest model that the driver can receive.
     discards_checkpoints
-        Whether the checkpoints are removed at the end of the training.
+        Whether the checkpoints are removed at the end of training.
     scale_lr
         None: the optimizer's rate is not scaled.
     elastic
-        None: all workers are needed, and none joins.
+        None: all workers are needed, and no others join.
     tensorboard
         An absolute path on the driver's machine, or a URI. None: nothing is written for
         TensorBoard.
@@ -265,7 +266,7 @@ class TrainingJob(ModelJob):
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Return whether a further run can go on where this one ends."""
+        """Return whether another run can resume where this one ends."""
         return self.checkpoint is not None
 
     @property
@@ -275,7 +276,7 @@ class TrainingJob(ModelJob):
 
     @property
     def shuffles_globally(self) -> bool:
-        """Return whether each worker may take any row of the training."""
+        """Return whether each worker may use any row of the training data."""
         return self.shuffle == "global"
 
     @property
@@ -297,14 +298,14 @@ class TrainingJob(ModelJob):
         return isinstance(self.exchange, Exchange) and bool(self.exchange.audit)
 
     def can_lose(self, ranks: Collection[int]) -> bool:
-        """Return whether the training continues without these ranks.
+        """Return whether training continues without these ranks.
 
-        It does with parameter servers, if the ranks are workers and other workers are left.
+        It does with parameter servers, if these ranks are workers and other workers are left.
         """
         return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
-        """Return whether to validate after an epoch, as Keras decides: ``epoch`` counts from 0."""
+        """Return whether to validate after an epoch, following Keras; ``epoch`` counts from 0."""
         chosen = self.validation_freq
         return (epoch + 1) % chosen == 0 if isinstance(chosen, int) else epoch + 1 in chosen
 
@@ -316,7 +317,7 @@ Kind = TypeVar("Kind", bound=Job)
 def make_job(kind: type[Kind], arguments: Mapping[str, Any]) -> Kind:
     """Check the arguments of a call and build a job from them; missing ones get their defaults.
 
-    For a seed of None, a random one is drawn.
+    If the seed is None, a random one is drawn.
 
     Raises
     ------
@@ -348,7 +349,7 @@ def _check_training(job: TrainingJob) -> None:
 
 
 def check_elastic(job: TrainingJob) -> None:
-    """Reject contradictory numbers of workers, and options that an elastic training cannot have.
+    """Reject contradictory numbers of workers, and options not allowed in elastic training.
 
     Raises
     ------
@@ -411,12 +412,12 @@ def _validation_freq(value: Any) -> int | tuple[int, ...]:
 
 
 def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
-    """Return the job with ``class_weight`` by the codes of classes, not by their levels.
+    """Return the job with ``class_weight`` by class code instead of by level.
 
     Parameters
     ----------
     levels
-        Levels of the label, in the order of their codes; None: it has numbers.
+        Levels of the label, in the order of their codes; None: the label is numeric.
 
     Raises
     ------
@@ -438,7 +439,7 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
 
 
 def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
-    """Return pairs of class and weight: JSON has no whole numbers as keys."""
+    """Return pairs of class and weight: JSON keys cannot be whole numbers."""
     if not isinstance(value, Mapping) or not value:
         raise InputError(
             f"`class_weight` must map classes to weights, e.g. {{0: 1.0, 1: 5.0}}, not {value!r}"
@@ -464,7 +465,7 @@ def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
 
 
 def _verbose(value: Any) -> int:
-    """Check ``verbose``: as in Keras, "auto" and True are a line per epoch."""
+    """Check ``verbose``: as in Keras, "auto" and True mean one line per epoch."""
     if value == "auto" or isinstance(value, bool):
         return int(bool(value))
     return check_whole_number("verbose", value, least=0, most=2)

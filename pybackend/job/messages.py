@@ -16,7 +16,7 @@ class EpochEnded:
     """Event: an epoch ended, the ``epoch``-th of at most ``epochs``.
 
     ``logs`` are Keras's metrics over all rows, ``seconds`` is the wall time. The launcher sets
-    ``rank`` in all events, and ``host`` in those that have it.
+    ``rank`` in all events, and ``host`` in those that have that field.
     """
 
     epoch: int
@@ -34,11 +34,12 @@ class StepEnded:
     Attributes
     ----------
     rows
-        Rows of all workers in this epoch so far; for a pipeline, estimated from this worker's.
+        Number of rows over all workers in this epoch so far; for a pipeline, estimated from this
+        worker's rows.
     seconds
         Seconds since the epoch began.
     logs
-        Keras's metrics over this worker's rows of the epoch so far.
+        Keras's metrics over this worker's rows in the epoch so far.
     """
 
     epoch: int
@@ -65,7 +66,7 @@ class Note:
 class Waits:
     """Event: a worker has waited for the worker of rank ``peer`` for some seconds.
 
-    It is sent twice. By the second time, all waiting workers have sent it.
+    It is sent twice. By the second time, all waiting workers have sent it once.
     """
 
     peer: int
@@ -95,7 +96,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class Begun:
-    """Event: an asynchronous training began. From now on, workers may be lost."""
+    """Event: asynchronous training has begun. From now on, workers may be lost."""
 
     rank: int = 0
 
@@ -110,21 +111,21 @@ class Failed:
 
 @dataclass(frozen=True)
 class Reported:
-    """Event: a worker's report lies in its folder. Launchers do not pass this on."""
+    """Event: a worker's report is in its folder. Launchers do not pass this on."""
 
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Standby:
-    """Event: a worker of an elastic training waits for the order to join a new generation.
+    """Event: a worker in elastic training is waiting for the `Order` to join a new generation.
 
     Attributes
     ----------
     address
         ``host:port`` at which it accepts the others from now on.
     orders
-        Number of orders that it has received so far.
+        Number of `Order` messages that it has received so far.
     epoch
         Epoch to whose beginning it can return, from 0; None if it has not trained any.
     reason
@@ -140,7 +141,7 @@ class Standby:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Event: a training run resumed from the checkpoint of a place, e.g. ``"epoch 2, step 5"``."""
+    """Event: training resumed from the checkpoint at some point, e.g. ``"epoch 2, step 5"``."""
 
     place: str
     rank: int = 0
@@ -189,22 +190,22 @@ Emit = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Order:
-    """Settings of a worker that are only known after all workers have started.
+    """Settings of a worker that are known only once all workers have started.
 
     Attributes
     ----------
     token
-        The job's secret, which every connection between workers proves.
+        The job's secret, which proves the identity of both ends of each connection.
     peers
         ``host:port`` at which each rank accepts the others.
     reserved
         ``host:port`` reserved for each rank's TensorFlow server; empty if the job needs none.
     counts
-        Rows of each rank by data set, if they lie in the workers' folders.
+        Number of rows of each rank by data set, if the rows are in the workers' folders.
     seed
         Replaces the seed of the job. Processes that you start yourself each draw their own.
     rank
-        Replaces the rank with which the worker was started, in an elastic training.
+        In elastic training, replaces the rank that the worker was started with.
     epoch
         Epoch to whose beginning the workers return, from 0; None: the training begins.
     """
@@ -220,19 +221,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Regroup:
-    """Request to wait for an order at the end of the epoch, because a worker joins."""
+    """Request to wait for an `Order` at the end of the epoch, because a worker is joining."""
 
 
 @dataclass(frozen=True)
 class GoOn:
-    """Answer of the observers to an epoch's end: the training continues."""
+    """Answer from the observers at the end of an epoch: training continues."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class StopTraining:
-    """Answer of the observers: stop the training on all ranks after the same step."""
+    """Answer from the observers: stop training on all ranks after the same step."""
 
 
 Answer = GoOn | StopTraining
@@ -241,7 +242,7 @@ FromLauncher = Order | Regroup | GoOn | StopTraining
 
 @dataclass(frozen=True)
 class Arrival:
-    """First message of each process of a worker group to the others.
+    """First message from each process in a worker group to the others.
 
     Attributes
     ----------
@@ -254,9 +255,10 @@ class Arrival:
     layouts
         Result of `pybackend.data.layout.read_layouts` for the worker's folder.
     has_failed
-        Whether the process could not read its rows; then no worker starts.
+        Whether the process failed to read its rows; then no worker starts.
     nonce
-        Random text: the workers prove a token that is derived from the texts of all.
+        Random text: the workers authenticate with a token that is derived from the texts of all
+        processes.
     seed
         Seed of the process's job.
     """
@@ -273,7 +275,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Share:
-    """Contribution of a worker to a gathering, with the name of its call."""
+    """Contribution of one worker to a gather call, with the name of the call."""
 
     call: str
     text: str
@@ -288,7 +290,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class NotShared:
-    """Reason why a gathering failed; ``lost`` is the rank of a lost worker, if any."""
+    """Reason why a gather call failed; ``lost`` is the rank of a lost worker, if any."""
 
     reason: str
     lost: int | None = None
@@ -301,7 +303,7 @@ class Returned:
 
 @dataclass(frozen=True)
 class End:
-    """Request to a server to end, because all others have returned."""
+    """Request that a server end, because all others have returned."""
 
 
 FromRoot = Shared | NotShared | End
@@ -337,7 +339,7 @@ class Answers:
 
     @property
     def is_stop(self) -> bool:
-        """Return whether the training stops."""
+        """Return whether training stops."""
         return self._is_stop
 
     def take(self, answer: Answer) -> None:
@@ -350,15 +352,15 @@ class Answers:
             self._changed.notify_all()
 
     def forget_epochs(self) -> None:
-        """Forget the answered epochs, because an elastic training repeats some."""
+        """Discard the answers for past epochs, because elastic training repeats some epochs."""
         with self._changed:
             self._epoch = 0
 
     def wait_for_epoch(self, epoch: int) -> bool:
-        """Wait for the answer to an epoch's end; return whether the training stops.
+        """Wait for the answer at the end of an epoch; return whether training stops.
 
-        There is no time limit: an observer may draw a plot, or ask its user. If the session ends,
-        this process ends, too.
+        There is no time limit: an observer may draw a plot, or prompt the user. If the session
+        ends, this process ends, too.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_stop or self._epoch >= epoch)

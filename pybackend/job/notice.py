@@ -1,4 +1,4 @@
-"""Preemption notice: on SIGTERM, a process saves its training before it ends."""
+"""Preemption notice: on SIGTERM, a process saves the state of training before it exits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAME_SECONDS = 1.0
 
 
 class Notice:
-    """Record of a SIGTERM that did not end this process at once."""
+    """Record of a SIGTERM that did not end this process immediately."""
 
     def __init__(self) -> None:
         self._came = math.inf
@@ -47,7 +47,7 @@ class Notice:
 
     @contextmanager
     def expected(self, is_wanted: bool) -> Iterator[None]:
-        """Record SIGTERM in this context; a second SIGTERM ends the process.
+        """Record SIGTERM within this context; a second SIGTERM ends the process.
 
         Parameters
         ----------
@@ -64,7 +64,7 @@ class Notice:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def pass_on(self) -> None:
-        """End this process if it received SIGTERM, but had nothing left to save."""
+        """End this process if it received SIGTERM but had nothing left to save."""
         if self():
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -80,7 +80,7 @@ class Notice:
 
 
 def at_own_end(failure: Failure, notice: Notice) -> Failure:
-    """Return a worker's failure, as ``Terminated`` if this process passed on its own SIGTERM.
+    """Return a worker's failure: ``Terminated`` if this process passed on the SIGTERM it received.
 
     After such a failure this process cannot start the worker again.
     """
@@ -91,7 +91,7 @@ def at_own_end(failure: Failure, notice: Notice) -> Failure:
 
 
 class PreemptedError(TfdistError):
-    """All workers left a training run after the same step, because some were preempted.
+    """All workers left training after the same step, because some were preempted.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class PreemptedError(TfdistError):
     place
         The step after which they left, in words.
     is_kept
-        Whether a checkpoint of it was written.
+        Whether a checkpoint was written at that step.
     """
 
     def __init__(self, ranks: Sequence[int], place: str, is_kept: bool) -> None:
@@ -110,7 +110,7 @@ class PreemptedError(TfdistError):
         super().__init__(f"all workers left the training after {place}; {saved}")
 
     def describe(self, rank: int) -> tuple[str, str]:
-        """Return the type and message of the failure of a rank."""
+        """Return the type and message of a rank's failure."""
         if rank in self.ranks:
             return "Preempted", f"{PREEMPTED}; {self}"
         preempted = ", ".join(map(str, self.ranks))
@@ -118,12 +118,12 @@ class PreemptedError(TfdistError):
 
 
 class LeftError(PreemptedError):
-    """This worker was preempted, and left an elastic training between two epochs.
+    """This worker was preempted, and left elastic training between two epochs.
 
     Parameters
     ----------
     epoch
-        Number of its last epoch, from 1.
+        Number of the last epoch that it trained, from 1.
     """
 
     def __init__(self, epoch: int) -> None:

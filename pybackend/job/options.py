@@ -26,9 +26,9 @@ _RULES = ["linear", "sqrt"]
 class ScaleLearningRate:
     """Scale the learning rate with the number of workers.
 
-    N workers take steps on N times the rows of one. Each step's rate is the optimizer's own, as
-    compiled or as callbacks set it, times `multiple`. The optimizer's variable does not change: the
-    trained model, and every checkpoint, have the unscaled rate.
+    With N workers, a step has N times as many rows as with one. Each step uses the optimizer's own
+    learning rate, as compiled or as set by callbacks, times `multiple`. The optimizer's variable
+    does not change: the trained model, and every checkpoint, have the unscaled rate.
 
     Parameters
     ----------
@@ -39,13 +39,13 @@ class ScaleLearningRate:
         Epochs, not necessarily whole, over which the rate rises step by step from the unscaled to
         the scaled one: gradual warm-up (Goyal et al., 2017).
     decay
-        Maps the number of completed epochs to the multiple of the rate from there on: ``{30: 0.1,
-        60: 0.01}``. None (default): no decay.
+        Maps the number of completed epochs to the factor for the rate from then on: ``{30: 0.1, 60:
+        0.01}``. None (default): no decay.
 
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     rule: Literal["linear", "sqrt"] = "linear"
@@ -58,7 +58,7 @@ class ScaleLearningRate:
         object.__setattr__(self, "decay", _check_decay(self.decay))
 
     def multiple(self, workers: int, epochs: float) -> float:
-        """Return the factor of the rate after a number of epochs, which may be a fraction."""
+        """Return the factor for the rate after a number of epochs, which may be fractional."""
         most = float(workers) if self.rule == "linear" else math.sqrt(workers)
         risen = min(1.0, epochs / self.warmup_epochs) if self.warmup_epochs else 1.0
         begun = [epoch for epoch in self.decay or {} if epoch <= epochs]
@@ -67,7 +67,7 @@ class ScaleLearningRate:
 
 
 def check_scale_lr(value: Any) -> ScaleLearningRate | None:
-    """Check the argument ``scale_lr``; a rule's name alone is its `ScaleLearningRate`."""
+    """Check the argument ``scale_lr``; the name of a rule becomes a `ScaleLearningRate`."""
     if value is None or isinstance(value, ScaleLearningRate):
         return value
     if isinstance(value, str) and value in _RULES:
@@ -182,7 +182,7 @@ class Exchange:
         ``"tcp"`` (default), or ``"tf"`` for TensorFlow's collectives (NCCL between GPUs).
         TensorFlow's servers accept every connection: use ``"tf"`` only on networks that you trust.
     compression
-        ``"fp16"`` or ``"bf16"`` halves the bytes that are sent. Rounding errors are added to later
+        ``"fp16"`` or ``"bf16"`` halves the number of bytes sent. Rounding errors are added to later
         steps (error feedback), but the result is no longer that of one process. None (default):
         exact. Needs ``transport="tcp"``.
     bucket_mb
@@ -199,16 +199,16 @@ class Exchange:
         (default): only between machines. False: never, for fast networks that you trust.
     audit
         True (default) repeats some steps in one process, on the rows of all workers, and compares
-        the outcome: the first and the last step of the first epoch, the first of the second, and of
-        later ones as many as take 2 % of the time. A difference that rounding does not explain
-        raises an error; with ``"warn"`` it gives a note. Only the audit finds losses that are not a
-        mean over rows. With ``compression``, the repeated step is exchanged uncompressed. False: no
-        audit.
+        the results: the first and last step of the first epoch, the first step of the second, and
+        in later epochs as many steps as take 2 % of the time. A difference that rounding does not
+        explain raises an error; with ``"warn"``, it produces a note. Only the audit finds losses
+        that are not a mean over rows. With ``compression``, the repeated step is exchanged
+        uncompressed. False: no audit.
 
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     transport: Literal["tcp", "tf"] = "tcp"
@@ -237,8 +237,8 @@ class Exchange:
 class LocalSteps:
     """Let each worker take several steps before the weights are averaged (local SGD).
 
-    This suits slow networks, and changes the result. The loss, too, is always that of each worker's
-    own rows, even if it is not a mean over them. With one worker these options have no effect.
+    This suits slow networks, and changes the result. The loss is always computed on each worker's
+    own rows, even if it is not a mean over rows. With one worker these options have no effect.
 
     Parameters
     ----------
@@ -246,14 +246,14 @@ class LocalSteps:
         Steps between two averages, at least 2.
     learning_rate, momentum
         Learning rate and momentum with which the average change of the weights is applied. 0.7 and
-        0.9 give DiLoCo.
+        0.9 correspond to DiLoCo.
     compression, encrypt
         As in `Exchange`.
 
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     steps: int
@@ -282,35 +282,36 @@ class DataOptions:
     tensors
         Maps columns to the ``(dtype, shape)`` of a row: how bytes are read (little-endian), and the
         shape that arrays must have. ``(dtype, (None,))`` allows arrays of any length, which are
-        padded with zeros to the longest row of all workers.
+        padded with zeros to the longest row on any worker.
     categories
         Maps columns to the list of their values, which become 0, 1, 2, ... Any other value is an
         error.
     tfrecord_spec
         Maps features to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]``
-        appended for lists. None (default): taken from the files' manifest, or inferred from their
-        first records.
+        appended for lists. None (default): taken from the manifest of the files, or inferred from
+        their first records.
     encode
         Encoding of feature columns that are text or have ``categories``. ``"one_hot"``: one number
         per value, 1 if the row has it, else 0. ``"integer"``: the value's code, for an
-        ``Embedding`` layer. Or a mapping from columns to one of these, including for columns of
+        ``Embedding`` layer. Or a mapping from columns to one of these, which can include columns of
         whole numbers. None (default): text is one-hot if it shares an input with other columns,
-        text that is an input by itself stays text, and columns with ``categories`` become codes.
+        text that is an input on its own remains text, and columns with ``categories`` become codes.
         Without ``categories``, the values are those of the training data, sorted
         (`TrainResult.categories`).
     repartition
-        False uses a DataFrame's own partitions, of which there must be ``workers``, and gives each
-        worker one contiguous range of the rows of files. This reads faster, but sorted rows then
+        False uses a DataFrame's own partitions, which must number ``workers``, and gives each
+        worker one contiguous range of the rows in files. This reads faster, but sorted rows then
         give the workers different classes.
     in_memory
-        True: workers hold their rows in memory, if the rows fit into half of its free space.
-        Otherwise they stay on disk, and a note reports it. False (default): all rows are on the
-        worker's disk, and memory does not grow with them. The order of rows is the same.
+        True: workers hold their rows in memory if they fit into half of the free memory. Otherwise
+        the rows stay on disk, and a note reports that. False (default): all rows are on the
+        worker's disk, and memory use does not grow with them. The order of rows is the same either
+        way.
 
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     tensors: Mapping[str, Promise] | None = None

@@ -1,4 +1,4 @@
-"""Check that TensorFlow and Keras are installed on all hosts in the same versions.
+"""Check that the same versions of TensorFlow and Keras are installed on all hosts.
 
 Only the metadata of installed packages is read: importing TensorFlow takes seconds.
 """
@@ -31,7 +31,7 @@ SET_PYSPARK_PYTHON = "set PYSPARK_PYTHON to a Python that has it on every host"
 
 
 def read_versions() -> dict[str, Any]:
-    """Return the path of this Python, as ``python``, and `find_version` of each package."""
+    """Return the path of this Python, as ``python``, and the `find_version` of each package."""
     found: dict[str, Any] = {"python": sys.executable}
     for package in BUILDS:
         found[package] = find_version(package)
@@ -43,7 +43,7 @@ def find_difference(
     found: Sequence[Mapping[str, Any]],
     remedy: str = SET_PYSPARK_PYTHON,
 ) -> tuple[int, str] | None:
-    """Return the first rank whose packages prevent a training run, and the reason; None if none do.
+    """Return the first rank whose packages prevent training, and the reason; None if there is none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The user's functions and objects, pickled for machines without their source."""
+"""Pickle the user's functions and objects for machines that do not have their source."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def explain_failure(
     what
         Name of the value, if the attribute does not belong to a Keras object.
     dump
-        Pickles a value, and raises an error if that fails.
+        Pickles a value, or raises an error if that fails.
     error
-        The error that it raised for the value.
+        The error that ``dump`` raised for the value.
     is_user_code
         Whether a class or a function is user-defined, so that its parts are examined.
     """
@@ -74,10 +74,10 @@ def explain_failure(
 def _find_failing_part(
     value: Any, dump: Callable[[Any], object], is_user_code: Callable[[Any], bool]
 ) -> tuple[Any, str, Any]:
-    """Find a part that fails, though none of its own parts does.
+    """Find a part that fails although none of its own parts do.
 
     A public attribute of an instance of a user-defined class is preferred, then the nearest part.
-    Returns the part, its path, and the Keras object with which the path begins, if there is one.
+    Returns the part, its path, and the Keras object at the beginning of the path, if there is one.
     """
     found: list[tuple[Any, str, Any]] = []
     tried: dict[int, tuple[Any, bool]] = {}
@@ -119,7 +119,7 @@ def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[b
 
 
 def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a container, or of a user-defined or Keras object or function."""
+    """Yield the parts of a container, a function, or a user-defined or Keras object."""
     if isinstance(part, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
@@ -186,7 +186,7 @@ class Pickler(cloudpickle.Pickler):
         self._sources: dict[str, str] = {}  # one object per file, which is written once
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how cloudpickle writes a value; NotImplemented: in its own way."""
+        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
         if isinstance(value, CodeType):
             return self._reduce_code(value)
         tf = sys.modules.get("tensorflow")
@@ -228,8 +228,8 @@ def _make_tf_function(function: Any, signature: Any, options: Mapping[str, Any])
 def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
     """Pickle a value for the workers.
 
-    Functions and classes are sent as code if their module is a file of the user, which the
-    workers' machines need not have, and as names if it is an installed package.
+    Functions and classes are sent as code if their module is one of the user's files, which the
+    workers' machines need not have, and by name if it is an installed package.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
     Raises
     ------
     InputError
-        Something in it cannot be pickled.
+        Some part of the value cannot be pickled.
     """
     with sending_code() as send_code:
         for owner in owners:
@@ -266,7 +266,7 @@ def is_sent(owner: Any) -> bool:
 
 
 def _module_to_send(owner: Any) -> ModuleType | None:
-    """Return the module of a class, a function or an object, if it is a file of the user."""
+    """Return the module of a class, a function or an object, if it is one of the user's files."""
     name = getattr(owner, "__module__", None) or type(owner).__module__
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or name == "__main__" or _is_installed(module):
@@ -295,7 +295,7 @@ def _is_in_packages(file: str) -> bool:
 
 @contextmanager
 def sending_code() -> Iterator[Callable[[Any], None]]:
-    """Have cloudpickle send registered user modules as code in this context.
+    """Have cloudpickle send registered user modules as code within this context.
 
     Yields a function that registers the module of a class, a function or an object.
     """
@@ -322,7 +322,7 @@ def sending_code() -> Iterator[Callable[[Any], None]]:
 
 
 def read_source(file: str) -> str:
-    """Return the text of a file or of a notebook's cell; empty if it cannot be read."""
+    """Return the text of a file or a notebook cell; empty if it cannot be read."""
     linecache.checkcache(file)  # it may have been edited
     return "".join(linecache.getlines(file))
 

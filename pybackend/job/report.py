@@ -1,4 +1,4 @@
-"""Reports of the workers."""
+"""Reports from the workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = ("data", "compute", "communication", "waiting")
 class StepTimes:
     """Time of a worker's steps by part, in seconds per step. The four parts add up to a step.
 
-    Measured over the last 512 steps, or executions of several steps. The first ones are left out.
+    Measured over the last 512 steps, or executions of several steps. The first ones are excluded.
 
     Attributes
     ----------
@@ -38,26 +38,26 @@ class StepTimes:
     compute
         All other time: gradients, the update, callbacks.
     communication
-        Exchange with the other workers, from the moment when all of them have arrived.
+        Exchange with the other workers, from the time when all of them have arrived.
     waiting
         Waiting for the other workers to arrive.
     jitter
-        Standard deviation of the logarithm of a step's time without the exchange.
+        Standard deviation of the logarithm of a step's duration without the exchange.
     stretches
         The four parts in up to ten successive stretches of steps.
     buffers
         Bytes of each buffer that a step exchanges.
     costs
-        Seconds of an empty message, of each byte, and of adding each byte, measured when the
-        workers connected. None for one worker.
+        Seconds per empty message, per byte, and per added byte, measured when the workers
+        connected. None for one worker.
     cores
         Number of cores of the worker's machine.
     machine
-        Identifier of the machine, the same in all of its containers and network namespaces; empty
-        if unknown.
+        Identifier of the machine, which is the same in all of its containers and network
+        namespaces; empty if unknown.
     quantiles
-        21 quantiles of a step's time in seconds, from the shortest step in steps of 5 % to the
-        longest. Several steps per execution count as equally long.
+        21 quantiles of a step's duration in seconds, from the shortest step to the longest, 5 %
+        apart. Several steps in one execution count as equally long.
     """
 
     steps: int
@@ -83,14 +83,14 @@ class Audit:
     steps, rows
         Number of compared steps, and of rows in their global batches.
     weights
-        Largest difference of a variable of the model or an optimizer, relative to its change in the
+        Largest difference in a variable of the model or an optimizer, relative to its change in the
         step.
     metrics
-        The same for the variables of metrics.
+        The same for the variables of the metrics.
     skipped
         Reasons why chosen steps were not compared.
     differences
-        The differences that were found, with ``audit="warn"``.
+        The differences found, with ``audit="warn"``.
     """
 
     steps: int = 0
@@ -103,25 +103,25 @@ class Audit:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Report of one worker.
+    """Report from one worker.
 
     Attributes
     ----------
     rank, host, pid
         Rank, host name and process ID.
     rows
-        Rows of its shard. Each is used exactly once per epoch, unless ``steps_per_epoch`` ends the
-        epochs earlier.
+        Number of rows in its shard. Each row is used exactly once per epoch, unless
+        ``steps_per_epoch`` ends epochs earlier.
     steps
         Number of optimizer steps.
     seconds
-        Wall time of the training itself, without start-up.
+        Wall time of the work itself, without start-up.
     waited
-        Seconds of it spent waiting for other workers (training). None if unknown: TensorFlow's own
-        collectives do not report it.
+        Seconds of that time spent waiting for other workers (training). None if unknown:
+        TensorFlow's own collectives do not report it.
     step_times
-        Time of its steps by part (training). None if unknown, as above, or if there were too few
-        steps.
+        Duration of its steps by part (training). None if unknown, as above, or if there were too
+        few steps.
     audit
         Comparison of steps with one process (training, rank 0).
     value
@@ -159,7 +159,7 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Generation:
-    """Worker group of an elastic training, for some of its epochs.
+    """Worker group of an elastic training run, for some of its epochs.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class Generation:
     joined
         Numbers of the new workers.
     left
-        Maps the numbers, as text, of workers that left the group before to the reasons.
+        Maps the numbers, as text, of workers that left the previous group to the reasons.
     """
 
     epoch: int
@@ -200,7 +200,7 @@ class Restart:
 
 
 def count_by_epoch(generations: Sequence[Generation], last: int) -> list[int]:
-    """Return the number of workers of each epoch, from the first to the ``last``, from 1."""
+    """Return the number of workers in each epoch, from epoch 1 to ``last``."""
     counts: dict[int, int] = {}
     # A generation trains all epochs from its first one on, also those of the generation before.
     for generation in generations:
@@ -209,9 +209,9 @@ def count_by_epoch(generations: Sequence[Generation], last: int) -> list[int]:
 
 
 def find_straggler(reports: Sequence[WorkerReport]) -> tuple[int, float] | None:
-    """Return the rank for which the others waited, and for how many seconds each, or None.
+    """Return the rank that the others waited for, and how many seconds each waited, or None.
 
-    That worker itself waits least. The seconds are the difference to the others.
+    That worker itself waits least. The seconds are the difference from the others.
     """
     waits = [report.waited for report in reports if report.waited is not None]
     if len(waits) < max(2, len(reports)):
@@ -229,7 +229,7 @@ def read_report(text: str | bytes | None, rank: int, host: str) -> WorkerReport:
     Parameters
     ----------
     rank, host
-        The worker whose report it must be.
+        The worker that must have written the report.
     """
     try:
         if not text:
@@ -248,7 +248,7 @@ def read_metrics(report: WorkerReport, kind: type | tuple[type, ...]) -> dict[st
     Raises
     ------
     ClusterError
-        Its value is something else.
+        The value is something else.
     """
     value = report.value
     if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):

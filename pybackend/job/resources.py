@@ -13,7 +13,7 @@ from pybackend.job.arguments import as_number, check_whole_number
 
 
 def read_meminfo(*names: str) -> float:
-    """Return the sum of some entries of /proc/meminfo in bytes; infinite if there is no file."""
+    """Return the sum of some entries in /proc/meminfo in bytes; infinite if that does not exist."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, rest in (one.split(":") for one in lines)}
@@ -40,9 +40,9 @@ class Resources:
         Number of TensorFlow threads in each worker. None (default): workers on the same machine
         divide its cores.
     memory
-        Memory limit of a worker and all processes that it starts: bytes, or text such as ``"4GB"``,
-        ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker above the limit is
-        killed. None (default): no limit.
+        Memory limit for a worker and all processes that it starts: bytes, or text such as
+        ``"4GB"``, ``"512MiB"`` or ``"4g"`` (``"4GiB"``, as in Spark and Slurm). A worker above the
+        limit is killed. None (default): no limit.
     gpus
         Number of GPUs for each worker's exclusive use; 0 hides all of them. None (default): workers
         on the same machine get its GPUs in turn.
@@ -50,7 +50,7 @@ class Resources:
     Raises
     ------
     InputError
-        An option is wrong. The message names it and the expected value.
+        An option is invalid. The message names it and the expected value.
     """
 
     cpus: int | None = None

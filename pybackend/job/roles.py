@@ -29,7 +29,8 @@ def check_strategy(value: Any) -> ParameterServer | None:
     Raises
     ------
     InputError
-        It is another strategy of TensorFlow (the message names the alternative), or no strategy.
+        It is a different TensorFlow strategy (the message names the alternative), or not a
+        strategy.
     """
     if value is None or isinstance(value, ParameterServer):
         return value
@@ -55,7 +56,7 @@ _SINGLE = ("chief", "evaluator")
 def check_roles(value: Any) -> Roles:
     """Check the argument ``roles``; return pairs of a role and its count, in the order of ranks.
 
-    For None, there are no pairs.
+    If ``roles`` is None, there are no pairs.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def check_roles(value: Any) -> Roles:
 
 
 def place_of(roles: Roles, rank: int) -> tuple[str, int]:
-    """Return the role of a rank, and its index within the role; without roles all are workers."""
+    """Return the role of a rank and its index within the role; without roles, all are workers."""
     index = rank
     for role, count in roles:
         if index < count:
@@ -104,7 +105,7 @@ def ranks_of(roles: Roles, role: str) -> list[int]:
 def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
     """Return the TF_CONFIG text of a rank.
 
-    As TensorFlow expects it, the evaluator does not belong to the cluster of the others.
+    As TensorFlow expects, the evaluator does not belong to the others' cluster.
 
     Parameters
     ----------
@@ -123,16 +124,16 @@ def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
 
 
 def ranks_that_lead(roles: Roles, workers: int) -> set[int]:
-    """Return the ranks whose return ends the call: the chief, or all workers without one."""
+    """Return the ranks whose return ends the call: the chief or, if there is none, all workers."""
     leading = "chief" if dict(roles).get("chief") else "worker"
     return {rank for rank in range(workers) if place_of(roles, rank)[0] == leading}
 
 
 def ranks_that_follow(roles: Roles, workers: int) -> set[int]:
-    """Return the ranks that are ended when the leading ones have returned.
+    """Return the ranks that are stopped once the leading ones have returned.
 
-    These are parameter servers and evaluators. If there are a chief and parameter servers, these
-    are also the workers, which only serve the chief then.
+    These are parameter servers and evaluators. If there are a chief and parameter servers, the
+    workers are included, because they then only serve the chief.
     """
     counts = dict(roles)
     following = {"ps", "evaluator"}

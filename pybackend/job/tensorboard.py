@@ -21,7 +21,7 @@ def check_tensorboard(value: Any) -> str | None:
     Raises
     ------
     InputError
-        It is of another type, or a file.
+        It has a different type, or is a file.
     """
     if value is None or value is False:
         return None
@@ -48,7 +48,7 @@ def check_installed(there: str = "") -> None:
     Raises
     ------
     InputError
-        It is not installed.
+        TensorBoard is not installed.
     """
     if find_spec("tensorboard") is None:
         raise InputError(
@@ -58,7 +58,7 @@ def check_installed(there: str = "") -> None:
 
 
 def is_uri(folder: str) -> bool:
-    """Return whether this is a URI, to which rank 0 writes; to a folder, the driver writes."""
+    """Return whether this is a URI, which rank 0 writes to; the driver writes to folders."""
     return "://" in folder
 
 

@@ -1,6 +1,6 @@
 """One kind of value that workers send, and values of a program's own classes.
 
-A value from a worker never causes a class to be imported, or code of it to run.
+A value from a worker never causes a class to be imported or its code to run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Fields = dict[str, Any]
 
 
 class UnfitError(Exception):
-    """A value is of a known kind, but would be changed; the message gives the reason."""
+    """A value has a known kind, but would be changed; the message gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValueKind:
-    """Kind of value: its tag, how to recognize it, and to convert it to and from JSON.
+    """Kind of value: its tag, and how to recognize it and convert it to and from JSON.
 
     ``refusals`` are the errors that ``pack`` raises if a value of this kind cannot be sent.
     """

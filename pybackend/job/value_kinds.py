@@ -1,7 +1,7 @@
 """Kinds of values beyond JSON's own that a worker's function may return.
 
 A received value equals the sent one and has the same class; otherwise it is rejected. So classes
-are matched exactly, and a derived class does not match.
+are matched exactly: a derived class does not match.
 """
 
 from __future__ import annotations

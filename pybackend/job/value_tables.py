@@ -185,7 +185,7 @@ def _types(table: Any) -> list[Any]:
 
 
 def _is_compressed(message: bytes) -> bool:
-    """Return whether a message's rows are compressed; `pyarrow` cannot tell without expanding."""
+    """Return whether a message's rows are compressed; `pyarrow` must expand them to tell."""
     (root,) = struct.unpack_from("<I", message, 0)
     at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -198,7 +198,7 @@ def _is_compressed(message: bytes) -> bool:
 
 
 def _find_field(message: bytes, table: int, number: int) -> int:
-    """Return the offset of a field of a Flatbuffers table, 0 if it is absent."""
+    """Return the offset of a field in a Flatbuffers table, or 0 if it is absent."""
     (distance,) = struct.unpack_from("<i", message, table)
     (size,) = struct.unpack_from("<H", message, table - distance)
     place = 4 + 2 * number

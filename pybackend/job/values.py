@@ -1,9 +1,9 @@
 """Values that a worker's function returns, as JSON text: only data, never code.
 
-Results of workers arrive over the network, and unpickling executes code that it receives. So only
-data of known kinds are sent: None, booleans, numbers, text, bytes, dates, lists, tuples, sets,
-dicts, enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. The received values
-are equal and of the same class; other values are rejected.
+Results of workers arrive over the network, and unpickling would execute code in them. So only data
+of known kinds is sent: None, booleans, numbers, text, bytes, dates, lists, tuples, sets, dicts,
+enums, dataclasses, numpy arrays, pandas data frames and Arrow tables. The received values equal the
+sent ones and have the same class; other values are rejected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def encode_value(
     Raises
     ------
     SerializationError
-        Names the place and type of a part that is not of one of the kinds.
+        Names the position and type of a part that is not of a known kind.
     """
     try:
         return json.dumps(_pack(value, name, kinds))
@@ -51,7 +51,7 @@ def decode_value(text: str, kinds: Sequence[ValueKind] = KINDS) -> Any:
     Raises
     ------
     SerializationError
-        If the text is damaged.
+        The text is damaged.
     """
     try:
         return _unpack(json.loads(text), {kind.tag: kind for kind in kinds})
@@ -108,7 +108,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Return whether a text has no surrogates; JSON would join two of them to one character."""
+    """Return whether a string has no surrogates; JSON would join two of them into one character."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -185,7 +185,7 @@ def _unpack(value: Any, kinds: dict[str, ValueKind]) -> Any:
 
 
 def _unpack_objects(fields: dict[str, Any], kinds: dict[str, ValueKind]) -> Any:
-    """Unpack an array of Python objects, mostly texts."""
+    """Unpack an array of Python objects, mostly strings."""
     import numpy as np
 
     array = np.empty(len(fields["items"]), object)

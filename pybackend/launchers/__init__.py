@@ -1,7 +1,7 @@
 """Start workers. Other packages import only from this module.
 
 A launcher is one file that implements the `Launcher` protocol, and a line in the table below. The
-other functions for Spark and scripts are also found here, and loaded on first use.
+other functions, for Spark and scripts, can also be imported from here, and are loaded on first use.
 """
 
 from __future__ import annotations
@@ -127,13 +127,13 @@ def launcher_for(target: Any) -> Launcher:
     Parameters
     ----------
     target
-        None, which is this machine unless the environment shows that this process is one of
+        None, which means this machine unless the environment shows that this process is one of
         several; ``"local"``, a ``pyspark.sql.SparkSession``, or a launcher.
 
     Raises
     ------
     InputError
-        ``target`` has another type or value.
+        ``target`` has a different type or value.
     """
     if isinstance(target, Launcher):
         return target
@@ -157,7 +157,7 @@ def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
     Raises
     ------
     InputError
-        The call requests another number than the launcher has.
+        The call requests a different number than the launcher has.
     """
     if isinstance(launcher, Slotted):
         counted = launcher.count_workers(workers)

@@ -13,11 +13,11 @@ from pybackend.job.report import Generation, Restart, WorkerReport
 
 @dataclass(frozen=True)
 class Outcome:
-    """Reports by rank, and format and content of the model that rank 0 wrote.
+    """Reports by rank, and the format and content of the model that rank 0 wrote.
 
     ``job`` is the job that the workers ran, if it differs from the given one: the first of several
-    processes chooses the seed and the path of the model. ``generations`` are the generations of an
-    elastic training, in order; ``restarts`` are the restarts of a call.
+    processes chooses the seed and the path of the model. ``generations`` lists the generations of
+    elastic training, in order; ``restarts`` lists the restarts in a call.
     """
 
     reports: list[WorkerReport]
@@ -38,7 +38,7 @@ class Submission:
     documents
         Texts that would be submitted to a cluster, by file name.
     later
-        Sentences about values that are known only at the start.
+        Sentences about what is known only at the start.
     """
 
     places: tuple[str, ...]
@@ -51,7 +51,7 @@ class Checking(Protocol):
     """A launcher that can reject a job before it starts anything."""
 
     def check(self, job: Job) -> None:
-        """Raise the errors of input that `Launcher.launch` would raise."""
+        """Raise the input errors that `Launcher.launch` would raise."""
 
 
 @runtime_checkable
@@ -72,7 +72,7 @@ class Launcher(Protocol):
 
     @property
     def workers(self) -> int | None:
-        """Fixed number of workers; None: the call chooses it."""
+        """Fixed number of workers; None: the call chooses the number."""
 
     @property
     def why_fixed(self) -> str | None:
@@ -85,12 +85,12 @@ class Launcher(Protocol):
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """Run a job to its end, and clean up. It can be called again for a restart.
+        """Run a job to completion, and clean up. It can be called again for a restart.
 
         Parameters
         ----------
         files
-            Contents by name of the files that every worker gets.
+            Contents, by name, of the files that every worker gets.
         datasets
             ``"train"`` and ``"validation"`` rows: columns of arrays, or `DataFrameRows`. Rows that
             the workers read themselves are not included.
@@ -102,7 +102,7 @@ class Launcher(Protocol):
         InputError, ClusterError
             The job cannot be run here.
         WorkerFailedError
-            A worker failed; all others are ended first.
+            A worker failed. By then, all others have been stopped.
         """
 
 
@@ -111,7 +111,7 @@ class Describing(Protocol):
     """A launcher that can describe its plan without starting anything."""
 
     def describe(self, job: Job) -> Submission:
-        """Run the checks of `launch`, and return what it would start.
+        """Run the checks of `launch`, and return a description of what it would start.
 
         Raises
         ------

@@ -63,7 +63,7 @@ _MEMORY_ADVICE = (
 
 
 class Child:
-    """One worker process, from its empty folder to its report.
+    """One worker process, from creating its folder to reading its report.
 
     Use it as a context manager: on exit, the process and all its descendants are killed, and its
     folder and ports are released.
@@ -73,21 +73,21 @@ class Child:
     job, rank
         The worker's job, and its rank.
     host
-        Address of this machine that the other workers can reach.
+        Address at which the other workers can reach this machine.
     emit
         Receives the worker's events; called from a thread.
     environment
-        Variables for the worker in addition to this process's own.
+        Environment variables for the worker, in addition to this process's own.
     rscript
         Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
     server
-        Listening socket on which the worker accepts the others; None: opened on ``host``.
+        Listening socket on which the worker accepts the others; None: a new one on ``host``.
     give_up
         Polled: returns the reason to stop waiting for the worker, or None.
     notice
         Polled: returns whether this process received SIGTERM, which is then sent to the worker.
     orders
-        Polled: returns the next order for the worker, or None.
+        Polled: returns the next `Order` for the worker, or None.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Child:
         return self._process.pid
 
     def start(self, contents: Mapping[str, bytes]) -> None:
-        """Write its files and start the process, which imports TensorFlow and waits for `go`."""
+        """Write the files and start the process, which imports TensorFlow and waits for `go`."""
         with naming_full_disk(self.folder, "model and job"):
             (self.folder / JOB).write_text(self.job.to_json())
             for name, content in contents.items():
@@ -173,7 +173,7 @@ class Child:
         self._read(self._process.stdout, self._pass_on_line)
 
     def go(self, order: FromLauncher) -> None:
-        """Send the worker an order, such as the addresses of all workers."""
+        """Send the worker an `Order`, for example with the addresses of all workers."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -183,7 +183,7 @@ class Child:
             pass
 
     def wait(self) -> WorkerReport:
-        """Wait for its report; if it ends without one, return a report of the failure."""
+        """Wait for the worker's report; if it ends without one, return a report of the failure."""
         failure = self._wait_for_report()
         for reader in self._readers:
             # Children of the worker may hold its pipes open forever: do not wait for them.
@@ -203,7 +203,7 @@ class Child:
     def _wait_for_report(self) -> Failure | None:
         """Return the failure of a worker without a report; None once it has reported.
 
-        A worker that has reported runs until `kill`.
+        A worker that has reported keeps running until `kill`.
         """
         assert self._process is not None
         watch = StallWatch(self.pid, self.job.timeout)
@@ -251,7 +251,7 @@ class Child:
         end_marked("TMPDIR", str(self.folder))  # processes that left its group
 
     def model(self) -> tuple[str, bytes] | None:
-        """Return format and content of the trained model's file, or None if there is none."""
+        """Return the format and content of the trained model's file, or None if there is none."""
         for kind in TRAINED:
             path = self.folder / f"trained.{kind}"
             if path.exists():
@@ -378,8 +378,8 @@ class Child:
 def _disk() -> str | None:
     """Return the parent of the worker's folder, or None for the default.
 
-    The default folder for temporary files may be small, or in memory. Spark passes the folders
-    configured for its data to its tasks; a TMPDIR that you set has precedence.
+    The default folder for temporary files may be small, or in memory. Spark tells its tasks which
+    folders are configured for its data; a TMPDIR that you set takes precedence.
     """
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     is_usable = folder and "TMPDIR" not in os.environ and os.path.isdir(folder)
@@ -387,6 +387,6 @@ def _disk() -> str | None:
 
 
 def _utf8() -> dict[str, str]:
-    """Return the variable for a UTF-8 locale, which R needs; empty if one is set already."""
+    """Return the variable for a UTF-8 locale, which R needs; empty if one is already set."""
     chosen = next((v for v in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if v), "C")
     return {} if "UTF-8" in chosen.upper().replace("UTF8", "UTF-8") else {"LC_ALL": "C.UTF-8"}

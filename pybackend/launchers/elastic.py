@@ -52,7 +52,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Remark:
-    """Message of a site for the user."""
+    """Message from a site to the user."""
 
     text: str
 
@@ -68,17 +68,17 @@ class Worker(Protocol):
         """Name of its host, for messages."""
 
     def go(self, order: FromLauncher) -> None:
-        """Send it an order."""
+        """Send the worker an `Order`."""
 
     def model(self) -> tuple[str, bytes] | None:
-        """Return format and content of the trained model's file, or None if there is none."""
+        """Return the format and content of the trained model's file, or None if there is none."""
 
     def close(self) -> None:
         """Clean up after a worker that failed."""
 
 
 class Site(Protocol):
-    """Slots in which the workers of an elastic training run.
+    """Slots in which the workers of an elastic training run are started.
 
     Attributes
     ----------
@@ -94,16 +94,16 @@ class Site(Protocol):
         Raises
         ------
         OSError, ClusterError
-            It cannot be started, and was cleaned up.
+            The worker cannot be started, and was cleaned up.
 
         Parameters
         ----------
         number
-            Number of the worker, which is never used again.
+            Number of the worker, which is never reused.
         place
             Slot of the worker, from 0; a slot has at most one live worker.
         say
-            Receives, from a thread, the worker's events, then its report or an obstacle; their
+            Receives, in a thread, the worker's events, then its report or an obstacle; their
             ``rank`` is the worker's number.
         """
 
@@ -111,19 +111,19 @@ class Site(Protocol):
 def train_elastically(
     job: TrainingJob, datasets: Mapping[str, Columns], on_event: Emit, site: Site
 ) -> Outcome:
-    """Run an elastic training to its end; the caller stops the workers of the site.
+    """Run elastic training to completion; the caller stops the workers of the site.
 
     Parameters
     ----------
     datasets, on_event
-        As in `Launcher.launch`; the site gives the workers all of these rows.
+        As in `Launcher.launch`; the site gives every worker all of these rows.
 
     Raises
     ------
     ClusterError
         One of the first workers cannot run in its slot.
     WorkerFailedError
-        Fewer than ``min`` workers are left, or a worker failed because of its code.
+        Fewer than ``min`` workers are left, or a worker failed because of the code that it ran.
     """
     counts = {name: count_rows(columns) for name, columns in datasets.items()}
     training = _Training(job, counts, on_event, site)
@@ -188,14 +188,14 @@ class _Training:
         self._rested: Counter[int] = Counter()
 
     def begin(self) -> None:
-        """Start the first workers; training begins when all that have not failed stand by."""
+        """Start the first workers; training begins when all that did not fail are standing by."""
         for place in range(self._job.workers):
             self._start(place)
         self._group = list(self._members)
 
     @property
     def is_over(self) -> bool:
-        """True if the model is trained: no worker is needed any more."""
+        """True if the model is trained, so that no more workers are needed."""
         return self._group[0].is_done and not any(member.is_busy for member in self._group)
 
     @property
@@ -268,7 +268,7 @@ class _Training:
             self._rest(member.place)
 
     def _rest(self, place: int) -> float:
-        """Start no worker in a place for some seconds; return them. They double each time."""
+        """Leave a slot empty for a time that doubles with each call; return the seconds."""
         seconds = _REST_SECONDS * 2.0 ** min(self._rested[place], _MOST_DOUBLED)
         self._rested[place] += 1
         self._rests[place] = time.monotonic() + seconds
@@ -297,7 +297,7 @@ class _Training:
     def _invite(self) -> None:
         """Ask the workers to stand by at the end of the epoch if another worker is ready to join.
 
-        If rank 0 is lost, or stands by, the others will do so anyway.
+        If rank 0 is lost or standing by, the others will stand by anyway.
         """
         if self._find_joining() and self._group[0].is_busy and not self._has_asked:
             self._has_asked = True
@@ -307,7 +307,7 @@ class _Training:
         return [m for m in self._members if m.is_ready and m not in self._group]
 
     def _regroup(self) -> None:
-        """Form a generation of the workers that stand by; no worker trains at this time."""
+        """Form a generation from the workers that are standing by, when no worker is training."""
         staying = [member for member in self._group if member.is_ready]
         lost = [member for member in self._group if member.failure is not None]
         epochs = [m.standby.epoch for m in staying if m.standby and m.standby.epoch is not None]
@@ -356,7 +356,7 @@ class _Training:
             self._on_event(Note("; ".join(said)))
 
     def _pass_on(self, event: Event) -> None:
-        """Forward an event; of events that all ranks send, only those of rank 0, and notes once."""
+        """Forward an event; if all ranks send the same, forward only rank 0's, and notes once."""
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
         elif self._members[event.rank] is not self._group[0]:
@@ -375,7 +375,7 @@ class _Training:
             self._on_event(Note(text))
 
     def _give_up_if_failed(self) -> None:
-        """Raise the failures of workers, losses aside, after a short grace for the others."""
+        """Raise the failures of workers, except losses, after a short time for the others."""
         had = [member for member in self._members if member.orders or not self._generations]
         failures = [member.failure for member in had if member.failure is not None]
         causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]
@@ -389,7 +389,7 @@ class _Training:
         raise WorkerFailedError(root_cause_first(failures))
 
     def _explain(self, failure: Failure, why: str) -> Failure:
-        """Return the failure of a lost worker without which the training cannot continue."""
+        """Return the failure of a lost worker without which training cannot continue."""
         message = f"{failure.message}; {why}"
         known = f"{failure.advice}; " if failure.advice and failure.advice != RESTARTS else ""
         return replace(failure, message=message, advice=f"{known}{RESTARTS}")

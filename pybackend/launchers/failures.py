@@ -1,4 +1,4 @@
-"""Failures of a job, from events, reports and the cluster's errors."""
+"""Failures in a job, from events, reports and cluster errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
 
 
 def describe_loss(failure: Failure) -> Note:
-    """Return the note about a worker without which training continues."""
+    """Return the note about a lost worker when training continues without it."""
     return Note(
         f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
         "without it and its rows"
@@ -51,7 +51,7 @@ def describe_loss(failure: Failure) -> Note:
 
 
 class Failures:
-    """The failures of a job, one per rank; other events go to ``on_event``, which may answer."""
+    """The failures in a job, one per rank; other events go to ``on_event``, which may answer."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event
@@ -75,16 +75,16 @@ class Failures:
         return None
 
     def find_fatal(self, job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
-        """Return the failures that end a job; all if an asynchronous training has not begun."""
+        """Return the failures that end a job: all of them until asynchronous training begins."""
         if self._has_begun:
             return find_fatal(job, reports)
         return [report.failure for report in reports if report.failure is not None]
 
     def deadline(self, job: Job, reports: Collection[WorkerReport]) -> float:
-        """Return until when to wait for the running workers; infinity while the job continues.
+        """Return when to stop waiting for running workers; infinity while the job continues.
 
-        The clock is ``time.monotonic``. Each loss is reported to the user once. The news of a loss
-        may arrive before the news that the training has begun.
+        The clock is ``time.monotonic``. Each loss is reported to the user once. The report of a
+        loss may arrive before the report that training has begun.
         """
         if fatal := self.find_fatal(job, reports):
             is_known = not all(failure.may_be_consequence for failure in fatal)
@@ -99,16 +99,16 @@ class Failures:
         return self._deadline
 
     def add(self, failures: Iterable[Failure]) -> None:
-        """Store failures; a later one of the same rank replaces the first."""
+        """Store failures; a later failure of the same rank replaces an earlier one."""
         for failure in failures:
             self._by_rank[failure.rank] = failure
             self._any.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until another thread has added one."""
+        """Wait until another thread has added a failure."""
         self._any.wait(seconds)
 
     def raise_any(self) -> None:
-        """Raise `WorkerFailedError` if any worker failed, the first by time as the cause."""
+        """Raise `WorkerFailedError` if any worker failed; the earliest failure is the cause."""
         if self._by_rank:
             raise WorkerFailedError(root_cause_first(list(self._by_rank.values())))

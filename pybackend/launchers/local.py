@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, which communicate over the loopback interface."""
+"""Workers as processes on this machine, which communicate over the loopback interface."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _check_machine(job: Job) -> None:
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:
-    """Write each child's part of a data set; if all share one part, write it once and link it."""
+    """Write each child's part of a data set; if all share a part, write it once and link it."""
     folders = [child.folder / name for child in children]
     for folder, part in zip(folders, parts, strict=False):
         write_columns(folder, part)
@@ -183,16 +183,16 @@ def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
 
 
 class LocalSite:
-    """A `Site` of processes on this machine; a context manager, which stops them.
+    """A `Site` whose workers are processes on this machine; a context manager, which stops them.
 
     Parameters
     ----------
     files, datasets
         As in `Launcher.launch`.
     host
-        Address under which the workers reach each other.
+        Address at which the workers reach each other.
     shares
-        Variables of the worker in each slot.
+        Environment variables for the worker in each slot.
     """
 
     def __init__(

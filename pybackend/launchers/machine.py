@@ -1,7 +1,7 @@
 """Cores, memory and GPUs of a machine.
 
-The text of this file is also sent to ssh hosts, in front of `bootstrap`. The same limits apply:
-only the standard library, and the syntax of Python 3.6.
+The text of this file is also sent to ssh hosts, before that of `bootstrap`. So it has the same
+limits: only the standard library, and the syntax of Python 3.6.
 """
 
 import os
@@ -14,12 +14,12 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def read_machine() -> Any:
-    """Return ``cores``, ``memory`` (bytes) and numbers of ``gpus`` available to this process."""
+    """Return the ``cores``, ``memory`` (bytes) and ``gpus`` (numbers) that this process may use."""
     return {"cores": count_cores(), "memory": read_memory(), "gpus": list_gpus()}
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process may use; a container or Slurm may limit it."""
+    """Return the number of cores that this process may use; a container or Slurm may limit them."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Share of cores and GPUs of each of several processes on a machine."""
+"""The share of a machine's cores and GPUs for each of several processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Machine:
 
     @property
     def usable_gpus(self) -> list[str]:
-        """GPUs without -1, with which users hide all of them."""
+        """GPUs, excluding -1, which users set to hide all of them."""
         return [number for number in self.gpus if not number.startswith("-")]
 
 
@@ -56,9 +56,10 @@ def share_of_machine(
     Parameters
     ----------
     environment
-        Variables in which the user may have done so.
+        Environment variables in which the user may have done so.
     resources
-        Requested for each worker; not checked against the machine, as `find_shortage` does.
+        The resources requested for each worker; not checked against the machine, unlike in
+        `find_shortage`.
     gpus
         Numbers of the GPUs; None: the GPUs of this machine.
     """
@@ -80,7 +81,7 @@ def share_of_machine(
 def find_shortage(
     resources: Resources, workers: int, machine: Machine, place: str = "this machine"
 ) -> str | None:
-    """Return a message if a machine has too little for its workers, else None."""
+    """Return a message if a machine does not have enough for its workers, else None."""
     gpus = len(machine.usable_gpus)
     for kind, each, has, show in (
         ("cpus", resources.cpus, machine.cores, str),

@@ -1,7 +1,7 @@
 """Member of a worker group: it has a rank, runs one worker process, and reports.
 
-`Group` hides what started it: a task of Spark or sparklyr, ssh, or Slurm. All else is the same
-everywhere. This file is imported on the workers' hosts.
+`Group` hides what started it: a Spark or sparklyr task, ssh, or Slurm. Everything else is the same
+for all of them. This file is imported on the workers' hosts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Group(Protocol):
         """Numbers of the GPUs that this member may use; None: they were not divided."""
 
     def gather(self, message: str) -> list[str]:
-        """Return the messages of all members by rank; all call it together, once.
+        """Return the messages of all members by rank; all must call this together, once.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class Member:
     token
         The job's secret.
     driver
-        ``host:port`` on which the driver listens; None if it does not.
+        ``host:port`` on which the driver listens; None if it does not listen.
     loopback
         True if all members are on one machine.
     counts
@@ -122,7 +122,7 @@ class Member:
         Returns
         -------
         tuple
-            The report, possibly of a failure, and on rank 0 the model's format and content.
+            The report, possibly of a failure; and on rank 0 the model's format and content.
         """
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = choose_variables(group, self.job.resources)
@@ -135,7 +135,7 @@ class Member:
     def _run(
         self, child: Child, group: Group, batches: Iterable[Any], notice: Notice | None
     ) -> WorkerReport:
-        """Send the worker its rows, connect it to the others, and wait for its end."""
+        """Send the worker its rows, connect it to the others, and wait for it to end."""
         error: Exception | None = None
         try:
             check_allotted(group, self.job.resources)
@@ -197,7 +197,7 @@ class Member:
         return None
 
     def _host(self, group: Group) -> str:
-        """Return the address of this host that the other members can reach."""
+        """Return the address at which the other members can reach this host."""
         if self.loopback:
             return "127.0.0.1"
         address = _resolve(group.hosts[group.rank])
@@ -232,7 +232,7 @@ def read_arrival(text: str, name: str) -> Arrival:
     Raises
     ------
     ClusterError
-        It cannot be read. The message names the member.
+        The message cannot be read. The error names the member.
     """
     try:
         return decode(text, Arrival)

@@ -1,7 +1,8 @@
 """Memory use of a worker and its processes, and detection of out-of-memory kills.
 
-Control groups could limit memory in the system, but need privileges that workers of Spark, ssh and
-Slurm rarely have, and remain if a launcher is killed. So the memory of processes is summed here.
+Control groups could limit memory at the system level, but they need privileges that workers started
+by Spark, ssh and Slurm rarely have, and they remain if a launcher is killed. So memory is summed
+over processes here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MemoryWatch:
         self._known: Collection[int] = [pid]
 
     def look(self) -> int | None:
-        """Return the bytes in use if they exceed the limit, else None."""
+        """Return the number of bytes in use if it exceeds the limit, else None."""
         now = time.monotonic()
         if self._limit is None or now < self._looked + _LOOK_SECONDS:
             return None
@@ -102,7 +103,7 @@ _LATEST_SECONDS = 1.0
 
 
 class OomWatch:
-    """Distinguishes a kill just now from earlier kills of other processes."""
+    """Distinguishes an out-of-memory kill just now from earlier kills of other processes."""
 
     def __init__(self) -> None:
         self._seen = deque([(time.monotonic(), _count_kills())])
@@ -124,7 +125,8 @@ class OomWatch:
 def _count_kills() -> int:
     """Return the system's count of kills for the machine and this process's control group.
 
-    The system counts before it kills: the kill of a process that has exited is included.
+    The system counts before it kills, so the count already includes a killed process once that has
+    exited.
     """
     files = {folder / _COUNTERS[limit] for folder, limit in cgroups()}
     return sum(map(_read, [Path("/proc/vmstat"), *files]))

@@ -29,7 +29,8 @@ def own_libraries() -> dict[str, str]:
 def load_own_libraries() -> None:
     """Restart this process if it may have loaded another Python's library.
 
-    With such a library most of Python works, but some modules, such as `ssl`, cannot be imported.
+    With the wrong library most of Python works, but some modules, such as `ssl`, cannot be
+    imported.
     """
     if wanted := own_libraries():
         # The same program, with the variable.
@@ -45,7 +46,7 @@ def package_files() -> dict[str, bytes]:
     """Return this package's files by name, for an archive from which it can be imported.
 
     Compiled code is included, because Python would compile sources in an archive in every process.
-    Another release of Python uses the sources.
+    Other releases of Python use the sources.
     """
     sources = read_sources()
     return sources | {

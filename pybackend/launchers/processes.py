@@ -1,7 +1,8 @@
-"""Processes that a worker has started: found, ended, and stopped ones recognized.
+"""Find and kill the processes that a worker has started, and recognize stopped ones.
 
-A function may compute or wait for hours without output; its main thread then runs or sleeps. The
-system shows other states for a stopped process (SIGSTOP) and one that waits for a frozen disk.
+A function may compute or wait for hours without output; its main thread is then running or
+sleeping. The system shows different states for a stopped process (SIGSTOP) and for one that is
+waiting for a frozen disk.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LOOK_SECONDS = 0.01
 def adopt_orphans() -> None:
     """Become the parent of any descendant whose own parent ends, so that no daemon escapes.
 
-    Linux only; elsewhere only process groups are ended.
+    Linux only; elsewhere only process groups are killed.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -44,11 +45,11 @@ def when_orphaned(number: signal.Signals) -> Callable[[], None]:
 
 
 def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
-    """Kill all descendants of a process that has adopted orphans, and wait for their end.
+    """Kill all descendants of a process that has adopted orphans, and wait for them to end.
 
-    A killed child's own children become children of this process, so each round goes one
-    generation deeper. A process that hangs in the kernel is given up after some seconds, and
-    ``spared`` children are not killed.
+    A killed child's own children become children of this process, so each round goes one generation
+    deeper. The wait for a process that hangs in the kernel ends after some seconds, and ``spared``
+    children are not killed.
     """
     kill_all(lambda: set(children()) - set(spared), seconds, reap)
 
@@ -58,7 +59,7 @@ def kill_all(
     seconds: float,
     after: Callable[[Collection[int]], object] = lambda pids: None,
 ) -> None:
-    """Find and kill processes repeatedly until none is found or the time is over.
+    """Find and kill processes repeatedly until none are found or time runs out.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ _STALL_LOOK_SECONDS = 0.5
 
 
 class StallWatch:
-    """Watches one process; it counts as lost after ``limit`` seconds in such a state."""
+    """Watches one process, which counts as lost after it has been stalled for ``limit`` seconds."""
 
     def __init__(self, pid: int, limit: float) -> None:
         self._pid = pid
@@ -129,7 +130,7 @@ class StallWatch:
 
 
 def read_main_thread(pid: int) -> tuple[str, str] | None:
-    """Return state and CPU time of a process's main thread; None if it has exited."""
+    """Return the state and CPU time of a process's main thread; None if it has exited."""
     try:
         if Path("/proc/self/stat").exists():
             text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
@@ -150,11 +151,11 @@ _LIMIT_SECONDS = 2.0
 
 
 def end_marked(variable: str, value: str) -> None:
-    """Kill all processes of this user that inherited a variable with this value.
+    """Kill all of this user's processes that inherited an environment variable with this value.
 
     A child may have left its parent's process group (``setsid``), and its parent may have exited.
-    Linux only: elsewhere only process groups are killed. A process that hangs in the kernel is not
-    waited for.
+    Linux only: elsewhere only process groups are killed. This does not wait for a process that
+    hangs in the kernel.
     """
     kill_all(partial(_find, f"{variable}={value}".encode()), _LIMIT_SECONDS)
 

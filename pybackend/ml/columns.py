@@ -1,6 +1,6 @@
-"""Conversion of a model's outputs to the columns of pyspark's classifiers and regressors.
+"""Convert a model's outputs to the columns of pyspark's classifiers and regressors.
 
-Uses plain Spark SQL, so that nothing runs before Spark needs rows.
+This uses plain Spark SQL, so that nothing runs before Spark needs the rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Names:
 
 @dataclass(frozen=True)
 class Classes:
-    """Meaning of a model's only output as classes.
+    """Classes that a model's only output represents.
 
     Attributes
     ----------
     count
         Number of classes; 0 if the output does not represent classes.
     are_logits
-        Whether a softmax or sigmoid converts the numbers to probabilities.
+        Whether a softmax or sigmoid is needed to convert the numbers to probabilities.
     levels
         Names of the classes, if known.
     """
@@ -49,7 +49,7 @@ class Classes:
 def add_columns(
     frame: Any, kept: Sequence[str], outputs: Sequence[Output], classes: Classes, names: Names
 ) -> Any:
-    """Replace the columns of the model's outputs by the columns of a pipeline.
+    """Replace the columns of the model's outputs with the columns of a pipeline.
 
     Parameters
     ----------
@@ -90,13 +90,13 @@ def add_columns(
 
 
 def _number(output: Output, place: int) -> str:
-    """Return the SQL of an output without classes: one number, a vector, or nested arrays."""
+    """Return the SQL for an output without classes: one number, a vector, or nested arrays."""
     wanted = {0: "double", 1: "array<double>"}.get(output.depth)
     return f"CAST(`{_GIVEN}{place}` AS {wanted})" if wanted else f"`{_GIVEN}{place}`"
 
 
 def _classify(output: Output, classes: Classes) -> tuple[str, str, str]:
-    """Return the SQL of the raw numbers, the probabilities and the class."""
+    """Return the SQL for the raw numbers, the probabilities and the class."""
     if output.depth == 0:
         number = f"CAST(`{_GIVEN}0` AS double)"
         if classes.are_logits:
@@ -131,13 +131,13 @@ def _finish(column: Any, name: str, is_vector: bool, metadata: dict[str, Any] | 
 
 
 def _describe(classes: Classes) -> dict[str, Any]:
-    """Return Spark ML's metadata of a column of classes, in which `IndexToString` finds names."""
+    """Return Spark ML metadata for a column of classes, in which `IndexToString` finds names."""
     known = {"vals": list(classes.levels)} if classes.levels else {"num_vals": classes.count}
     return {"ml_attr": {"type": "nominal", **known}}
 
 
 def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
-    """Reject names that are equal for Spark, which ignores case."""
+    """Reject names that Spark considers equal, because it ignores case."""
     taken = {name.lower() for name in kept}
     for name in added:
         if name.lower() in taken:

@@ -25,7 +25,7 @@ from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
 class KerasEstimator(
     Estimator["KerasModel"], TrainingParams, MLWritable, MLReadable["KerasEstimator"]
 ):
-    """Train a Keras model by `barrier_train` on the rows of a DataFrame.
+    """Train a Keras model with `barrier_train` on the rows of a DataFrame.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class KerasEstimator(
     Raises
     ------
     InputError
-        ``model`` is neither. `fit` raises the errors of `barrier_train`.
+        ``model`` is neither. `fit` raises the same errors as `barrier_train`.
     """
 
     def __init__(

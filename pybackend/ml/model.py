@@ -1,4 +1,4 @@
-"""A Keras model as a stage of a Spark ML pipeline that adds predictions."""
+"""A Keras model as a Spark ML pipeline stage that adds predictions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pybackend.model.serialization import model_from_bytes
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
     """Add the predictions of a Keras model to the rows of a DataFrame.
 
-    Made by `KerasEstimator.fit`, by `KerasModel.load`, or from a trained model: ``KerasModel(model,
-    featuresCol="x")``. A model with a number for each class, or with one probability and one of
-    Keras's binary losses, adds ``rawPredictionCol``, ``probabilityCol`` (ML vectors) and
-    ``predictionCol``, the class as a double. If the loss is ``from_logits``, the probabilities are
-    the softmax or sigmoid of the numbers. Any other model adds ``predictionCol``: a double, a
-    vector, or nested arrays; for several outputs ``<predictionCol>_<output>`` for each.
+    Created by `KerasEstimator.fit`, by `KerasModel.load`, or from a trained model:
+    ``KerasModel(model, featuresCol="x")``. A model with a number for each class, or with one
+    probability and one of Keras's binary losses, adds ``rawPredictionCol``, ``probabilityCol`` (ML
+    vectors) and ``predictionCol``, the class as a double. If the loss is ``from_logits``, the
+    probabilities are the softmax or sigmoid of the numbers. Any other model adds ``predictionCol``:
+    a double, a vector, or nested arrays; for several outputs ``<predictionCol>_<output>`` for each.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
 
     @property
     def model(self) -> Any:
-        """The Keras model, decoded at first use.
+        """The Keras model, decoded on first use.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
 
     @property
     def result(self) -> TrainResult | None:
-        """Result of the training; None after loading."""
+        """Result of training; None after loading."""
         return self._source if isinstance(self._source, TrainResult) else None
 
     @property
@@ -162,7 +162,7 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         Raises
         ------
         InputError, SerializationError
-            Keras's file would lose a part of the model.
+            A Keras file would not preserve the whole model.
         """
         if isinstance(self._source, bytes):
             return self._source

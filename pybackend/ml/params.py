@@ -88,7 +88,7 @@ def _to_options(value: Any) -> dict[str, Any]:
 
 
 def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
-    """Return a Param of a class of stages."""
+    """Return a Param for a class of stages."""
     return Param(_Unbound(), name, doc, typeConverter=convert)
 
 

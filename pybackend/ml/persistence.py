@@ -1,7 +1,7 @@
-"""Stages on Spark's file systems: metadata as pyspark writes them, and the model's file.
+"""Stages on Spark's file systems: metadata in pyspark's format, and the model's file.
 
-A stage's folder contains ``metadata``, JSON by pyspark's own writer, and ``model``, the bytes of
-the model's file as Parquet. Reading does not unpickle or import anything.
+A stage's folder contains ``metadata``, JSON written by pyspark's own writer, and ``model``, the
+bytes of the model's file as Parquet. Reading does not unpickle or import anything.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources, Scale
 def encode(
     model: Any, custom_objects: Mapping[str, Any] | None, kind: Literal["train", "predict"]
 ) -> bytes:
-    """Return a model as a Keras file, if that holds all of it; errors as in `encode_file`."""
+    """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
     from pybackend.api.model import add_custom_objects
     from pybackend.model.transfer import encode_file
 
@@ -63,7 +63,7 @@ def encode(
 
 
 class _Writer(MLWriter):
-    """Common code of the writers."""
+    """Code shared by the writers."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class EstimatorWriter(_Writer):
 
 
 class _Reader(MLReader[Any]):
-    """Common code of the readers."""
+    """Code shared by the readers."""
 
     def __init__(self, cls: type) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Reader(MLReader[Any]):
 
 
 class ModelReader(_Reader):
-    """Reader of a `KerasModel`, whose model is decoded at first use."""
+    """Reader of a `KerasModel`, whose model is decoded on first use."""
 
     def load(self, path: str) -> Any:
         """Read the stage in a folder.
@@ -152,7 +152,7 @@ class ModelReader(_Reader):
         Raises
         ------
         InputError
-            The folder contains another kind of stage.
+            The folder contains a different kind of stage.
         SerializationError
             The model's file was changed after it was written.
         """
@@ -202,7 +202,7 @@ class EstimatorReader(_Reader):
 
 
 def find_home(session: Any) -> Any:
-    """Return the argument of pyspark's metadata reader and writer: before 4.0 a SparkContext."""
+    """Return the argument for pyspark's metadata reader and writer: before 4.0 a SparkContext."""
     import pyspark
 
     return session.sparkContext if pyspark.__version__.startswith("3.") else session

@@ -1,4 +1,4 @@
-"""Writing and reading pipelines with stages of sparklyr and of this package, for R."""
+"""Write and read pipelines with stages from sparklyr and from this package, for R."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pybackend.ml.persistence import find_home
 def save_stages(
     session: Any, parts: Sequence[Any], path: str, overwrite: bool, is_fitted: bool
 ) -> None:
-    """Write stages as one pipeline of Spark ML.
+    """Write stages as one Spark ML pipeline.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def save_stages(
 
 
 def load_stages(session: Any, path: str) -> tuple[bool, Any]:
-    """Return whether a pipeline of `save_stages` is fitted, and the pipeline.
+    """Load a pipeline that `save_stages` wrote; return whether it is fitted, and the pipeline.
 
     Raises
     ------

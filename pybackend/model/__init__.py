@@ -1,1 +1,1 @@
-"""Serialization, comparison and checks of models, without training them."""
+"""Serialize, compare and check models, without training them."""

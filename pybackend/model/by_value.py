@@ -1,9 +1,9 @@
 """Pickling of Keras objects with all of their attributes.
 
-Keras's files, and its own pickling, which writes such a file, hold a configuration and weights. All
-else is lost there: attributes, arguments of classes without `get_config`, flags of single
-variables, and references of a callback to a layer of the same model. Here objects of Keras are
-written as their attributes, and TensorFlow's variables and tables as their values.
+A Keras file holds a configuration and weights. Keras's own pickling writes such a file, too.
+Everything else is lost: attributes, arguments of classes without `get_config`, flags of individual
+variables, and a callback's references to a layer of the same model. Here, Keras objects are written
+as their attributes, and TensorFlow's variables and tables as their values.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def unpickle_objects(content: bytes) -> Any:
 
 
 def take_snapshot(value: Any) -> Callable[[], Any]:
-    """Return a function that returns a new copy of the value's present state at each call.
+    """Return a function that returns a new copy of the value's current state on each call.
 
-    For this process: copies share classes and functions with the original.
+    For use in this process: the copies share classes and functions with the original.
     """
     file = io.BytesIO()
     pickler = _LocalPickler(file, value, lambda _: None)
@@ -74,7 +74,7 @@ def take_snapshot(value: Any) -> Callable[[], Any]:
 
 
 class _Snapshot:
-    """Result of `take_snapshot`; pickled, it becomes a `_Copies`, for any process."""
+    """Result of `take_snapshot`; when pickled, it becomes a `_Copies`, for any process."""
 
     def __init__(self, content: bytes, shared: list[Any]) -> None:
         self._content = content
@@ -98,7 +98,7 @@ class _Copies:
 
 
 def _dump(pickler: _Pickler, value: Any) -> None:
-    """Pickle in a thread with a large stack: each layer is pickled inside the one before it."""
+    """Pickle in a thread with a large stack: each layer is pickled inside the previous one."""
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_STACK_BYTES)
     try:
         sys.setrecursionlimit(max(limit, _DEEPEST))
@@ -110,7 +110,7 @@ def _dump(pickler: _Pickler, value: Any) -> None:
 
 
 class _Pickler(Pickler):
-    """Pickler of objects that Keras would write as a file, and TensorFlow could not pickle."""
+    """Pickler for objects that Keras would write as a file, and that TensorFlow cannot pickle."""
 
     def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:
         super().__init__(file, protocol=4)
@@ -124,7 +124,7 @@ class _Pickler(Pickler):
         }
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how cloudpickle writes a value; NotImplemented: in its own way."""
+        """Return how to reduce a value; NotImplemented: cloudpickle decides."""
         self._send_code(value)
         if isinstance(value, (type, FunctionType)):
             return super().reducer_override(value)
@@ -168,7 +168,7 @@ class _Pickler(Pickler):
 
 
 class _LocalPickler(_Pickler):
-    """Pickler that writes numbers for classes and functions, and holds these."""
+    """Pickler that writes numbers in place of classes and functions, which it stores."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -187,14 +187,14 @@ class _LocalPickler(_Pickler):
 
 
 class _LocalUnpickler(pickle.Unpickler):
-    """Unpickler of what `_LocalPickler` has written in this process."""
+    """Unpickler for what `_LocalPickler` wrote in this process."""
 
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
         super().__init__(file)
         self._shared = shared
 
     def persistent_load(self, number: Any) -> Any:
-        """Return the class or function with a number."""
+        """Return the class or function with this number."""
         return self._shared[number]
 
 
@@ -211,7 +211,7 @@ class _Renamed:
 
 
 class _Nodes:
-    """Set of the names of nodes, which begin with the address of a layer."""
+    """Set of node names, each of which begins with the address of a layer."""
 
     def __init__(self, nodes: list[tuple[Any, str]]) -> None:
         self._nodes = nodes
@@ -221,7 +221,7 @@ class _Nodes:
 
 
 class _Addresses:
-    """Set of the addresses of parts, by which Keras marks objects as visited."""
+    """Set of addresses of parts, with which Keras marks objects as visited."""
 
     def __init__(self, parts: list[Any]) -> None:
         self._parts = parts
@@ -231,7 +231,7 @@ class _Addresses:
 
 
 def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
-    """Set the attributes and items of an object, without calling methods of its own."""
+    """Set the attributes and items of an object, without calling its own methods."""
     attributes, items = state
     vars(value).update(
         {
@@ -248,14 +248,14 @@ def _fill(value: Any, state: tuple[Mapping[str, Any], Any]) -> None:
 
 
 def _is_of_keras(kind: Any) -> bool:
-    """Return whether objects of a class are Keras's, or are pickled by Keras's `__reduce__`."""
+    """Return whether a class is from Keras, or its objects are pickled by Keras's `__reduce__`."""
     by_keras = (getattr(kind.__reduce__, "__module__", None) or "").startswith("keras.")
     is_usual = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__getnewargs__")
     return is_usual and (by_keras or (_is_plain(kind) and kind.__module__.startswith("keras.")))
 
 
 def _reject_own_state(kind: type) -> None:
-    """Reject a class that defines its objects' state itself: attributes may not be all of it."""
+    """Reject a class that defines its objects' state itself, which may be more than attributes."""
     for base in kind.__mro__:
         is_library = base.__module__.partition(".")[0] in ("keras", "tensorflow", "builtins")
         for name in () if is_library else ("__slots__", "__getstate__", "__setstate__"):
@@ -264,7 +264,7 @@ def _reject_own_state(kind: type) -> None:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether a class uses Python's default pickling: an Enum, for example, does not."""
+    """Return whether a class uses Python's default pickling; an Enum, for example, does not."""
     return kind.__reduce__ is object.__reduce__
 
 

@@ -50,7 +50,7 @@ def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the class names and metrics of callbacks that monitor a metric that epochs lack."""
+    """Return the class names and metrics of callbacks that monitor a metric missing in epochs."""
     return [
         (type(callback).__name__, callback.monitor)
         for callback in callbacks

@@ -1,9 +1,9 @@
-"""Models whose distributed training would not equal that of a single process.
+"""Reject models whose distributed training would not equal that of a single process.
 
 A loss with a mask is a mean over valid steps, not over rows.
 
-The checks raise an error before the training starts, because a wrong result would look like a
-correct one.
+The checks raise an error before training starts, because a wrong result would look like a correct
+one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _check_compiled(model: Any) -> None:
 
 
 def _check_rate(model: Any) -> None:
-    """Reject optimizers whose learning rate is not a variable, which callbacks can change."""
+    """Reject optimizers whose learning rate is not a variable that callbacks can change."""
     rate = model.optimizer.learning_rate
     if not isinstance(rate, keras.Variable):
         raise InputError(

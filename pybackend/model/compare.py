@@ -1,4 +1,4 @@
-"""Compare a copy of a model with the model, by its parts and its outputs."""
+"""Compare a copy of a model with the original, by its parts and its outputs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _STORING = {"__init__", "load_own_variables", "save_own_variables"}
 
 
 def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
-    """List the differences of a copy of a model, in words that continue "it loses".
+    """List how a copy of a model differs, in words that complete a sentence like "it loses ...".
 
     Classes, plain attributes of layers and of instances of user-defined classes, and compile
-    settings are compared; for training also the optimizer, and variables (shape, type, trainable,
+    settings are compared; for training, also the optimizer and variables (shape, type, trainable,
     value).
 
     Parameters
@@ -66,7 +66,7 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
 
 
 def hash_weights(model: Any) -> str:
-    """Return the SHA-256 of all weights: equal for two models only if they are bitwise equal."""
+    """Return the SHA-256 of all weights: equal for two models only if these are bitwise equal."""
     digest = hashlib.sha256()
     for variable in model.weights:
         digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
@@ -74,7 +74,7 @@ def hash_weights(model: Any) -> str:
 
 
 def is_random_state(variable: Any) -> bool:
-    """Return whether a variable is the state of a generator; workers seed it for the training."""
+    """Return whether a variable is the state of a generator, which workers seed for training."""
     return str(variable.path).endswith("seed_generator_state")
 
 
@@ -158,7 +158,7 @@ def _compare_compile_settings(model: Any, copy: Any) -> list[str]:
 
 
 def _compile_config(model: Any) -> Any:
-    """Return Keras's configuration of its own `compile()`; the objects in it were compared."""
+    """Return Keras's configuration of its own `compile()`, whose objects have been compared."""
     if not model.compiled or is_custom(type(model).compile):
         return None
     try:
@@ -216,14 +216,14 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
 
 
 def _has_state(value: Any) -> bool:
-    """Return whether an attribute that a copy lacks is more than a cache filled at first use."""
+    """Return whether an attribute that a copy lacks is more than a cache filled on first use."""
     return isinstance(value, tf.Variable | tf.random.Generator | tf.Module) or (
         hasattr(value, "__dict__") and not callable(value) and is_custom(value)
     )
 
 
 def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
-    """Return whether two values that are not plain are equal, as far as this can be found out."""
+    """Return whether two values that are not plain are equal, as far as can be determined."""
     if one is other or depth > _DEEPEST:
         return True
     if isinstance(one, (tf.Tensor, tf.Variable)) and isinstance(other, (tf.Tensor, tf.Variable)):
@@ -250,8 +250,8 @@ def _is_alike(one: Any, other: Any, depth: int = 0) -> bool:
 def _plain(part: Any, with_private: bool) -> dict[str, Any]:
     """Return the attributes that are numbers, text, or lists, sets or dicts of them.
 
-    Attributes that Keras sets are left out: private dicts, and all private attributes of a layer
-    unless the user-defined class names them.
+    This excludes attributes that Keras sets: private dicts, and all private attributes of a layer
+    that the user-defined class does not mention.
     """
     kind: Any = type(part)
     named = _names_in(kind)
@@ -329,10 +329,10 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
-    """Describe how a copy of a model computes differently, in words that continue "it loses".
+    """Describe how a copy of a model computes differently, in words that complete "it loses ...".
 
     The training loss and its gradients are compared if the model is built and has user-defined
-    parts; parts of Keras are determined by their configuration. Random results are not compared.
+    parts; Keras's own parts are determined by their configuration. Random results are not compared.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
 """Compile settings and optimizer state in model files.
 
-Keras 3 restores an optimizer from its own group of an HDF5 file with no variables to update: the
-next `fit` fails with "Unknown variable". So the state is stored in a separate group, and Keras's
-group is removed before Keras reads it (a loaded model then starts with a fresh optimizer).
+When Keras 3 restores an optimizer from its own group in an HDF5 file, it has no variables to
+update, and the next `fit` fails with "Unknown variable". So the state is stored in a separate
+group, and Keras's group is removed before Keras reads it (a loaded model then starts with a fresh
+optimizer).
 
-From HDF5, Keras reads neither short names of losses nor those of metrics ("mae" would be called
+From HDF5, Keras reads neither short names of losses or metrics ("mae" would be called
 "mean_absolute_error"), nor `jit_compile` and similar settings. When it writes HDF5, it removes the
 optimizer from the model's own settings. Neither format has `auto_scale_loss`.
 """
@@ -124,7 +125,7 @@ def read_members(path: Path) -> dict[str, bytes]:
 
 
 def write_members(path: Path, members: Mapping[str, bytes]) -> None:
-    """Write a ``.keras`` file of these members."""
+    """Write a ``.keras`` file with these members."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -135,7 +136,7 @@ _CONFIG = "config.json"
 
 
 def write_compile_settings(path: Path, model: Any) -> None:
-    """Add the settings of a compiled model to its HDF5 file, in Keras's form and completely."""
+    """Add all settings of a compiled model to its HDF5 file, in Keras's format."""
     import h5py
 
     settings = _describe(model)
@@ -195,7 +196,7 @@ def _describe(model: Any) -> dict[str, Any]:
 
 
 def _is_left_unscaled(model: Any) -> bool:
-    """Return whether a model of half precision was compiled with `auto_scale_loss=False`."""
+    """Return whether a half-precision model was compiled with `auto_scale_loss=False`."""
     import keras
 
     if not model.compiled or model.optimizer is None or model.compute_dtype != "float16":

@@ -52,8 +52,8 @@ _SHOWN = 200
 def reject_endless_file(path: Path) -> None:
     """Reject an HDF5 file in which the HDF5 library would loop forever, or fill the memory.
 
-    Another process reads it, because only then can such a loop be ended. Not needed if a digest
-    has shown the file to be intact; reading itself finds other damage.
+    A separate process reads it, because only then can such a loop be stopped. Not needed if a
+    digest has shown that the file is intact. Other damage is detected when the file is read.
     """
     try:
         tried = subprocess.run(
@@ -79,7 +79,7 @@ def reject_endless_file(path: Path) -> None:
 
 
 def check_hdf5(file: Path | BinaryIO, size: int) -> None:
-    """Reject an HDF5 file that refers to other files, or would fill the memory when it is read.
+    """Reject an HDF5 file that refers to other files, or would fill the memory when read.
 
     No values are read: links, storage and claimed sizes are in the headers.
 
@@ -157,8 +157,8 @@ def check_archive(path: Path, *, is_intact: bool) -> str:
     Raises
     ------
     SerializationError
-        Names the member that is missing, damaged, compressed by another method than Keras's, or
-        larger than it may be; for the weights also as `check_hdf5`.
+        Names the member that is missing, damaged, compressed with a different method than Keras
+        uses, or larger than allowed; for the weights, also as in `check_hdf5`.
     """
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -225,7 +225,7 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def recognize_format(data: bytes) -> Format:
-    """Return the format of a model file, by its first bytes."""
+    """Return the format of a model file, based on its first bytes."""
     if data.startswith(_HDF5_MAGIC):
         return "h5"
     if data.startswith(_ZIP_MAGIC):
@@ -245,7 +245,7 @@ def check_digest(data: bytes, expected: str) -> None:
 
 
 def check_file(path: Path, *, is_intact: bool) -> None:
-    """Reject damaged files, hostile files and files of Keras 2.
+    """Reject damaged files, hostile files and files written by Keras 2.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Walk over all objects of an HDF5 file: each once, without following links, at bounded cost."""
+"""Walk over all objects in an HDF5 file: each once, without following links, at bounded cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def walk(file: Any) -> Iterator[tuple[list[bytes], Any]]:
     """Yield the path of each object, as names, and the object; None in place of a link.
 
     HDF5 itself visits objects recursively and builds each one's whole path: it crashes, or takes
-    minutes, over thousands of nested groups. A separate program may run this file's text, so it
-    imports nothing of this package.
+    minutes, with thousands of nested groups. A separate program may run the text of this file, so
+    it does not import anything from this package.
 
     Parameters
     ----------

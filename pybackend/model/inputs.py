@@ -24,7 +24,8 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     features
         The user's argument: a mapping if there are several inputs.
     names
-        Names of the numbers of a row, by input (empty for an only one); None if not known.
+        Names of the numbers in a row, by input name (empty if there is only one); None if not
+        known.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def _list_some(names: Sequence[str]) -> str:
 
 
 def check_input_names(model: Any, columns: Collection[str]) -> None:
-    """Reject arrays of other inputs than the model's.
+    """Reject arrays for inputs that the model does not have.
 
     Parameters
     ----------
@@ -80,7 +81,7 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     Raises
     ------
     InputError
-        Names both.
+        Names the arrays and the inputs.
     """
     tensors: Sequence[Any] = getattr(model, "inputs", None) or []
     if not tensors:  # a subclassed model
@@ -114,7 +115,7 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
 
 
 def check_output_names(model: Any, columns: Collection[str]) -> None:
-    """Reject labels of outputs that a model does not have; parameters as in `check_input_names`."""
+    """Reject labels for outputs that a model lacks; parameters as in `check_input_names`."""
     outputs: Any = getattr(model, "output", None)
     given = {column.partition("/")[2] for column in columns if column.startswith("y/")}
     _check_output_count(model, len(given) + ("y" in columns))
@@ -143,7 +144,7 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
 
 
 def _check_output_count(model: Any, count: int) -> None:
-    """Reject fewer labels than outputs, where each output has a loss."""
+    """Reject data with fewer labels than outputs, if each output has a loss."""
     kind, loss = type(model), getattr(model, "loss", None)
     if not is_of_keras(kind.train_step) or not is_of_keras(kind.compute_loss):
         return
@@ -176,7 +177,7 @@ def check_text(model: Any, texts: Collection[str]) -> None:
     Raises
     ------
     InputError
-        Names the array, and the type that is expected.
+        Names the array and the expected type.
     """
     tensors: Sequence[Any] = getattr(model, "inputs", None) or []
     for number, tensor in enumerate(tensors):
@@ -204,9 +205,9 @@ def find_text_inputs(model: Any) -> list[str] | None:
 def reshape_rows(rows: Rows, model: Any) -> Rows:
     """Reshape flat rows (e.g. of a DataFrame) to the shapes of the model's inputs.
 
-    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input. Rows that fit
-    already, and inputs without a fixed shape, are left to Keras. Several inputs are matched by
-    their names, or by their order.
+    ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input. Rows that already
+    fit, and inputs without a fixed shape, are left to Keras. Several inputs are matched by name, or
+    else by order.
 
     Raises
     ------
@@ -240,7 +241,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
     Raises
     ------
     InputError
-        The model can be called neither with x nor with all of the batch.
+        The model can be called neither with x nor with the whole batch.
     """
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     try:
@@ -287,7 +288,7 @@ def _make_tensor(shape: Sequence[int | None]) -> Any:
 
 
 def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[int | None, ...]]:
-    """Return the shapes of a row of the model's inputs, by the column that feeds each input."""
+    """Return the row shapes of the model's inputs, by the column that feeds each input."""
     keys = [key for key in rows.spec if key.partition("/")[0] == "x"]
     if keys == ["x"] and isinstance(expected, tuple):
         return {"x": expected[1:]}

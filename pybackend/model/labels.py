@@ -1,4 +1,4 @@
-"""Checks of labels before the training: missing ones, and values that the loss cannot take."""
+"""Checks of labels before training: missing labels, and values that the loss does not accept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPARSE = "sparse_categorical_crossentropy"
 
 
 def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains: bool) -> None:
-    """Reject data without labels for a model whose loss or metrics Keras computes from them.
+    """Reject data without labels for a model whose loss or metrics Keras computes from labels.
 
     Parameters
     ----------
@@ -63,10 +63,10 @@ def check_some_labels(model: Any, rows: Any) -> None:
 def check_labels(
     model: Any, columns: Mapping[str, Any], name: str, *, names_rows: bool = True
 ) -> None:
-    """Reject labels that a Keras loss misinterprets, or that are not a class.
+    """Reject labels that a Keras loss misinterprets, or that are not classes.
 
     Misinterpreted labels train without an error: 1 and 2 as probabilities, for example. On labels
-    that are not a class, TensorFlow fails at some step of the training, or, on a GPU, gives NaN.
+    that are not classes, TensorFlow fails at some step of training or, on a GPU, returns NaN.
 
     Parameters
     ----------
@@ -75,12 +75,12 @@ def check_labels(
     name
         The argument that holds them.
     names_rows
-        Whether the arrays are all rows, in their order.
+        Whether the arrays contain all rows, in order.
 
     Raises
     ------
     InputError
-        Names a label, its row, and what the loss takes.
+        Names a label, its row, and what the loss accepts.
     """
     weights = columns.get("sample_weight")
     shapes = _find_shapes(model)
@@ -102,7 +102,7 @@ def check_labels(
 
 @dataclass(frozen=True)
 class _LabelPlace:
-    """Place of labels: the argument, the output in words, and whether rows have numbers."""
+    """Location of labels: the argument, the output in words, and whether rows have numbers."""
 
     argument: str
     output: str
@@ -157,7 +157,7 @@ def check_class_weight(
     class_weight
         The classes, by number.
     columns
-        Arrays by name; only ``y`` is checked, of shape (rows,), (rows, 1) or one-hot.
+        Arrays by name; only ``y`` is checked, with shape (rows,), (rows, 1) or one-hot.
     name
         The argument that holds them.
 
@@ -201,7 +201,7 @@ def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> Non
 
 
 def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
-    """Reject a number of labels per row that differs from the outputs, if the loss pairs them.
+    """Reject rows whose number of labels differs from the outputs, if the loss pairs them.
 
     Keras broadcasts a single label to all outputs, or fails in the first step.
     """
@@ -219,14 +219,14 @@ def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
 
 
 def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
-    """Reject text labels with more values than the only output of a model has classes.
+    """Reject text labels with more values than the model's only output has classes.
 
     A regression loss would interpret the codes of the values as numbers.
 
     Raises
     ------
     InputError
-        Names some of the values, and what the loss takes.
+        Names some of the values, and what the loss accepts.
     """
     classes = _count_sparse_classes(model)
     loss = _match_losses(model).get("y")
@@ -294,7 +294,7 @@ _OF_NUMBERS = {
 
 
 def _find_range(loss: Any) -> Range | None:
-    """Return the labels that one of Keras's own losses takes; None for other losses."""
+    """Return the labels that one of Keras's own losses accepts; None for other losses."""
     return _RANGES.get(_name_function(loss))
 
 
@@ -316,12 +316,12 @@ def _name_loss(loss: Any) -> str:
 
 
 def _is_usual(model: Any) -> bool:
-    """Return whether Keras computes the loss of a training run from what `compile` was given."""
+    """Return whether Keras computes the training loss from the arguments of `compile`."""
     return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 
 def _match_losses(model: Any) -> dict[str, Any]:
-    """Return the losses of `compile` by the keys of their labels, as far as they are known."""
+    """Return the losses passed to `compile`, by the keys of their labels, as far as known."""
     loss = getattr(model, "loss", None)
     if loss is None or not _is_usual(model):
         return {}
@@ -337,7 +337,7 @@ def _match_losses(model: Any) -> dict[str, Any]:
 
 
 def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of a row of the outputs, by the keys of their labels; empty if not known."""
+    """Row shapes of the outputs, by the keys of their labels; empty if not known."""
     try:
         outputs = list_outputs(model)
     except InputError:  # not known before it runs
@@ -349,7 +349,7 @@ def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def _name_output(model: Any, key: str) -> str:
-    """Return in words to which of several outputs the labels of a key belong."""
+    """Describe to which of several outputs the labels with a key belong."""
     name = key.partition("/")[2]
     if name.startswith("#"):
         name = model.output_names[int(name[1:])]

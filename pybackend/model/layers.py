@@ -15,7 +15,7 @@ _LIBRARIES = {"keras", "numpy", "tensorflow"}
 
 
 def find_layers(model: Any) -> list[Any]:
-    """Return a model's layers, and those that they hold in any attribute."""
+    """Return a model's layers, and the layers that these hold in any attribute."""
     found: dict[int, Any] = {id(model): model}
     waiting = [model]
     while waiting:
@@ -28,9 +28,10 @@ def find_layers(model: Any) -> list[Any]:
 
 
 def find_other_optimizers(model: Any) -> dict[str, Any]:
-    """Return the optimizers that a train_step may use besides the one of `compile`, by attribute.
+    """Return the optimizers that a train_step may use besides the compiled one, by attribute.
 
-    Keras's own train_step uses none. The inner one of a loss-scaling optimizer does not count.
+    Keras's own train_step uses none. The inner optimizer of a loss-scaling optimizer does not
+    count.
     """
     if is_of_keras(type(model).train_step):
         return {}
@@ -79,8 +80,7 @@ def find_synchronized(model: Any) -> list[Any]:
 def build_model(model: Any, inputs: Any) -> None:
     """Call a model, so that it creates its missing weights.
 
-    A model without a `call` of its own, such as a GAN of two networks, has the weights of its
-    layers.
+    A model without its own `call`, such as a GAN of two networks, has the weights of its layers.
     """
     if model.built and all(layer.built for layer in find_layers(model)):
         return
@@ -91,9 +91,9 @@ def build_model(model: Any, inputs: Any) -> None:
 
 
 def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
-    """Return all variables of a model, its losses and metrics, including those of closures.
+    """Return all variables of a model, its losses and metrics, including those in closures.
 
-    Only scalars of the optimizer are included, such as its number of steps.
+    From the optimizer, only scalars are included, such as its step count.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
 
 
 def _is_of_user(part: Any) -> bool:
-    """Return whether this is an instance of a user-defined class, with attributes."""
+    """Return whether this is an instance of a user-defined class and has attributes."""
     if inspect.isclass(part) or inspect.isroutine(part) or not hasattr(part, "__dict__"):
         return False
     return is_custom(part) and not type(part).__module__.startswith("pybackend.")
@@ -152,7 +152,7 @@ def find_custom_objects(model: Any) -> dict[str, Any]:
 
 
 def find_equal_names(model: Any) -> list[str]:
-    """Return names shared by user-defined classes or functions: a file stores only one of each."""
+    """Return names shared by user-defined classes or functions: a file stores one for each name."""
     kinds = {id(kind): kind for kind in _custom_kinds(model)}.values()
     names = [kind.__name__ for kind in kinds]
     return sorted({name for name in names if names.count(name) > 1})
@@ -179,7 +179,7 @@ def find_custom_parts(model: Any) -> list[Any]:
 
 
 def find_replaced_methods(part: Any) -> list[str]:
-    """Return the names of methods that an object overrides by attributes."""
+    """Return the names of methods that an object overrides with attributes."""
     return [
         name
         for name, value in vars(part).items()
@@ -203,7 +203,7 @@ def is_custom(part: Any) -> bool:
 
 
 def is_defined_by_user(kind: Any) -> bool:
-    """Return whether a class or function is not from a library, nor a wrapper of this package."""
+    """Return whether a class or function is neither from a library nor one of our wrappers."""
     package = str(kind.__module__).partition(".")[0]
     if str(kind.__module__).startswith("pybackend.engine."):
         return False
@@ -211,7 +211,7 @@ def is_defined_by_user(kind: Any) -> bool:
 
 
 def _derives_from_keras(kind: type) -> bool:
-    """Return whether a class is Keras's, or is derived from one of Keras."""
+    """Return whether a class is from Keras, or is derived from a Keras class."""
     return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
         kind, "__dict__"
     )

@@ -36,7 +36,7 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
     Raises
     ------
     InputError
-        The user's function returned something else.
+        The user's function returned something other than a model.
     SerializationError
         The file cannot be loaded.
     """
@@ -66,7 +66,7 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
 
 
 def _register(custom_objects: Mapping[str, Any]) -> None:
-    """Register the driver's custom objects, so that files of the model have the same names."""
+    """Register the driver's custom objects, so that the model's files use the same names."""
     for key, value in custom_objects.items():
         package, is_registered, name = key.partition(">")
         if is_registered:

@@ -1,4 +1,4 @@
-"""A model's outputs and classes, as far as its layers determine them without a row."""
+"""A model's outputs and classes, as far as its layers determine them without any rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def empty_outputs(model: Any) -> Any:
 
 
 def _tell_apart(names: list[str]) -> list[str]:
-    """Make names unique by numbers: all outputs of a nested model have the model's name."""
+    """Make names unique by adding numbers: all outputs of a nested model have the model's name."""
     counts = Counter(names)
     for name in [name for name, count in counts.items() if count > 1]:
         numbers = count_up(1)
@@ -65,8 +65,9 @@ def _tell_apart(names: list[str]) -> list[str]:
 def count_classes(model: Any, outputs: Sequence[Output]) -> int:
     """Return the number of classes that the model's only output distinguishes.
 
-    This is its number of values; two if that is a single value, which Keras's binary losses
-    interpret as the probability of the second class. 0 if there can be no classes.
+    This is the output's number of values. For a single value it is two, because Keras's binary
+    losses interpret the value as the probability of the second class. It is 0 if the output cannot
+    represent classes.
     """
     if len(outputs) != 1 or len(outputs[0].shape) != 1:
         return 0
@@ -77,9 +78,9 @@ def count_classes(model: Any, outputs: Sequence[Output]) -> int:
 
 
 def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
-    """Return whether the outputs are classes, by their shape and the loss.
+    """Return whether the outputs are classes, based on their shape and the loss.
 
-    Several numbers under a binary loss are several labels, not classes.
+    Several numbers with a binary loss are several labels, not classes.
     """
     classes = count_classes(model, outputs)
     loss = _first_loss(model)
@@ -89,7 +90,7 @@ def is_classifier(model: Any, outputs: Sequence[Output]) -> bool:
 
 
 def has_logits(model: Any, outputs: Sequence[Output]) -> bool:
-    """Return whether the model's only output is logits of classes.
+    """Return whether the model's only output consists of class logits.
 
     The loss is one of Keras's categorical ones, or, for one number, a binary one.
     """
@@ -109,8 +110,8 @@ def has_class_loss(model: Any) -> bool:
 def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
     """Return whether the model's outputs for its classes are probabilities.
 
-    They are if the activation of its last layer gives probabilities, or, if that is of an unknown
-    kind, if one of Keras's losses interprets them as probabilities.
+    They are if the activation of the last layer returns probabilities or, if the activation is
+    unknown, if one of Keras's losses interprets the outputs as probabilities.
     """
     ends_in = _find_activation(model)
     if ends_in is not None:

@@ -1,4 +1,4 @@
-"""Import of Keras and TensorFlow without the lines that TensorFlow prints at every start."""
+"""Import Keras and TensorFlow without the lines that TensorFlow prints at every start."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def import_tensorflow(verbose: int = 1) -> None:
     """Import Keras and its backend; code in the driver that needs them calls this first.
 
     TensorFlow's start-up lines do not appear, unless ``verbose`` is 2 or the environment variable
-    TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow's own level applies. All other output of any thread
-    to file descriptor 2 appears: when the import is done, when it raises, and when it ends the
-    process.
+    TF_CPP_MIN_LOG_LEVEL is set: then TensorFlow's own level applies. All other output to file
+    descriptor 2, from any thread, does appear: when the import is done, when it raises an error,
+    and when it terminates the process.
     """
     with _lock:
         _import(verbose)
@@ -48,7 +48,7 @@ def import_tensorflow(verbose: int = 1) -> None:
 def import_unless_importing() -> None:
     """Call `import_tensorflow`, unless this or another thread is already importing it.
 
-    For hooks of the import system: waiting there for a thread that waits for a module would never
+    For import hooks: waiting there for a thread that is itself waiting for a module would never
     end.
     """
     if not _lock.acquire(blocking=False):
@@ -81,7 +81,7 @@ def _import(verbose: int = 1) -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection: an import creates no garbage, and collecting takes a second."""
+    """Disable garbage collection: an import creates no garbage, and a collection takes a second."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,7 +144,7 @@ def _point_stderr_at(descriptor: int) -> None:
 
 
 def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
-    """Wait until the filter ends, but not if a child process holds its input open."""
+    """Wait until the filter ends, unless a child process holds its input open."""
     try:
         sieve.wait(_EXIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ def _wait_for(sieve: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def quiet_about_traces() -> Iterator[None]:
-    """Suppress TensorFlow's warning of repeated tracing: here the models differ."""
+    """Suppress TensorFlow's warning about repeated tracing: here the models differ."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "triggered tf.function retracing" not in record.getMessage()

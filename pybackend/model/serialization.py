@@ -112,7 +112,7 @@ def model_from_bytes(
     custom_objects
         Maps names to classes or functions, for custom layers, losses and metrics.
     safe_mode
-        False allows a model that contains Python code to run it. Use it only for files that you
+        False allows a model to run Python code that it contains. Use it only for files that you
         trust.
     sha256
         Hexadecimal digest that ``data`` must have. None (default): the digest that `model_to_bytes`
@@ -127,8 +127,8 @@ def model_from_bytes(
     Raises
     ------
     SerializationError
-        The data are truncated, corrupted, written by Keras 2, or need ``custom_objects``; or they
-        refer to other files or claim more content than they hold, which Keras's files never do.
+        The data is truncated, corrupted, written by Keras 2, or needs ``custom_objects``; or it
+        refers to other files or claims more content than it holds, which Keras files never do.
     """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InputError(f"expected the bytes of a model file, not {type(data).__name__}")
@@ -147,7 +147,7 @@ def read_own_model(
     safe_mode: bool = True,
     compile: bool = True,
 ) -> Any:
-    """Decode bytes that the job itself has written, and which are not hostile."""
+    """Decode bytes that the job itself wrote, and that are therefore not hostile."""
     check_carried_digest(data)
     return _decode(data, custom_objects, safe_mode, compile, is_intact=True)
 
@@ -183,7 +183,7 @@ def _decode(
 
 
 def _is_of_device(error: Exception) -> bool:
-    """Return whether a GPU failed or ran out of memory, and the file is not the cause."""
+    """Return whether the cause is a GPU that failed or ran out of memory, not the file."""
     from tensorflow import errors
 
     return isinstance(error, errors.InternalError | errors.ResourceExhaustedError)
@@ -262,7 +262,7 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
 def load_model(path: str | Path, **options: Any) -> Any:
     """Load an ``.h5`` or ``.keras`` file; options and errors as in `model_from_bytes`.
 
-    The first ``.h5`` file without a digest, as Keras itself writes them, gives an
+    The first ``.h5`` file without a digest, such as one that Keras itself wrote, causes an
     `UnverifiedFileWarning`, because damage to its weights cannot be detected.
     """
     path = Path(path)
@@ -313,7 +313,7 @@ def _check_keras_model(model: Any) -> None:
 def silence_keras() -> Iterator[None]:
     """Suppress Keras's advice about HDF5 and fresh optimizers.
 
-    One thread at a time: these settings are global.
+    Use this in one thread at a time: these settings are global.
     """
     logger = logging.getLogger("absl")
     with _silence:
@@ -336,7 +336,7 @@ def append_digest(data: bytes) -> bytes:
 
 
 def carries_digest(data: bytes) -> bool:
-    """Return whether a model file carries a digest, or the rest of one."""
+    """Return whether a model file contains a digest, or the remains of one."""
     return _find_mark(data) >= 0
 
 
@@ -372,7 +372,7 @@ def decode_base64(text: str) -> bytes:
     InputError
         ``text`` is not text.
     SerializationError
-        It is not base64.
+        ``text`` is not base64.
     """
     if not isinstance(text, str):
         raise InputError(f"expected base64 text, not {type(text).__name__}")

@@ -1,4 +1,4 @@
-"""Digest of a model's structure and settings, by which two processes compare their models."""
+"""Digest of a model's structure and settings, which two processes use to compare their models."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def digest_model(model: Any) -> str:
 def digest_config(config: Any) -> str:
     """Return a digest of Keras's configuration of a model.
 
-    It ignores differences between equal models: numbers in names, which Keras counts up in every
-    process; addresses in memory; seeds that layers have drawn; the code of lambdas, which contains
-    the name of its file.
+    It ignores differences that occur between equal models: numbers in names, which Keras increments
+    in every process; memory addresses; seeds that layers have drawn; and the code of lambdas, which
+    contains the name of its file.
     """
     marks = {mark: _number(mark, n) for n, mark in enumerate(dict.fromkeys(_find_marks(config)))}
     return hashlib.sha256(json.dumps(_renumber(config, marks)).encode()).hexdigest()

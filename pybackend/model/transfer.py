@@ -1,7 +1,7 @@
-"""Sending a model to the workers and back, without changes to it.
+"""Send a model to the workers and back, without changing it.
 
-The model is sent as Keras's own file. The driver first loads that file and compares: if the file
-does not store something, the model is pickled.
+The model is sent as Keras's own file. The driver first loads that file and compares the two models:
+if anything is missing in the file, the model is pickled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def encode_objects(
     Parameters
     ----------
     rows
-        Some rows of the training data, with which a copy is checked.
+        Some rows of the training data, used to check a copy.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def encode_objects(
 def holds_parts(callbacks: Sequence[Any]) -> bool:
     """Return whether callbacks hold layers, variables or models, which must be the trained ones.
 
-    They may hold them in attributes, or in objects to which their functions refer.
+    They may hold these in attributes, or in objects that their functions refer to.
     """
     finder = _PartFinder(callbacks)
     with contextlib.suppress(Exception):  # objects that cannot be pickled are reported later
@@ -148,7 +148,7 @@ def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
     Raises
     ------
     ClusterError
-        This Python has another version of Keras or TensorFlow, whose objects differ.
+        This Python has a different version of Keras or TensorFlow, whose objects differ.
     """
     versions, _, pickled = content.partition(b"\n")
     theirs, own = json.loads(versions), read_versions()
@@ -164,7 +164,7 @@ def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
 
 
 def reseed(model: Any, seed: int) -> None:
-    """Seed random layers without a chosen seed from the seed of the training."""
+    """Seed random layers that have no explicit seed from the seed of the training run."""
     numbers = np.random.default_rng(seed)
     for layer in find_layers(model):
         if getattr(layer, "seed", 0) is not None:
@@ -181,7 +181,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     Parameters
     ----------
     kind
-        Ending of the file's name: h5, keras, or weights.h5 if it has only weights.
+        File name extension: h5, keras, or weights.h5 if the file has only weights.
     inputs
         `describe_inputs` of the training rows.
     digest
@@ -190,7 +190,7 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     Raises
     ------
     SerializationError
-        The file does not hold the weights, or holds them in another order.
+        The file does not hold the weights, or holds them in a different order.
     """
     read_weights(model, file, kind, inputs)
     if hash_weights(model) != digest:
@@ -248,7 +248,7 @@ def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Return the shape and type of each array of nested inputs, in a form for JSON."""
+    """Return the shape and type of each array in nested inputs, as data for JSON."""
     if isinstance(inputs, Mapping):
         return {name: describe_inputs(item) for name, item in inputs.items()}
     if isinstance(inputs, (list, tuple)):
@@ -257,7 +257,7 @@ def describe_inputs(inputs: Any) -> Any:
 
 
 def _make_zeros(inputs: Any) -> Any:
-    """Return zeros of the shapes and types of a description; text is empty."""
+    """Return zeros with the described shapes and types; text is empty."""
     if isinstance(inputs, list):
         return [_make_zeros(item) for item in inputs]
     if _SHAPE not in inputs:

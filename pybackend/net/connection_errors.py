@@ -1,8 +1,8 @@
-"""Errors of connections, besides those of the system."""
+"""Connection errors, in addition to those of the system."""
 
 
 class StreamEndError(ConnectionError):
-    """The other end has closed the connection, and all of its data was read."""
+    """The other end has closed the connection, and all of its data has been read."""
 
 
 class SilentError(ConnectionError):

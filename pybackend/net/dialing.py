@@ -78,7 +78,7 @@ def find_unreachable(peers: Sequence[str], rank: int, others: Iterable[int]) -> 
 
 
 def advise_on_network() -> str:
-    """Return the advice for a host that cannot reach another."""
+    """Return advice for a host that cannot reach another host."""
     return (
         "A firewall or a missing route is between these two hosts, or the second one is down. "
         "Let all hosts that run workers connect to each other over TCP, at the ports that their "
@@ -88,7 +88,7 @@ def advise_on_network() -> str:
 
 
 def _describe_ports() -> str:
-    """Describe this host's range of ports for sockets without a chosen port."""
+    """Describe this host's port range for sockets that do not choose a port."""
     with contextlib.suppress(OSError, ValueError):
         low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
         return f" (net.ipv4.ip_local_port_range, here {low} to {high})"

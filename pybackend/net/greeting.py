@@ -1,11 +1,11 @@
 """Greeting on a new connection: both ends prove that they know the job's token.
 
 Each answers a fresh challenge (HMAC-SHA256 over both nonces, as in RFC 2104's keyed hash), so a
-token never crosses the network, and a recorded exchange is useless. All messages of the greeting
+token never crosses the network, and a recorded exchange is useless. All messages in the greeting
 have a fixed length: nothing is parsed, and nothing else is read, before the proof.
 
-With its nonce each end sends a flag that requests encryption. The proofs authenticate the flags, so
-encryption cannot be downgraded. If one end requests it, TLS begins after the client's proof, and
+With its nonce, each end sends a flag that requests encryption. The proofs authenticate the flags,
+so encryption cannot be downgraded. If one end requests it, TLS begins after the client's proof, and
 the server's proof is the first encrypted message: it binds the connection to this greeting.
 """
 
@@ -26,7 +26,7 @@ GREETING_SECONDS = 10.0
 
 
 class RejectedError(ConnectionError):
-    """The listening end did not accept the proof: it has another token."""
+    """The listening end did not accept the proof: it has a different token."""
 
 
 def greet_as_client(
@@ -42,8 +42,8 @@ def greet_as_client(
     Parameters
     ----------
     patience
-        Seconds in which the listening end must begin: its socket accepts connections while its
-        process is still importing TensorFlow.
+        Seconds within which the listening end must respond: its socket accepts connections while
+        its process is still importing TensorFlow.
     encrypt
         Whether this end requests encryption. None: only between machines.
 
@@ -52,7 +52,7 @@ def greet_as_client(
     RejectedError
         The other end does not know the token.
     OSError
-        The other end closes before, or is silent.
+        The other end closes the connection too early, or is silent.
     """
     theirs = stream.read_exactly(_NONCE + _WISH, patience)
     ours = secrets.token_bytes(_NONCE) + _RANK.pack(rank) + _wish(stream, encrypt)
@@ -70,12 +70,12 @@ def greet_as_client(
 def greet_as_server(stream: Stream, token: str, purpose: str, encrypt: bool | None = None) -> int:
     """Check the proof of a connected client, prove the token to it, and return its rank.
 
-    ``encrypt`` is as in `greet_as_client`: it is enough if one end requests it.
+    ``encrypt`` is as in `greet_as_client`: it is enough if one end requests encryption.
 
     Raises
     ------
     OSError
-        The client closes, is silent, or does not know the token.
+        The client closes the connection, is silent, or does not know the token.
     """
     ours = secrets.token_bytes(_NONCE) + _wish(stream, encrypt)
     stream.send_all(ours, GREETING_SECONDS)

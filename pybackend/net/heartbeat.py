@@ -1,7 +1,8 @@
 """Signs of life between a worker's launcher and the driver, to detect stopped processes.
 
-The system answers packets for a stopped process, so the connection alone does not show it. The
-process that sends them only supervises a worker: the worker's computation does not delay them.
+The system answers packets on behalf of a stopped process, so the connection alone does not reveal
+it. The process that sends signs of life only supervises a worker, so the worker's computation does
+not delay them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Beat:
 
 
 def find_silence(timeout: float) -> float:
-    """Return the seconds of silence after which a process counts as lost, for a job's timeout."""
+    """Return the seconds of silence after which a process counts as lost, given a job's timeout."""
     return max(SHORTEST_SILENCE, timeout)
 
 
 def start_beating(send: Callable[[], object], silence: float, ended: threading.Event) -> None:
-    """Call ``send`` several times in ``silence`` seconds, on a thread, until the event is set."""
+    """Call ``send`` several times per ``silence`` seconds, in a thread, until the event is set."""
     pause = min(_LONGEST_PAUSE, silence / _PAUSES)
 
     def beat() -> None:
@@ -47,19 +48,19 @@ def start_beating(send: Callable[[], object], silence: float, ended: threading.E
 
 
 def read_lines(stream: LineStream, limit: int, silence: float) -> Iterator[bytes]:
-    """Yield the received lines, up to the end of the connection.
+    """Yield the received lines, until the connection ends.
 
     Parameters
     ----------
     limit
-        Largest line in bytes, as in `Stream.read_line`.
+        Maximum bytes in a line, as in `Stream.read_line`.
     silence
         Maximum number of seconds between received bytes; infinite for no limit.
 
     Raises
     ------
     SilentError
-        Nothing was received in this time.
+        Nothing was received during this time.
     OSError, ValueError
         As in `Stream.read_line`.
     """

@@ -1,14 +1,15 @@
-"""Meeting of the workers at the driver, over authenticated connections: the driver's side.
+"""The workers' rendezvous at the driver, over authenticated connections: the driver's side.
 
-Each worker holds one connection (`pybackend.net.meeting_client`). Over it, it sends its message to
-all others, its events, and its results in parts, as lines of JSON. It receives orders, and one
-answer: the messages of all workers, or that all must meet elsewhere, because one of them has not
-reached the driver. The answer is decided once, so that all workers get the same one:
+Each worker holds one connection (`pybackend.net.meeting_client`). Over this connection, the worker
+sends its message to all others, its events, and its results in parts, as lines of JSON. It receives
+orders, and one answer: either the messages of all workers, or the notice that all must meet
+elsewhere, because one of them has not reached the driver. The answer is decided once, so that all
+workers get the same one:
 
-- the messages of all, as soon as all have joined;
-- elsewhere, if a worker is missing some seconds after the first one connected, or lost its
-  connection before it joined. A worker that has joined goes elsewhere only after this answer. The
-  others get it because the worker that cannot join is missing.
+- the messages of all workers, as soon as all have joined;
+- meet elsewhere, if a worker is still missing some seconds after the first one connected, or lost
+  its connection before it joined. A worker that has joined goes elsewhere only after this answer.
+  The others get the same answer, because the worker that cannot join is missing for them, too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _PART = 3 << 17
 
 @dataclass(frozen=True)
 class Join:
-    """Message of a worker to all others."""
+    """Message from a worker to all others."""
 
     message: str
 
@@ -58,7 +59,7 @@ class ResultPart:
 
 @dataclass(frozen=True)
 class Everyone:
-    """Messages of all workers, by rank."""
+    """Messages from all workers, by rank."""
 
     messages: tuple[str, ...]
 
@@ -81,22 +82,22 @@ class Finished:
 
 
 class MeetingServer:
-    """Meeting of the workers at the driver; a context manager.
+    """The workers' rendezvous at the driver; a context manager.
 
     Parameters
     ----------
     host
         Address of the driver to listen on; None: workers are added only by `adopt`.
     token, workers
-        Secret of the job, and number of its workers.
+        The job's secret, and its number of workers.
     announced
-        Address by which workers reach the driver, if it differs.
+        Address at which workers reach the driver, if that differs from ``host``.
     patience
-        Seconds after the first worker's connection in which the last one must connect, or all are
-        sent elsewhere; infinite if there is no other place to meet.
+        Seconds after the first worker's connection within which the last one must connect;
+        otherwise all are sent elsewhere. Infinite if they cannot meet anywhere else.
     server
-        A listening socket to use instead of one on ``host``. It is released, and another process
-        may use it, as soon as all have joined.
+        A listening socket to use instead of one on ``host``. As soon as all have joined, it is
+        released, and other processes may use it.
     silence
         Seconds without a sign of life after which a worker counts as lost; infinite if its
         connection reports the loss.
@@ -104,11 +105,11 @@ class MeetingServer:
     Attributes
     ----------
     address
-        ``host:port`` for the workers; empty without one.
+        ``host:port`` for the workers; empty if there is none.
     silence
         As above.
     queue
-        Events of the workers, in the order of their arrival.
+        Events from the workers, in order of arrival.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class MeetingServer:
 
     @property
     def messages(self) -> Mapping[int, str]:
-        """Messages of the workers that have joined so far, by rank."""
+        """Messages from the workers that have joined so far, by rank."""
         with self._lock:
             return dict(self._joined)
 
@@ -167,7 +168,7 @@ class MeetingServer:
             stream.close()
 
     def drain(self, timeout: float) -> None:
-        """Wait until all data of workers that have ended was read."""
+        """Wait until all data from workers that have ended has been read."""
         deadline = time.monotonic() + timeout
         for reader in list(self._readers):
             reader.join(max(0.0, deadline - time.monotonic()))
@@ -189,7 +190,7 @@ class MeetingServer:
         return self._acceptor.rejected if self._acceptor else 0
 
     def has_left(self, rank: int) -> bool:
-        """Return whether a worker's connection has ended, and all of its data was read."""
+        """Return whether a worker's connection has ended, and all of its data has been read."""
         with self._lock:
             return rank in self._left
 
@@ -199,7 +200,7 @@ class MeetingServer:
             return sorted(self._silent)
 
     def start_beating(self, silence: float) -> None:
-        """Send signs of life to all workers, several times in ``silence`` seconds."""
+        """Send signs of life to all workers, several times per ``silence`` seconds."""
         line = encode(Beat()).encode() + b"\n"
 
         def beat() -> None:
@@ -218,7 +219,7 @@ class MeetingServer:
         self._join(rank, message)
 
     def wait_for_all(self, seconds: float) -> tuple[str, ...] | None:
-        """Return the messages of all workers, by rank, when all have joined; None if too late."""
+        """Return the messages from all workers, by rank, when all have joined; None if too late."""
         try:
             decided = self._decided.get(timeout=seconds)
         except queue.Empty:
@@ -335,7 +336,7 @@ class MeetingServer:
 
 
 def split(name: str, content: bytes) -> Iterator[ResultPart]:
-    """Split a content into parts, each small enough for one line."""
+    """Split content into parts, each small enough for one line."""
     for start in range(0, max(1, len(content)), _PART):
         yield ResultPart(name, base64.b64encode(content[start : start + _PART]).decode())
 

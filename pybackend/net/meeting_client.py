@@ -1,4 +1,4 @@
-"""Meeting of the workers at the driver, over authenticated connections: the worker's side."""
+"""The workers' rendezvous at the driver, over authenticated connections: the worker's side."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ _FROM_SERVER = (
 class MeetingClient:
     """Connection of a worker to the driver's `MeetingServer`; a context manager.
 
-    It connects in the background, so that a driver behind a firewall delays no worker. Events wait
-    for the connection, and are dropped if there is none.
+    It connects in the background, so that a driver behind a firewall does not delay any worker.
+    Events wait for the connection, and are dropped if there is none.
 
     Parameters
     ----------
     address
         ``host:port`` of the driver; None if it cannot be reached.
     token, rank
-        Secret of the job, and rank of this worker.
+        The job's secret, and the rank of this worker.
     patience
-        Seconds in which the driver must be reached.
+        Seconds within which the driver must be reached.
     on_lost
         Called from a thread when the driver closes the connection.
     is_early
-        Whether the driver may not listen yet: then a refused connection is tried again, too.
+        Whether the driver may not be listening yet: then a refused connection is retried, too.
     stream
         A connection to the driver that is already authenticated, instead of an address.
     silence
-        Seconds without a sign of life after which the driver counts as lost; infinite if it sends
-        none.
+        Seconds without a sign of life after which the driver counts as lost; infinite if it does
+        not send any.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class MeetingClient:
             ) from self._error
 
     def wait_until_settled(self, seconds: float) -> bool:
-        """Wait, and return whether the driver is reached or known to be unreachable (`error`)."""
+        """Wait, and return whether the driver is reached, or known to be unreachable (`error`)."""
         return self._settled.wait(seconds)
 
     @property
     def error(self) -> Exception | None:
-        """Error because of which the driver was not reached, or None."""
+        """Error that prevented the driver from being reached, or None."""
         return self._error
 
     @property
@@ -161,23 +161,23 @@ class MeetingClient:
         return self._has_ended.is_set() or self._finished.is_set()
 
     def start_beating(self, silence: float) -> None:
-        """Send signs of life to the driver, several times in ``silence`` seconds."""
+        """Send signs of life to the driver, several times per ``silence`` seconds."""
         line = _line(Beat())
         start_beating(lambda: self._send(line, may_wait=False), silence, self._ends)
 
     def gather(self, message: str, on_wait: Callable[[], None] = lambda: None) -> list[str] | None:
-        """Rendezvous with the others, once; ``on_wait`` is called repeatedly meanwhile.
+        """Rendezvous with the others, once; ``on_wait`` is called repeatedly in the meantime.
 
         Returns
         -------
         list of str or None
-            The messages of all workers by rank, when all have sent theirs; None if all workers
-            must meet elsewhere, and the others will, too.
+            The messages from all workers by rank, when all have sent theirs; None if all workers
+            must meet elsewhere, as the others then will, too.
 
         Raises
         ------
         ClusterError
-            The driver ended the job, rejected it, or was lost before it answered.
+            The driver ended the job, rejected this worker, or was lost before it answered.
         """
         self._settled.wait()
         # A message that was not sent completely does not join: the driver then sends the others
@@ -213,14 +213,14 @@ class MeetingClient:
     def receive(
         self, seconds: float, on_wait: Callable[[], None] = lambda: None
     ) -> Mapping[str, bytes] | None:
-        """Receive the contents of `MeetingServer.send`, by name; None if the driver is lost before.
+        """Receive the contents from `MeetingServer.send` by name; None if the driver is lost.
 
-        ``on_wait`` is called repeatedly meanwhile.
+        ``on_wait`` is called repeatedly in the meantime.
 
         Raises
         ------
         TimeoutError
-            They did not arrive in ``seconds``.
+            They did not arrive within ``seconds``.
         """
         deadline = time.monotonic() + seconds
         while not self._finished.wait(0.1):  # short: see `_wait_for_answer`
@@ -232,7 +232,7 @@ class MeetingClient:
         return {name: bytes(content) for name, content in self._parts.items()}
 
     def take_order(self) -> FromLauncher:
-        """Wait for the next order of `MeetingServer.order`."""
+        """Wait for the next order from `MeetingServer.order`."""
         return self._orders.get()
 
     def poll_order(self) -> FromLauncher | None:
@@ -254,7 +254,7 @@ class MeetingClient:
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
     def close(self) -> None:
-        """Close the connection after all waiting messages were sent."""
+        """Close the connection once all waiting messages have been sent."""
         self._ends.set()
         if not self._is_early:
             self._settled.wait()

@@ -24,12 +24,12 @@ def new_token() -> str:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Bind a listening TCP socket on one address, to a port that the system picks unless given.
+    """Bind a listening TCP socket on one address, to a port that the system picks if none is given.
 
     Raises
     ------
     ClusterError
-        If ``host`` is not an address of this machine, or the port is in use.
+        ``host`` is not an address of this machine, or the port is in use.
     """
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -60,13 +60,13 @@ def reserve(host: str) -> socket.socket:
     """Reserve a port for a server that another process starts.
 
     The socket is bound with SO_REUSEADDR, but does not listen: the system does not assign the port
-    to other processes, but TensorFlow's server, which sets that option (and switches SO_REUSEPORT
+    to other processes, but TensorFlow's server, which sets that option (and turns SO_REUSEPORT
     off), can bind it.
 
     Raises
     ------
     ClusterError
-        If ``host`` is not an address of this machine.
+        ``host`` is not an address of this machine.
     """
     try:
         info = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -87,7 +87,7 @@ def reserve(host: str) -> socket.socket:
 
 
 def address_of(server: socket.socket, announced: str | None = None) -> str:
-    """Return ``host:port`` of a bound socket, with brackets around IPv6.
+    """Return ``host:port`` of a bound socket, with brackets around an IPv6 address.
 
     ``announced`` replaces the host.
     """
@@ -97,7 +97,7 @@ def address_of(server: socket.socket, announced: str | None = None) -> str:
 
 
 def split_address(peer: str) -> tuple[str, int]:
-    """Split ``host:port``, and remove brackets around IPv6."""
+    """Split ``host:port``, and remove brackets around an IPv6 address."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -135,9 +135,9 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
 class Acceptor:
     """Accept connections in the background, and pass on those that prove the token.
 
-    Each greeting has its own thread, so that a silent client does not delay others. During
-    ``most_greetings`` greetings, further connections are closed at once. ``encrypt`` is as in
-    `greet_as_client`.
+    Each greeting has its own thread, so that a silent client does not delay others. While
+    ``most_greetings`` greetings are in progress, further connections are closed immediately.
+    ``encrypt`` is as in `greet_as_client`.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Acceptor:
         self._server.close()
 
     def release(self) -> None:
-        """Stop accepting here; other users of the socket, also in other processes, may continue."""
+        """Stop accepting here; other users of the socket, even in other processes, can continue."""
         self._closed = True
         # Closing alone does not wake a thread that is blocked in accept().
         self._wake.close()

@@ -1,4 +1,4 @@
-"""Secret that processes on several machines share, to authenticate each other."""
+"""Secret that processes on several machines share in order to authenticate each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ADVICE = (
 
 
 def default_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of a user's secret, if no variable names another file."""
+    """Return the path of a user's secret, unless an environment variable names another file."""
     configured = environment.get("XDG_CONFIG_HOME")
     return Path(configured or Path.home() / ".config") / "tfdist" / "secret"
 
@@ -59,7 +59,7 @@ def find_secret(is_one_machine: bool, environment: Mapping[str, str] = os.enviro
 
 
 def make_secret(path: Path) -> bool:
-    """Write a random secret to a file that only its owner can read; False if there is one."""
+    """Write a random secret to a file that only its owner can read; False if it already exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         written = path.with_name(f".{path.name}-{secrets.token_hex(8)}")

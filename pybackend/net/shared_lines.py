@@ -17,12 +17,12 @@ class SharedLines:
     Parameters
     ----------
     reading, writing
-        Pipes from and to the other end; ``writing`` without a buffer of its own.
+        Pipes from and to the other end; ``writing`` without its own buffer.
 
     Attributes
     ----------
     heard
-        Time of the last line from the other end, by `time.monotonic`.
+        Time of the last line from the other end, as in `time.monotonic`.
     """
 
     def __init__(self, reading: IO[bytes], writing: IO[bytes]) -> None:
@@ -81,7 +81,7 @@ class _Connection:
         return self._shared.heard
 
     def put(self, line: bytes) -> None:
-        """Add a received line; an empty one is the end."""
+        """Add a received line; an empty one marks the end."""
         self._waiting.put(line)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
@@ -120,7 +120,7 @@ _BEAT_SECONDS = 5.0
 def follow_driver(
     lines: SharedLines, end: Callable[[], NoReturn], silent_seconds: float = math.inf
 ) -> threading.Thread:
-    """Read from the driver, and send it heartbeats, by two threads.
+    """Read from the driver, and send it heartbeats, in two threads.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def follow_driver(
     end
         Ends this process; called when the connection to the driver is lost.
     silent_seconds
-        Time limit for silence of the driver.
+        Maximum seconds for which the driver may be silent.
 
     Returns
     -------

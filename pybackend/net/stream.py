@@ -1,8 +1,8 @@
 """Connections between processes over TCP sockets.
 
-A connection may be protected by TLS from some moment on (`pybackend.net.tls`). TLS may hold bytes
-that the system no longer reports as readable, and handles whole records. So a stream stores the
-bytes that it has read ahead or not sent yet, and waits outside of TLS.
+A connection may be protected by TLS from some point on (`pybackend.net.tls`). TLS handles whole
+records, and may hold bytes that the system no longer reports as readable. So a stream stores the
+bytes that it has read ahead or not sent yet, and waits outside TLS.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LineStream(Protocol):
 
     @property
     def heard(self) -> float:
-        """Time of the last received bytes, by `time.monotonic`."""
+        """Time of the last received bytes, as in `time.monotonic`."""
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
@@ -43,10 +43,10 @@ class LineStream(Protocol):
         """Send all bytes."""
 
     def keep_alive(self) -> None:
-        """Have the loss of the other end noticed."""
+        """Make sure that the loss of the other end is noticed."""
 
     def close(self) -> None:
-        """Close the connection, and wake a thread that waits for it."""
+        """Close the connection, and wake a thread that is waiting for it."""
 
 
 class Stream:
@@ -54,7 +54,7 @@ class Stream:
 
     The socket never blocks. A method with a limit in seconds tries, waits until the socket is
     ready, and tries again; None waits without a limit. All methods raise `OSError` if the
-    connection fails, `TimeoutError` (which is one) if the time is over.
+    connection fails, or `TimeoutError` (a subclass) if the time limit has passed.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Stream:
     Attributes
     ----------
     heard
-        Time of the last received bytes, by `time.monotonic`.
+        Time of the last received bytes, as in `time.monotonic`.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -107,7 +107,7 @@ class Stream:
         Raises
         ------
         OSError
-            The other end does not know the token of ``tls``, closes, or is silent.
+            The other end does not know the token of ``tls``, closes the connection, or is silent.
         """
         deadline = _deadline(seconds)
         block = memoryview(bytearray(_SEALED_BLOCK))
@@ -122,9 +122,9 @@ class Stream:
         self._tls, self._block = tls, block
 
     def send_some(self, buffers: list[memoryview]) -> int:
-        """Send the beginning of some buffers; return the bytes sent, 0 if none can be sent now.
+        """Send the beginning of some buffers; return the number of bytes sent, possibly 0.
 
-        After 0, the next call must begin with the same bytes: some may be sent already.
+        After 0, the next call must begin with the same bytes: some may have been sent already.
         """
         try:
             if self._tls:
@@ -136,7 +136,7 @@ class Stream:
             return 0
 
     def receive_some(self, buffers: list[memoryview]) -> int:
-        """Fill buffers, none of them empty, in order; return the bytes received, maybe 0.
+        """Fill buffers, none of them empty, in order; return the number of bytes received.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class Stream:
                 raise TimeoutError(f"the other end has not read for {seconds:g} s")
 
     def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
-        """Read exactly ``size`` bytes. An earlier end raises `StreamEndError`."""
+        """Read exactly ``size`` bytes. If the stream ends earlier, raise `StreamEndError`."""
         deadline = _deadline(seconds)
         content = bytearray(size)
         rest = memoryview(content)
@@ -229,7 +229,7 @@ class Stream:
         return bool(self._ahead) or (self._tls is not None and self._tls.has_pending())
 
     def wait_readable(self, seconds: float | None) -> bool:
-        """Wait, and return whether there is anything to read, or the end of the connection."""
+        """Wait, and return whether there is anything to read, or the connection has ended."""
         return self.has_pending() or self._wait(seconds)
 
     def set_buffers(self, sending: int, receiving: int) -> None:
@@ -238,7 +238,7 @@ class Stream:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receiving)
 
     def keep_alive(self) -> None:
-        """Have the system notice the loss of the other machine within half a minute."""
+        """Make the system notice the loss of the other machine within half a minute."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         options = {
             "TCP_KEEPIDLE": 10,
@@ -252,10 +252,10 @@ class Stream:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def probe(self, seconds: float) -> None:
-        """Have the system send keepalive probes while the connection is idle.
+        """Make the system send keepalive probes while the connection is idle.
 
-        It closes a connection without an answer for about ``seconds``. Unlike `keep_alive`, it
-        tolerates a process that does not read.
+        The system closes the connection if there is no answer for about ``seconds``. Unlike
+        `keep_alive`, it tolerates a process that does not read.
         """
         pause = max(1, min(10, int(seconds / 4)))
         options = {
@@ -271,8 +271,8 @@ class Stream:
     def is_unanswered(self, seconds: float) -> bool:
         """Return whether the other machine has not answered packets for ``seconds``.
 
-        The system answers, even for a process that computes or is stopped. Systems other than
-        Linux do not report this: there it is always True.
+        The system answers even for a process that is busy or stopped. Systems other than Linux do
+        not report this, so there the result is always True.
         """
         if sys.platform != "linux":
             return True
@@ -286,13 +286,13 @@ class Stream:
         return bool(info[2] or info[3]) and last_answer >= 1000 * seconds
 
     def close(self) -> None:
-        """Close the connection, and wake a thread that waits for it."""
+        """Close the connection, and wake a thread that is waiting for it."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # closing alone wakes no thread
         self.socket.close()
 
     def _send_sealed(self, tls: Tls, buffers: list[memoryview]) -> int:
-        """Send a few records; return their bytes when all of them were sent, else 0."""
+        """Send a few records; return their number of bytes once all of them were sent, else 0."""
         if not self._unsent:
             self._sealed = tls.seal(buffers)
             self._unsent = memoryview(tls.take())
@@ -328,7 +328,7 @@ class Stream:
         return count
 
     def _receive_in_time(self, buffer: memoryview, deadline: float | None) -> int:
-        """Receive at least one byte after those that were read ahead."""
+        """Receive at least one byte beyond those that were read ahead."""
         while not (count := self._receive([buffer])):
             if not self._wait(_remaining(deadline)):
                 raise TimeoutError("the peer sent no data before the timeout")
@@ -352,7 +352,7 @@ def wait_any(
     Returns
     -------
     list of Stream
-        The ready or failed ones; empty if the time is over first.
+        The ready or failed ones; empty if the time limit passes first.
     """
     pending = [stream for stream in reading if stream.has_pending()]
     if pending:

@@ -1,13 +1,14 @@
 """TLS 1.3 between processes that know the same token, with a certificate derived from it.
 
 TLS needs a certificate, and a job has a token. So both ends derive the same key from the token: a
-private key on the curve P-256, and a self-signed certificate for it. Nothing is sent, stored or
-installed for it, and processes without the token have neither. Only this derivation is done here;
-OpenSSL handles connection keys, encryption and verification.
+private key on the curve P-256, and a self-signed certificate for it. Nothing has to be sent, stored
+or installed for this, and processes without the token have neither the key nor the certificate.
+Only the derivation is implemented here; OpenSSL handles connection keys, encryption and
+verification.
 
 Each end presents the certificate of the job, and accepts no other one. So other processes and
-network devices can neither read the data, nor alter, repeat or drop a part of it unnoticed. OpenSSL
-works in memory: the stream waits for the socket, and no thread holds the lock while it waits.
+network devices cannot read the data, or alter, repeat or drop a part of it unnoticed. OpenSSL works
+in memory: the stream waits for the socket, and no thread holds the lock while waiting.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ _INTEGER, _BITS, _OCTETS, _UTF8, _TIME, _SEQUENCE, _SET = 0x02, 0x03, 0x04, 0x0C
 
 
 def make_certificate(token: str) -> tuple[str, str]:
-    """Return the certificate and the private key of a job, in PEM, the same on every host.
+    """Return a job's certificate and private key in PEM format, the same on every host.
 
-    It is always valid: the token ends with its job, and clocks of hosts may be wrong.
+    The certificate never expires: the token is used for only one job, and the hosts' clocks may be
+    wrong.
     """
     private = _derive(token, "key")
     public = b"\x00\x04" + b"".join(map(_to_bytes, multiply(private, _GENERATOR)))
@@ -98,7 +100,7 @@ def _add(one: _Point, other: _Point) -> _Point:
 
 
 def _sign(private: int, token: str, content: bytes) -> bytes:
-    """Sign by ECDSA; for the only message of a key, the nonce must be secret, not random."""
+    """Sign with ECDSA; a key signs only one message, so its nonce must be secret but not random."""
     once = _derive(token, "signature")
     digest = int.from_bytes(hashlib.sha256(content).digest(), "big")
     first = multiply(once, _GENERATOR)[0] % _ORDER
@@ -107,7 +109,7 @@ def _sign(private: int, token: str, content: bytes) -> bytes:
 
 
 def _derive(token: str, purpose: str) -> int:
-    """Derive a secret number from 1 to the order less 1; from 512 bits, so it is uniform."""
+    """Derive a secret number from 1 to the order minus 1, from 512 bits so that it is uniform."""
     message = f"tfdist|tls|{purpose}".encode()
     drawn = hmac.new(token.encode(), message, hashlib.sha512).digest()
     return int.from_bytes(drawn, "big") % (_ORDER - 1) + 1
@@ -176,7 +178,7 @@ class Tls:
         return True
 
     def seal(self, buffers: list[memoryview]) -> int:
-        """Encrypt as many bytes of some buffers as are sent at once; return their number."""
+        """Encrypt as many bytes from some buffers as are sent in one go; return their number."""
         taken = 0
         if len(buffers) > 1 and sum(map(len, buffers)) <= _RECORD:
             buffers = [memoryview(b"".join(buffers))]  # a header is not worth a record
@@ -204,7 +206,7 @@ class Tls:
         Raises
         ------
         AlteredError
-            A record was altered, repeated, moved or dropped in transit; nothing of it is in the
+            A record was altered, repeated, moved or dropped in transit; none of it is in the
             buffers.
         StreamEndError
             The connection has ended.
@@ -262,7 +264,7 @@ def _contexts(token: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 @contextmanager
 def _as_file(content: str) -> Iterator[str]:
-    """Write a file that only this user can read: OpenSSL reads keys only from files."""
+    """Write a file that only this user can read, because OpenSSL reads keys only from files."""
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create("tfdist"), "w") as memory:
             memory.write(content)

@@ -1,1 +1,1 @@
-"""Functions written in R, which the workers run in the process of TensorFlow."""
+"""Functions written in R, which the workers run in TensorFlow's process."""

@@ -40,8 +40,8 @@ class RFunction:
     It is sent to the workers as text or bytes, and runs there in TensorFlow's process. So models
     built in R are trained unchanged, including layers, losses and metrics written in R. Only the
     weights of such a model are returned, and the function is called again when the model is used.
-    The workers' machines need R with the package reticulate, and rpy2 in the Python environment of
-    TensorFlow.
+    The workers' machines need R with the package reticulate, and rpy2 in TensorFlow's Python
+    environment.
 
     Parameters
     ----------
@@ -49,9 +49,9 @@ class RFunction:
         R source text of a function, e.g. ``"function() keras_model()"``, or the bytes of R's
         ``serialize(f, NULL)``.
     packages
-        R packages to attach before it runs.
+        R packages to attach before the function runs.
     library_paths
-        Further folders to search for R packages, if they exist.
+        Additional folders to search for R packages, if they exist.
 
     Raises
     ------
@@ -86,12 +86,13 @@ class RFunction:
         -------
         Any
             The function's value, as reticulate converts it; a Keras model is the same object. R's
-            missing values do not exist in Python and raise an error, except in doubles: NaN.
+            missing values do not exist in Python and raise an error, except in doubles, where they
+            become NaN.
 
         Raises
         ------
         RError
-            R's own error with its call stack, or a part that is missing to run R here.
+            R's own error with its call stack; or names what is missing to run R here.
         """
         global exchange
         # An R function may call Python, which may call R again.
@@ -123,7 +124,7 @@ def host(call: Callable[[], object]) -> None:
 
 
 def read_glue() -> str:
-    """Return R's half of a call, as source text of an R function without arguments."""
+    """Return R's half of a call, as the source text of an R function without arguments."""
     return files("pybackend.r").joinpath("call.R").read_text()
 
 
@@ -163,7 +164,7 @@ def _draw_seed() -> int:
 
 
 def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
-    """Embed R in this Python process by rpy2; return the function that calls R."""
+    """Embed R in this Python process with rpy2; return the function that calls R."""
     # The API mode needs a build for the installed R, and warns if that is missing.
     os.environ.setdefault("RPY2_CFFI_MODE", "ABI")
     # reticulate inside this R must use this Python process.
@@ -199,8 +200,8 @@ def _embed_r(library_paths: Sequence[str]) -> Callable[[], object]:
 def _keep_objects() -> None:
     """Keep all objects alive until the process ends.
 
-    Some hold R functions. Python would finalize them when R cannot run any more, which sometimes
-    crashes the process. Files are flushed, as they are without R.
+    Some objects hold R functions. Python would finalize them when R can no longer run, which
+    sometimes crashes the process. Files are flushed, as they are without R.
     """
     objects = gc.get_objects()
     for item in objects:

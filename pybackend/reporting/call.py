@@ -30,10 +30,11 @@ from pybackend.reporting.training import make_training_page
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
     """Write the report of a training run as one HTML page that works offline.
 
-    It shows the curves of all metrics, the work of each worker, the time of its steps by part,
-    failures and restarts, the model, settings and versions, in light and dark, on wide and narrow
-    screens. All numbers are also in tables. For programs, the element ``tfdist-run`` has the JSON
-    of `TrainResult.to_dict` without the model file, with ``rows_per_second`` of each worker.
+    It shows the curves of all metrics, what each worker did, the duration of its steps by part,
+    failures and restarts, the model, settings and versions. It suits light and dark mode, and wide
+    and narrow screens. All numbers are also in tables. For programs, the element ``tfdist-run``
+    contains the JSON of `TrainResult.to_dict` without the model file, with ``rows_per_second`` for
+    each worker.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
 def write_report(
     record: Mapping[str, Any], model: Any, path: str | os.PathLike[str], title: str | None = None
 ) -> Path:
-    """Write the report from a record of a result, and its model or None."""
+    """Write the report from the record of a result, and its model or None."""
     target = check_page_path(path)
     record = {**record, "versions": record.get("versions") or _read_versions(record)}
     title = title or (f"Training of {model.name}" if model is not None else "Training")
@@ -75,7 +76,7 @@ def write_report(
 
 
 def check_page_path(path: Any) -> Path:
-    """Return the path of an HTML file; reject anything else before the page is made."""
+    """Return the path of an HTML file; reject anything else before the page is built."""
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"`path` must be the path of the page, not {path!r}")
     target = Path(path)
@@ -117,7 +118,7 @@ def _write(target: Path, page: str) -> Path:
 
 
 def make_failure_page(error: WorkerFailedError, title: str) -> str:
-    """Return the page of a failed training: the first failure with its log, then all failures."""
+    """Return the page for a failed run: the first failure with its log, then all failures."""
     root = error.failures[0]
     body = [
         make_header(title, f"Written {time.strftime('%Y-%m-%d %H:%M %Z')}"),

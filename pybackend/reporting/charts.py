@@ -51,7 +51,7 @@ def draw_lines(title: str, lines: Sequence[Line], key: str) -> str:
     Parameters
     ----------
     title
-        Text alternative of the chart, for screen readers.
+        Alternative text for the chart, for screen readers.
     key
         Identifier of the chart, unique on the page.
     """
@@ -141,7 +141,7 @@ def draw_boxes(title: str, boxes: Sequence[Box], show: Show, key: str) -> str:
 
 
 class _Rows:
-    """Rows and horizontal axis of a chart with a row for each label."""
+    """Rows and horizontal axis of a chart with one row per label."""
 
     def __init__(self, labels: Sequence[str], ticks: Sequence[float], show: Show) -> None:
         self._ticks = ticks

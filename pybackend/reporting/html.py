@@ -56,7 +56,7 @@ def make_tiles(tiles: Sequence[tuple[str, str]]) -> str:
 
 
 def make_section(title: str, *parts: str) -> str:
-    """Return a section of the page; an empty text without parts."""
+    """Return a section of the page; an empty string if it has no parts."""
     shown = "".join(parts)
     return f"<section><h2>{escape(title)}</h2>{shown}</section>" if shown else ""
 
@@ -81,7 +81,7 @@ def make_figure(title: str, svg: str, below: str = "", kinds: Sequence[str] = ()
 
 
 def make_charts(figures: Sequence[str]) -> str:
-    """Return charts side by side, where the screen is wide enough."""
+    """Return charts that are side by side if the screen is wide enough."""
     return f'<div class="charts">{"".join(figures)}</div>' if figures else ""
 
 

@@ -1,4 +1,4 @@
-"""The page of a finished training, with what each worker did."""
+"""The page for a finished training run, with what each worker did."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BOX = (0, 1, 5, 10, 15, 19, 20)
 
 
 def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
-    """Return charts and tables of the workers of a record."""
+    """Return charts and tables for the workers in a record."""
     workers = record.get("workers") or []
     if not workers:
         return
@@ -175,12 +175,12 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
 
 
 def to_float(value: Any) -> float:
-    """Convert a number of a record to float; None becomes NaN, and infinity is stored as text."""
+    """Convert a number in a record to float; None becomes NaN, and infinity is stored as text."""
     return float("nan") if value is None else float(value)
 
 
 def list_metrics(record: Record) -> dict[str, tuple[list[int], list[float]]]:
-    """Return epochs and values of each metric; one entry per value of a metric with several."""
+    """Return epochs and values of each metric; one entry per value if it has several."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for name, values in (record.get("history") or {}).items():
         epochs = (record.get("epochs_of") or {}).get(name) or list(range(1, len(values) + 1))

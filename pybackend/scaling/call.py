@@ -38,12 +38,12 @@ class Trains(Protocol):
     """Callable that trains once."""
 
     def __call__(self, workers: int, is_shared: bool) -> ScaledTraining:
-        """Train with a number of workers, which share one batch or have one batch each."""
+        """Train with a given number of workers, which share one batch or have one batch each."""
 
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """Run of a function ``train(workers=..., batch_size=...)`` that returns a `TrainResult`."""
+    """Runs a function ``train(workers=..., batch_size=...)`` that returns a `TrainResult`."""
 
     train: Callable[..., Any]
     batch_size: int
@@ -66,7 +66,7 @@ class FunctionRun:
 
 @dataclass(frozen=True)
 class ScaledScript:
-    """Run of a script in its own process, whose output goes to standard error."""
+    """Runs a script in its own process, whose output goes to standard error."""
 
     command: tuple[str, ...]
     batch_size: int | None
@@ -96,7 +96,7 @@ class ScaledScript:
 
 @contextmanager
 def _ending_with_exit() -> Iterator[None]:
-    """Let SIGTERM raise `SystemExit`, so that the script does not outlive this process."""
+    """Make SIGTERM raise `SystemExit`, so that the script does not outlive this process."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -111,7 +111,7 @@ def _ending_with_exit() -> Iterator[None]:
 def make_run(
     train: Any, arguments: Sequence[str], batch_size: int | None, steps: int | None
 ) -> Trains:
-    """Return the run of a function, or of the path of a script (Python or R).
+    """Return a callable that runs a function, or the Python or R script at a path.
 
     Raises
     ------
@@ -178,44 +178,45 @@ def bench_scale(
     arguments: Sequence[str] = (),
     verbose: int = 1,
 ) -> ScalingResult:
-    """Train with several numbers of workers, and compare the times of their steps.
+    """Train with different numbers of workers, and compare their step times.
 
     Parameters
     ----------
     train
         A function, called as ``train(workers=..., batch_size=...)``, that passes both to
         `barrier_train` and returns its result; or the path of a script that calls `barrier_train`.
-        A script runs in its own process, where `barrier_train` uses the workers and the batch size
-        from here instead of the script's, and saves no checkpoint. If it is called several times,
-        the last call counts. A training run should take at least 50 steps: the first three are not
-        measured.
+        A script runs in its own process, where `barrier_train` uses the number of workers and the
+        batch size from here instead of the script's, and does not save checkpoints. If it is called
+        several times, the last call counts. A training run should take at least 50 steps: the first
+        three are not measured.
     workers
         The numbers of workers.
     mode
         ``"strong"``: the workers share one batch. ``"weak"``: each has its own batch. ``"both"``.
     batch_size
-        Rows of that batch. For strong scaling, every number of workers must divide it. None: 32, or
-        the script's value.
+        Number of rows in that batch. For strong scaling, it must be divisible by every number of
+        workers. None: 32, or the script's value.
     steps
-        Steps of a script's training, which then takes one epoch. None: the script's number.
+        Number of steps in a script's training run, which then takes one epoch. None: as in the
+        script.
     repeats
         Number of runs of each configuration, interleaved.
     arguments
         Arguments of the script.
     verbose
-        1 prints a line per training, 0 nothing.
+        1 prints one line per training run, 0 nothing.
 
     Returns
     -------
     ScalingResult
-        Its ``rows`` have, per mode and number of workers, the seconds of a step, divided into data,
-        computing, communication and waiting for others; rows per second, speed-up and efficiency.
-        ``print()`` shows them as a table.
+        For each mode and number of workers, its ``rows`` have the seconds per step, divided into
+        data, computing, communication and waiting for others; and rows per second, speed-up and
+        efficiency. ``print()`` shows them as a table.
 
     Raises
     ------
     InputError
-        An argument is invalid, and nothing was started; or the training cannot be measured.
+        An argument is invalid, and nothing was started; or the training run cannot be measured.
     ClusterError
         The script failed.
     """

@@ -1,4 +1,4 @@
-"""Model of a step's time, fitted to measurements with a few numbers of workers.
+"""Model of a step's duration, fitted to measurements with a few numbers of workers.
 
 Computing and waiting for data take a fixed time and a time per row. Communication follows the
 all-reduce's cost model, whose latency and bandwidth are fitted. A step lasts until the slowest
@@ -30,16 +30,16 @@ _TIE = 1e-6
 
 @dataclass(frozen=True)
 class StepModel:
-    """Model that predicts the seconds of a step.
+    """Model that predicts how many seconds a step takes.
 
     Attributes
     ----------
     compute, data
         Fixed seconds per batch, and seconds per row.
     costs
-        Costs of the collectives inside a step.
+        Costs of the collectives in a step.
     spread
-        Standard deviation of the logarithm of a worker's own part of a step.
+        Standard deviation of the logarithm of the duration of a worker's own part of a step.
     buffers
         Bytes of each buffer that a step exchanges.
     """
@@ -51,18 +51,18 @@ class StepModel:
     buffers: tuple[int, ...]
 
     def predict(self, workers: int, batch_size: float) -> float:
-        """Return the seconds of a step with ``batch_size`` rows per worker."""
+        """Return the seconds that a step takes with ``batch_size`` rows per worker."""
         own = self.predict_own(batch_size)
         waiting = own * expected_excess(self.spread, workers)
         return own + waiting + self.predict_communication(workers)
 
     def predict_own(self, batch_size: float) -> float:
-        """Return the seconds of a worker's own part of a step."""
+        """Return the seconds that a worker's own part of a step takes."""
         fixed, per_row = np.add(self.compute, self.data)
         return float(fixed + per_row * batch_size)
 
     def predict_communication(self, workers: int) -> float:
-        """Return the seconds of the exchanges once all workers are ready."""
+        """Return the seconds that the exchanges take once all workers are ready."""
         return sum(_predict(self.costs, nbytes, workers) for nbytes in self.buffers)
 
 
@@ -74,10 +74,10 @@ def fit_model(
     Parameters
     ----------
     costs
-        Costs measured when the workers connected. They determine which algorithm the workers
-        chose; their cost of addition is not fitted.
+        Costs measured when the workers connected. They determine which algorithm the workers chose;
+        the cost of addition is not fitted.
     parts
-        For each row the seconds of data, compute, communication and waiting.
+        For each row, the seconds for data, compute, communication and waiting.
     """
     return StepModel(
         compute=_fit_line(rows, [part[1] for part in parts]),
@@ -89,7 +89,7 @@ def fit_model(
 
 
 def expected_excess(spread: float, workers: int) -> float:
-    """Return the mean excess over 1 of the largest of N log-normal times with mean 1."""
+    """Return by how much the largest of N log-normal times with mean 1 exceeds 1, on average."""
     return float(_excesses(workers)[0] @ np.exp(spread * _POINTS - spread**2 / 2)) - 1
 
 
@@ -158,7 +158,7 @@ def _fit_costs(
 
 
 def _predict_as(chosen_by: CostModel, costs: CostModel, nbytes: float, workers: int) -> float:
-    """Return the seconds with the algorithm that the workers chose by ``chosen_by``."""
+    """Return the seconds with the algorithm that the workers chose based on ``chosen_by``."""
     if chosen_by.choose(nbytes, workers) == "ring":
         return costs.predict_ring(nbytes, workers)
     return costs.predict_doubling(nbytes, workers)

@@ -52,7 +52,7 @@ class ProjectedRow:
 
 @dataclass(frozen=True)
 class Beside:
-    """Published efficiency, and the projected one of weak scaling with as many workers."""
+    """Published efficiency, and the projected efficiency of weak scaling with as many workers."""
 
     source: str
     what: str
@@ -79,7 +79,8 @@ class Projection:
     error
         Typical relative error of the fit: the median over the rows it was fitted to.
     beside
-        Published efficiencies, each with this training's; empty without weak scaling.
+        Published efficiencies, each with the one projected for this training run; empty without
+        weak scaling.
     """
 
     rows: list[ProjectedRow]
@@ -122,7 +123,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Seconds of a step by target: the best estimate, and those of other samples."""
+    """Seconds per step by target: the best estimate, and those from other samples."""
 
     rows: Sequence[ScalingRow]
     best: Seconds
@@ -130,7 +131,7 @@ class _Estimate:
     confidence: float
 
     def seconds(self, target: Target) -> tuple[float, float, float]:
-        """Return the seconds of a step, and the ends of the interval."""
+        """Return the seconds per step, and the ends of the interval."""
         return self._with_interval(self.best[target], [one[target] for one in self.samples])
 
     def efficiency(self, target: Target, base: int = 1) -> tuple[float, float, float]:
@@ -149,12 +150,12 @@ class _Estimate:
 def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Projection:
     """Fit the model to the measured rows, and predict step times with more workers.
 
-    Rows whose workers share cores are left out if rows of two numbers of workers remain.
+    Rows whose workers share cores are excluded if rows for two numbers of workers remain.
 
     Raises
     ------
     InputError
-        The rows do not suffice to fit the model.
+        There are not enough rows to fit the model.
     """
     quiet = [row for row in rows if not row.is_crowded]
     rows = quiet if len({row.workers for row in quiet}) > 1 else list(rows)
@@ -239,12 +240,12 @@ class _Noise:
         self._generator = np.random.default_rng(0)
 
     def draw(self, count: int | None = None) -> Any:
-        """Draw factors that are as far from 1 as measured values are from fitted ones."""
+        """Draw factors that differ from 1 as much as measured values differ from fitted ones."""
         signs = self._generator.choice([-1.0, 1.0], count)
         return np.exp(signs * self._generator.choice(self._errors, count))
 
     def disturb(self, stretches: Any) -> Any:
-        """Resample the seconds of the parts of a measured row."""
+        """Resample the seconds for each part of a measured row."""
         count = len(stretches)
         drawn = stretches[self._generator.integers(0, count, count)].mean(axis=0)
         own, communication = self.draw(2)
@@ -252,7 +253,7 @@ class _Noise:
 
 
 def _find_errors(model: StepModel, rows: Sequence[ScalingRow], parts: Sequence[Any]) -> list[float]:
-    """Return logarithms of measured over fitted values, scaled up to those of unseen rows."""
+    """Return logarithms of measured over fitted values, scaled up as for unseen rows."""
     own = [
         (part[0] + part[1], model.predict_own(row.batch_size))
         for row, part in zip(rows, parts, strict=True)
@@ -298,7 +299,7 @@ class Published:
     source, what
         The publication, and the trained model.
     workers, base
-        Number of GPUs, and the number to which the efficiency is relative.
+        Number of GPUs, and the number that the efficiency is relative to.
     efficiency
         Between 0 and 1.
     """

@@ -45,7 +45,7 @@ class ScalingResult:
         """Predict step times with more workers, from a model of their parts fitted to the rows.
 
         The intervals cover noise between stretches of steps, and noise between training runs as far
-        as the errors of the fit show it. They do not cover effects that appear only with more
+        as it shows in the errors of the fit. They do not cover effects that appear only with more
         workers: a shared network, stragglers, buckets whose exchange is no longer hidden behind the
         backward pass.
 
@@ -59,7 +59,7 @@ class ScalingResult:
         Raises
         ------
         InputError
-            An argument is wrong, or too little was measured to fit the model.
+            An argument is invalid, or too little was measured to fit the model.
         """
         to = check_whole_number("to", to, least=2, most=1_000_000)
         share = as_number(confidence)
@@ -96,7 +96,7 @@ class ScalingResult:
         Parameters
         ----------
         path
-            File to write: .png, .pdf, .svg or another format of matplotlib.
+            File to write: .png, .pdf, .svg or another format that matplotlib supports.
         projection
             A projection to draw with the measured values.
 

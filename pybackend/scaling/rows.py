@@ -45,7 +45,7 @@ class ScalingRow:
     steps
         Number of measured steps in all runs.
     jitter
-        Standard deviation of the logarithm of a worker's own part of a step.
+        Standard deviation of the logarithm of the duration of a worker's own part of a step.
     """
 
     mode: Mode
@@ -68,7 +68,7 @@ class ScalingRow:
 
 
 def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
-    """Return the row of one or more training runs of the same kind, still without speed-up.
+    """Return the row for one or more training runs of the same kind, still without speed-up.
 
     Raises
     ------

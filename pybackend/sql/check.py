@@ -1,4 +1,4 @@
-"""Check a model in a database: whether it computes there what it computes in Keras."""
+"""Check that a model computes the same in a database as in Keras."""
 
 from __future__ import annotations
 

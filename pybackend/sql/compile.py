@@ -1,4 +1,4 @@
-"""Translation of a model to a query that computes its predictions in a database: `to_sql`."""
+"""Translate a model to a query that computes its predictions in a database: `to_sql`."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ MOST_BYTES = 63
 
 @dataclass(frozen=True)
 class SqlModel:
-    """Model as SQL.
+    """A model as SQL.
 
     Attributes
     ----------
     dialect
         SQL dialect.
     query
-        A SELECT of the key and the predictions of each row. It reads the table of weights.
+        A SELECT of the key and the predictions of each row. It reads the weights table.
     weights
-        Name of the table of weights. Its columns are ``part`` (text), ``place`` (integer) and
+        Name of the weights table. Its columns are ``part`` (text), ``place`` (integer) and
         ``numbers`` (an array of float32; of float64 in Spark), with pgvector also ``kernel`` (a
         vector); in SQLite ``part``, ``i`` and ``o`` (integers) and ``x`` (real).
     parts
-        Rows of the table, by ``name``: row n of the array ``numbers`` is the row whose place is n.
-        In SQLite each row is i, o and x. A vector repeats the numbers of parts with ``is_kernel``.
+        Rows of the table, by ``name``: row n of the array ``numbers`` is the row with place n. In
+        SQLite, each row consists of i, o and x. A vector repeats the numbers of parts with
+        ``is_kernel``.
     key, shown
         Key columns and prediction columns of the query.
     """
@@ -61,7 +62,7 @@ class SqlModel:
     shown: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of the table of weights.
+        """Return the rows of the weights table.
 
         SQLite and Oracle: (part, i, o, x). The others: (part, place, numbers).
         """
@@ -74,11 +75,11 @@ class SqlModel:
                     yield part.name, place, numbers
 
     def package(self, name: str) -> str:
-        """Return a script for Oracle: the table of weights, and a package with INIT and SCORE.
+        """Return a script for Oracle: the weights table, and a package with INIT and SCORE.
 
         SCORE takes a key and returns the first column of predictions. INIT raises an error if the
-        table does not have all of its `rows`, which you insert in between. The script was not
-        tested in Oracle.
+        table does not have all of its `rows`, which you insert between creating the table and
+        calling INIT. The script was not tested in Oracle.
 
         Raises
         ------
@@ -114,37 +115,37 @@ def to_sql(
 
     The query computes the model for each row separately, so a condition on the key costs only the
     rows that it selects (except in SQLite, which computes all rows first). Numbers are float32 or
-    better, as in Keras, and are added in another order: expect differences of about 1e-6. A row has
-    NULL predictions if a feature is NULL, not a number, infinite or too large for float32, or if an
-    array has another length. PostgreSQL does not cast booleans and pgvector vectors to real numbers
-    by itself: `deploy_model` does this, but here you need a view.
+    better, as in Keras, but are added in a different order: expect differences of about 1e-6. A row
+    has NULL predictions if a feature is NULL, not a number, infinite or too large for float32, or
+    if an array has the wrong length. PostgreSQL does not automatically cast booleans and pgvector
+    vectors to real numbers: `deploy_model` adds the casts, but here you need a view.
 
     Parameters
     ----------
     model
-        A Keras model of known layers, Sequential or functional, or a `TrainResult`.
+        A Keras model of supported layers, Sequential or functional, or a `TrainResult`.
     dialect
-        ``"duckdb"``, ``"postgresql"``, ``"sqlite"``, ``"spark"`` or ``"oracle"``. Oracle's text was
-        parsed and, translated, run in DuckDB, but never in Oracle.
+        ``"duckdb"``, ``"postgresql"``, ``"sqlite"``, ``"spark"`` or ``"oracle"``. The SQL for
+        Oracle was parsed and, after translation, run in DuckDB, but never in Oracle.
 
-        Names are quoted, and so are case-sensitive: what was created without quotes is ``"DIGITS"``
-        in Oracle and ``"digits"`` in PostgreSQL.
+        Names are quoted, so they are case-sensitive: a table created as ``digits``, without quotes,
+        is ``"DIGITS"`` in Oracle and ``"digits"`` in PostgreSQL.
     table
-        Table of the rows. A list for a name in a schema: ``["public", "digits"]``.
+        Table with the rows. A list for a name in a schema: ``["public", "digits"]``.
     key
         Columns to show with the predictions. In Oracle they must identify the rows: rows that share
-        a key, or have none, have NULL predictions.
+        a key or lack one have NULL predictions.
     features
-        A column of arrays in row-major order (JSON text in SQLite); or a list of columns of one
-        number each, which Oracle needs; or a mapping from the model's inputs to either. None
-        (default): the columns of the training, if ``model`` is a `TrainResult`.
+        A column of arrays in row-major order (JSON text in SQLite); or a list of columns with one
+        number each, which Oracle requires; or a mapping from the model's inputs to either. None
+        (default): the columns used in training, if ``model`` is a `TrainResult`.
     type, levels
         As in `predict_spark`, with the same column names.
     categories, encode
-        As in `predict_spark`: columns of text, or of numbers that are codes, as encoded in the
+        As in `predict_spark`: columns of text, or of numbers that are codes, as encoded in
         training. A row with a value outside the categories has NULL predictions.
     weights
-        Name of the table of weights.
+        Name of the weights table.
     has_vectors
         True if PostgreSQL has pgvector.
 
@@ -187,7 +188,7 @@ def ask(
     categories: Mapping[str, Sequence[Any]] | None,
     encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None,
 ) -> Question:
-    """Return the question for a dialect from the arguments of `to_sql`, without weights table."""
+    """Return a `Question` for a dialect from the arguments of `to_sql`, without weights table."""
     if dialect not in DIALECTS:
         listed = ", ".join(map(repr, DIALECTS))
         raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
@@ -232,7 +233,7 @@ def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
 
 
 def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:
-    """Reject columns of the result whose names a database would confuse or truncate."""
+    """Reject result columns whose names a database would confuse or truncate."""
     names = [*keys, *(column.name for column in shown)]
     for name in names:
         check_length(dialect, name)
@@ -267,14 +268,14 @@ def quote_table(dialect: str, table: str | Sequence[str]) -> str:
 
 
 def check_name(argument: str, name: str) -> str:
-    """Return a name, or reject one that no database accepts."""
+    """Return a name, or reject it if no database accepts it."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise InputError(f"`{argument}` must be a name, not {name!r}")
     return name
 
 
 def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return names of columns, of which there must be at least one, each once."""
+    """Return column names; there must be at least one, and no duplicates."""
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in names:
         check_name(argument, name)
@@ -284,7 +285,7 @@ def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...
 
 
 def features_of(result: Any) -> Any:
-    """Return the columns that were the inputs of a training run."""
+    """Return the columns that were the inputs in a training run."""
     found = result.features if isinstance(result, TrainResult) else None
     if found is None:
         raise InputError("`features` is needed: the columns that the model's input is made of")

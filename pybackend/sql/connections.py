@@ -40,9 +40,9 @@ class Connection:
     dialect
         SQL dialect of the database.
     has_vectors
-        True if the table of weights has a column of pgvector's type.
+        True if the weights table has a column of pgvector's type.
     text_type, double_type
-        Names of types in the database.
+        Names of the types in the database.
     """
 
     dialect: str
@@ -95,12 +95,12 @@ class Connection:
             raise
 
     def create_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """Create the table of weights, by its quoted name, and fill it."""
+        """Create the weights table, by its quoted name, and fill it."""
         self.execute(f"CREATE TABLE {table} ({self._columns}){self._options}")
         self._fill(table, parts)
 
     def keep_weights(self, table: str, parts: Sequence[WeightsPart]) -> None:
-        """Create a table of weights that only this connection sees, unless it exists."""
+        """Create a weights table that only this connection can see, unless it exists."""
         self.execute(
             f"CREATE TEMPORARY TABLE IF NOT EXISTS {table} ({self._columns}){self._options}"
         )
@@ -134,7 +134,7 @@ class Connection:
         return None
 
     def check_free(self, view: str) -> None:
-        """Reject a view's quoted name that exists; most databases do so when they create the view.
+        """Reject the quoted name of a view if it exists; most databases do so on creation.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Connection:
         self.execute(f"SELECT * FROM {view} LIMIT 1")
 
     def take_turns(self) -> None:
-        """Wait until other deployments into the database have ended, if it has locks for this."""
+        """Wait until other deployments to the database have ended, if it has locks for this."""
 
     def replace_view(self, view: str, query: str) -> None:
         """Replace the query of a view."""
@@ -155,7 +155,7 @@ class Connection:
 
     @property
     def _columns(self) -> str:
-        """Columns of the table of weights."""
+        """Columns of the weights table."""
         raise NotImplementedError
 
     _options = ""
@@ -183,7 +183,7 @@ class Connection:
 
 
 class DuckDB(Connection):
-    """Connection of the package ``duckdb``."""
+    """Connection from the package ``duckdb``."""
 
     dialect = "duckdb"
 
@@ -249,7 +249,7 @@ class DuckDB(Connection):
 
 
 class Postgres(Connection):
-    """Connection of the package ``psycopg``."""
+    """Connection from the package ``psycopg``."""
 
     dialect = "postgresql"
 
@@ -307,7 +307,7 @@ class Postgres(Connection):
         self.execute(f"SELECT pg_advisory_xact_lock({_TURN})")
 
     def replace_view(self, view: str, query: str) -> None:
-        """Replace the query; grants are retained, dependent views only if the columns are equal."""
+        """Replace the query; grants stay, but dependent views only if the columns are equal."""
         grants = self.execute(_GRANTS, [view])
         self.execute("SAVEPOINT tfdist")
         try:
@@ -330,7 +330,7 @@ class Postgres(Connection):
 
 
 class SQLite(Connection):
-    """Connection of Python's ``sqlite3``."""
+    """Connection from Python's ``sqlite3``."""
 
     dialect = "sqlite"
 
@@ -417,7 +417,7 @@ class Spark(Connection):
             return [kind for _, kind in self.raw.sql(query).dtypes]
 
     def list_columns(self, table: str) -> list[str]:
-        """Look the table up in the catalog, because a failing query would print Spark's log."""
+        """Look the table up in the catalog, because a failed query would print Spark's log."""
         if table.startswith("("):
             return list(self.raw.sql(f"SELECT * FROM {table}").columns)
         with self._named(f"DESCRIBE {table}"):
@@ -431,7 +431,7 @@ class Spark(Connection):
             return list(self.raw.table(table).columns)
 
     def check_free(self, view: str) -> None:
-        """Look the name up now: Spark would find it only seconds later, after the weights."""
+        """Look the name up now: Spark would notice it only seconds later, after the weights."""
         with self._named(f"DESCRIBE {view}"):
             if self.raw.catalog.tableExists(view):
                 raise InputError(
@@ -470,7 +470,7 @@ class Spark(Connection):
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the table of weights, with its numbers as comma-separated text."""
+    """Row of the weights table, with its numbers as comma-separated text."""
 
     part: str
     place: int

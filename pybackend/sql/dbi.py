@@ -1,4 +1,4 @@
-"""Connections of R's DBI: R runs the statements that Python generates."""
+"""DBI connections in R: R runs the statements that Python generates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _ASKS = ("SELECT", "WITH", "EXPLAIN")
 
 
 class _DBI(Connection):
-    """Connection of R.
+    """Connection in R.
 
     Parameters
     ----------
     run
-        Function of a statement, the values for its placeholders, and whether to return its rows,
-        as a list of columns.
+        Function that takes a statement, the values for its placeholders, and whether to return its
+        rows, as a list of columns.
     write
-        Function of a name, column names and columns, which creates a temporary table.
+        Function that takes a name, column names and columns, and creates a temporary table.
     is_transacting
         Function that returns whether the connection is within a transaction.
     """
@@ -45,7 +45,7 @@ class _DBI(Connection):
         return list(zip(*columns, strict=True))
 
     def _mark(self, sql: str) -> str:
-        """Replace question marks by the driver's placeholders."""
+        """Replace question marks with the driver's placeholders."""
         return sql
 
     def try_view(self, view: str) -> None:
@@ -68,7 +68,7 @@ class _DBI(Connection):
 
 
 class DBIDuckDB(_DBI, DuckDB):
-    """Connection of the R package duckdb."""
+    """Connection from the R package duckdb."""
 
     def _fill(self, table: str, parts: Sequence[WeightsPart]) -> None:
         self._stage(parts)
@@ -78,7 +78,7 @@ class DBIDuckDB(_DBI, DuckDB):
 
 
 class DBIPostgres(_DBI, Postgres):
-    """Connection of the R package RPostgres."""
+    """Connection from the R package RPostgres."""
 
     def check(self) -> None:
         version = int(self.execute("SELECT current_setting('server_version_num')")[0][0])
@@ -106,13 +106,13 @@ class DBIPostgres(_DBI, Postgres):
 
 
 class DBISQLite(_DBI, SQLite):
-    """Connection of the R package RSQLite."""
+    """Connection from the R package RSQLite."""
 
     def try_view(self, view: str) -> None:
         SQLite.try_view(self, view)
 
     def _add_functions(self) -> None:
-        """Add nothing: R has loaded an extension with these functions."""
+        """Do nothing: R has already loaded an extension with these functions."""
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -142,5 +142,5 @@ _KINDS: dict[str, type[_DBI]] = {
 
 
 def connect_dbi(dialect: str, *functions: Callable[..., Any]) -> Connection:
-    """Return a connection of R for `deploy_model`; the functions are the arguments of `_DBI`."""
+    """Return an R connection for `deploy_model`; the functions are the arguments of `_DBI`."""
     return _KINDS[dialect](*functions)

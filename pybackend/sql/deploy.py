@@ -39,18 +39,18 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Deployment:
-    """Model that was deployed to a database.
+    """A model that was deployed to a database.
 
     Attributes
     ----------
     name
         Name of the view.
     version
-        Version from 1, one higher with each deployment of the same name.
+        Version number, starting at 1 and increasing with each deployment under the same name.
     view, weights
-        Names of this version's view, and of its table of weights.
+        Names of this version's view and of its weights table.
     difference
-        Largest difference between the numbers of the database and of Keras for the same rows.
+        Largest difference between the database's and Keras's numbers for the same rows.
     """
 
     name: str
@@ -76,15 +76,15 @@ def deploy_model(
     """Deploy a trained model to a database: ``SELECT * FROM name`` returns its predictions.
 
     Everything happens in one transaction, in which the database computes predictions for a few rows
-    and compares them with Keras's. If anything fails, nothing remains. (Spark has no transactions:
-    what was created is dropped again.)
+    and compares them with Keras's. If anything fails, nothing is left behind. (Spark has no
+    transactions: whatever was created is dropped again.)
 
-    Another deployment of the same name is the next version. ``name`` shows the newest one, and
-    ``name_v1``, ``name_v2`` and so on stay. `undeploy_model` removes them. The table
-    ``tfdist_models`` records each deployment and its time. To deploy, you need the right to create
-    tables and views, and to read that table and add to it. In PostgreSQL, deployments wait for each
-    other, and grants on ``name`` are retained; grants on its columns, and its comment, are lost if
-    the columns change.
+    Another deployment under the same name creates the next version. ``name`` shows the newest
+    version, and ``name_v1``, ``name_v2`` and so on remain available. `undeploy_model` removes them.
+    The table ``tfdist_models`` records each deployment and its time. To deploy, you need permission
+    to create tables and views, and to read that table and insert into it. In PostgreSQL,
+    deployments wait for each other, and grants on ``name`` are retained; grants on its columns, and
+    its comment, are lost if the columns change.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def deploy_model(
         An argument is invalid, or a layer cannot be translated to SQL; the message names it. The
         table and its columns are looked up first.
     DatabaseError
-        The database rejected a statement, or computes other numbers.
+        The database rejected a statement, or computes different numbers.
     """
     check_name("name", name)
     database = connect(con)
@@ -157,18 +157,18 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
     con
         As in `deploy_model`.
     name
-        Name under which it was deployed.
+        Name that was given to `deploy_model`.
     version
-        Version to remove. If it is the newest, ``name`` then shows the one before. None (default):
-        all versions, and ``name``.
+        Version to remove. If it is the newest, ``name`` then shows the previous version. None
+        (default): remove all versions, and the view ``name`` itself.
 
     Raises
     ------
     InputError
         No such model is deployed.
     DatabaseError
-        The database rejected it, for example because another view depends on the model's. Nothing
-        has changed.
+        The database rejected the removal, for example because another view depends on the model's
+        view. Nothing was changed.
     """
     check_name("name", name)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
@@ -206,7 +206,7 @@ def _weights_of(view: str) -> str:
 
 
 def _show(database: Connection, name: str, view: str, *, is_new: bool) -> None:
-    """Let the view of a name show a version."""
+    """Make the view with a name show a version."""
     quote = DIALECTS[database.dialect].quote
     query = f"SELECT * FROM {quote(view)}"
     if is_new:
@@ -257,7 +257,7 @@ class Registry:
 
 
 def look_up_types(database: Connection, question: Question) -> Question:
-    """Return the question with the types to which its features must be cast.
+    """Return the `Question` with the types to which its features must be cast.
 
     Raises
     ------
@@ -303,7 +303,7 @@ def check_source(database: Connection, question: Question) -> None:
     Raises
     ------
     InputError
-        The message names the argument and has the database's error.
+        The message names the argument and includes the database's error.
     """
     source, quote = question.source, DIALECTS[database.dialect].quote
     wanted: dict[str, Sequence[str]] = {
@@ -325,7 +325,7 @@ def check_source(database: Connection, question: Question) -> None:
 
 
 def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], place: str) -> None:
-    """Reject names that are not among columns, ignoring case, which depends on the database."""
+    """Reject names that are not among columns; ignore case, which depends on the database."""
     known = {column.lower() for column in columns}
     for name in names:
         if name.lower() not in known:
@@ -358,7 +358,7 @@ def augment(
     query, columns
         SQL of the rows, and its columns.
     key
-        Columns of the query that the result has in addition to the predictions.
+        Columns of the query to include in the result, in addition to the predictions.
     """
     database = connect(con)
     question = ask(

@@ -1,7 +1,7 @@
-"""DuckDB: a query in levels, one operation each, over lists.
+"""DuckDB: a query in levels of one operation each, over lists.
 
-Numbers are vectors over all rows, and values that a lambda captures are copied for every element.
-So arrays are combined by zipping them, and sums of products over windows are written out.
+In DuckDB, numbers are vectors over all rows, and values that a lambda captures are copied for every
+element. So arrays are combined by zipping them, and sums of products over windows are written out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def compile_query(question: Question) -> QueryAnswer:
 
 
 def _check_size(graph: Graph) -> None:
-    """Reject a query that DuckDB would reject, or parse for minutes.
+    """Reject a query that DuckDB would reject, or take minutes to parse.
 
     Raises
     ------
@@ -142,7 +142,7 @@ class _DuckdbCompiler:
         return f"CAST({value} AS FLOAT[{node.size}])" if node.name in self._multiplied else value
 
     def _add_weights(self, node: Node, place: int, rows: Array) -> str:
-        """Add an operation's rows to the table of weights once; return the name of their list."""
+        """Add an operation's rows to the weights table once; return the name of their list."""
         key = id(node.operation)
         if key not in self._weights:
             part, alias = f"p{len(self._weights)}", f"{self._prefix}w{len(self._weights)}"
@@ -180,7 +180,7 @@ class _DuckdbCompiler:
 
 
 def show(value: str, size: int, column: Shown) -> str:
-    """Return the expression of a column of the result."""
+    """Return the expression for a column of the result."""
     if column.is_class:
         if size == 1:
             place = f"CASE WHEN {value}[1] > 0.5 THEN 2 WHEN {value} IS NOT NULL THEN 1 END"
@@ -198,15 +198,15 @@ AddWeights = Callable[[Array], str]
 
 
 def emit(node: Node, given: Sequence[str], sizes: Sequence[int], add: AddWeights) -> str:
-    """Return the expression of an operation, NULL if its inputs are.
+    """Return the expression for an operation, which is NULL if its inputs are.
 
     Parameters
     ----------
     given, sizes
         SQL of the operation's inputs, and their sizes.
     add
-        Function that adds an array (rows, numbers) to the table of weights and returns the name of
-        a list of its rows.
+        Function that adds an array of shape (rows, numbers) to the weights table, and returns the
+        name of a list of its rows.
     """
     return _EMIT[type(node.operation)](node.operation, node.size, given, sizes, add)
 
@@ -234,7 +234,7 @@ def _gather(
 
 
 def _take(x: str, places: Array, fill: float, size: int) -> str:
-    """Select numbers of a list by their places, from 0; -1 gives the fill."""
+    """Select numbers in a list by position, from 0; -1 selects the fill value."""
     if (places < 0).any():
         x = f"list_append({x}, CAST({number(fill)} AS FLOAT))"
         places = np.where(places < 0, size, places)
@@ -332,7 +332,7 @@ def floats(value: str) -> str:
 
 
 def select(x: str, places: Array) -> str:
-    """Select numbers of a list by their places, from 0."""
+    """Select numbers in a list by position, from 0."""
     first, steps = int(places[0]), np.diff(places)
     if (steps == 1).all():
         return f"({x})[{first + 1}:{first + len(places)}]"

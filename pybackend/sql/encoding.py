@@ -1,4 +1,4 @@
-"""Columns of categories in a database, encoded as numbers as in the training."""
+"""Category columns in a database, encoded as numbers as in training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Coded:
 def find_encodings(
     columns: Iterable[str], categories: Mapping[str, Sequence[Any]] | None, encode: Any
 ) -> dict[str, Encoding]:
-    """Return the encodings of the columns that have categories, by the rules of a training run."""
+    """Return the encodings of the columns that have categories, with the same rules as training."""
     spec = ColumnSpec(encode=encode)
     return {
         column: Encoding(tuple(categories[column]), encoding_of(spec, column) == ONE_HOT)
@@ -36,7 +36,7 @@ def find_encodings(
 
 
 def encode_source(question: Question, dialect: ModuleType) -> Question:
-    """Return the question with a source in which categories are numbers, other values NULL."""
+    """Return the `Question` with a source in which categories are numbers, other values NULL."""
     if not question.encodings:
         return question
     quote = dialect.quote

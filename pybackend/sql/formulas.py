@@ -29,7 +29,7 @@ class Words:
     double: str = "double precision"
 
     def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
-        """Return the formula of a function by its name; ``x`` is a name, or in parentheses."""
+        """Return the formula for a function by its name; ``x`` is a name, or in parentheses."""
         return _FORMULAS[function](self, x, *(number(c) for c in constants))
 
     def at_most(self, x: str, most: object) -> str:
@@ -41,11 +41,11 @@ class Words:
         return f"{self.greatest}({x}, {least})"
 
     def exp(self, x: str) -> str:
-        """Return a power of e, of a number that may be large or small."""
+        """Return e to the power of a number that may be large or small."""
         return f"exp({self.clip(x, -_MOST, _MOST)})"
 
     def fade(self, x: str) -> str:
-        """Return a power of e, of a number that is not positive."""
+        """Return e to the power of a number that is not positive."""
         return f"exp({self.at_least(x, -_MOST)})"
 
     def clip(self, x: str, least: float, most: float) -> str:
@@ -75,7 +75,7 @@ _ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 def _gelu(w: Words, x: str) -> str:
-    """Return a number times the normal distribution function at it."""
+    """Return a number times the normal distribution function of that number."""
     t = f"(1 / (1 + {number(_ERF_P / 2**0.5)} * abs({x})))"
     powers = number(_ERF[0])
     for coefficient in _ERF[1:]:

@@ -1,4 +1,4 @@
-"""Graph that a trained network computes for one row, from a few kinds of operations.
+"""Graph of what a trained network computes for one row, with a few kinds of operations.
 
 Every value is a flat array of a tensor's numbers in row-major order. A dialect of SQL only needs to
 implement each of these operations.
@@ -35,7 +35,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """The numbers at some places, in this order; a place of -1 gives ``fill``."""
+    """The numbers at given positions, in this order; position -1 stands for ``fill``."""
 
     places: Array
     fill: float = 0.0
@@ -43,7 +43,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Map:
-    """Function of each number, by Keras's name of the activation, with its constants."""
+    """Function applied to each number, by Keras's name for the activation, with its constants."""
 
     function: str
     constants: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """Numbers times a factor plus a shift; both repeat along the array."""
+    """Numbers times a factor plus a shift, both repeated along the array."""
 
     factor: Array
     shift: Array
@@ -59,7 +59,7 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Slope:
-    """Negative numbers times a factor, which repeats along the array."""
+    """Negative numbers times a factor, which is repeated along the array."""
 
     factor: Array
 
@@ -99,26 +99,26 @@ class Softmax:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Rows of a table (entries, size), by integers."""
+    """Rows of a table of shape (entries, size), looked up by integers."""
 
     table: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Graph that is applied to one part of an array after the other.
+    """Graph that is applied to the parts of an array one after the other.
 
     Attributes
     ----------
     graph
         Graph from ``state`` and ``part`` to the next state; the first state is zeros.
     steps
-        Number of parts of the array, which have equal size.
+        Number of parts, of equal size, in the array.
     state
         Size of a state.
     shown
-        Number of the first numbers of a state that are the result: of the last step, or with
-        ``keeps_all`` of all steps one after the other.
+        How many numbers at the start of a state form the result: from the last step or, with
+        ``keeps_all``, from all steps one after the other.
     """
 
     graph: Graph
@@ -141,7 +141,7 @@ class Node:
     size
         Size of the value.
     layer
-        Name of the operation's layer.
+        Name of the layer that the operation belongs to.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Graph:
 
     @property
     def inputs(self) -> list[Node]:
-        """Input nodes, in their order."""
+        """Input nodes, in order."""
         return [node for node in self.nodes.values() if node.operation is None]
 
     def add_input(self, name: str, size: int) -> str:
@@ -200,7 +200,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def unroll(graph: Graph) -> Graph:
-    """Return the graph without folds: the operations of each of their steps are separate nodes."""
+    """Return the graph without folds: each operation in each of their steps becomes a node."""
     made = Graph()
     names: dict[str, str] = {}
     for node in graph.nodes.values():

@@ -1,4 +1,4 @@
-"""Translation of each of Keras's layers to operations of a graph."""
+"""Translate each Keras layer to operations in a graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Valu
     Raises
     ------
     InputError
-        The layer cannot become SQL; the message names it and the reason.
+        The layer cannot be translated to SQL; the message names it and the reason.
     """
     lowering.layer = layer
     lower = LAYERS.get(type(layer).__name__)
@@ -104,7 +104,7 @@ def _bias(layer: Any) -> Array | None:
 
 
 def _with_channels(windows: Array, channels: int) -> Array:
-    """Return the places of all channels of spots, with one more axis; -1 is padding."""
+    """Return the positions of all channels of spots, with an additional axis; -1 is padding."""
     places = windows[..., None] * channels + np.arange(channels)
     return np.where(windows[..., None] < 0, -1, places)
 
@@ -193,7 +193,7 @@ def _reshape(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 
 
 def _move(move: Callable[[Any, Array], Array]) -> Lower:
-    """Return the translation of a layer that only moves numbers, from its effect on places."""
+    """Return the translation of a layer that only moves numbers, from its effect on positions."""
 
     def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
         (value,) = values

@@ -1,4 +1,4 @@
-"""Translation of a Keras model to a graph of a few operations."""
+"""Translate a Keras model to a graph with a few kinds of operations."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def lower_model(model: Any) -> Graph:
     Parameters
     ----------
     model
-        Sequential or functional, of layers of Keras. The graph's inputs have the names of its
-        inputs, in their order, and its outputs are in the order of the model's.
+        Sequential or functional, made of Keras layers. The graph's inputs have the names of the
+        model's inputs, in order, and its outputs are in the order of the model's outputs.
 
     Raises
     ------
     InputError
-        The model cannot become SQL; the message names the layer or the reason.
+        The model cannot be translated to SQL; the message names the layer or the reason.
     """
     if not getattr(model, "inputs", None):
         raise InputError(
@@ -66,7 +66,7 @@ def add_probabilities(model: Any) -> Any:
 
 
 def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value]:
-    """Return the outputs of a model for values of its inputs."""
+    """Return the outputs of a model for given values of its inputs."""
     if _is_sequential(model):
         for layer in model.layers:
             values = _call_layer(lowering, layer, values)
@@ -122,7 +122,7 @@ def _call_node(
 
 
 def _check_call(lowering: Lowering, layer: Any, node: Any) -> None:
-    """Reject arguments of a call other than tensors."""
+    """Reject call arguments other than tensors."""
     lowering.layer = layer
     for argument, value in node["kwargs"].items():
         is_setting = all(x is None or isinstance(x, bool) for x in keras.tree.flatten(value))
@@ -175,7 +175,7 @@ def _functional_class() -> Any:
 
 
 def _histories(value: Any) -> list[tuple[str, int, int]]:
-    """Return the tensors in a part of a model's description, by layer, call and place."""
+    """Return the tensors in a part of a model's description, by layer, call and position."""
     if isinstance(value, dict):
         if value.get("class_name") == "__keras_tensor__":
             return _histories(value["config"]["keras_history"])

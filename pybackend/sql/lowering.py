@@ -1,4 +1,4 @@
-"""Nodes that layers add to a graph: values with the shapes of tensors, and windows over them."""
+"""Nodes that layers add to a graph: values with tensor shapes, and windows over them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_windows(spots: Shape, layer: Any, sizes: Sequence[int]) -> tuple[Shape,
     -------
     tuple
         Sizes of the axes of the result; and an array of shape (windows, spots of a window) with the
-        place of each spot among all spots, or -1 for padding. Padding is TensorFlow's.
+        position of each spot among all spots, or -1 for padding. Padding follows TensorFlow.
     """
     strides = _for_each(layer.strides, len(spots))
     steps = _for_each(getattr(layer, "dilation_rate", 1), len(spots))
@@ -61,7 +61,7 @@ def find_windows(spots: Shape, layer: Any, sizes: Sequence[int]) -> tuple[Shape,
 
 
 def _find_along(size: int, window: int, stride: int, step: int, padding: str) -> Array:
-    """Return the places along one axis, of shape (windows, window); -1 is padding."""
+    """Return the positions along one axis, with shape (windows, window); -1 is padding."""
     reach = (window - 1) * step + 1
     if padding == "same":
         count = -(-size // stride)
@@ -118,7 +118,7 @@ class Value:
 
 
 class Lowering:
-    """Builder of a graph from the operations of layers.
+    """Builds a graph from the operations of layers.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Lowering:
         self.layer: Any = None
 
     def refuse(self, what: str) -> InputError:
-        """Return the error that the current layer cannot become SQL, with the reason."""
+        """Return the error that the current layer cannot be translated to SQL, with the reason."""
         kind = type(self.layer).__name__
         return InputError(f"the layer {self.layer.name!r} ({kind}) cannot become SQL: {what}")
 
@@ -143,7 +143,7 @@ class Lowering:
         return Value(self.graph.add(operation, names, size_of(shape), self.layer.name), shape)
 
     def gather(self, value: Value, places: Array, fill: float = 0.0) -> Value:
-        """Select numbers by their places in the flat array, in the shape of ``places``."""
+        """Select numbers by position in the flat array, in the shape of ``places``."""
         flat = places.ravel()
         if flat.size == value.size and (flat == np.arange(flat.size)).all():
             return Value(value.name, places.shape)
@@ -180,7 +180,7 @@ class Lowering:
         return self.gather(joined, np.concatenate(places, axis))
 
     def reduce(self, operation: str, value: Value, places: Array) -> Value:
-        """Reduce to the sum or maximum over the last axis of the places, ignoring -1."""
+        """Reduce to the sum or maximum over the last axis of ``places``, ignoring -1."""
         fill = LOWEST if operation == "maximum" else 0.0
         taken = self.gather(value, places, fill)
         return self.add(Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
@@ -214,12 +214,12 @@ class Lowering:
 
 
 def check_layer(lowering: Lowering, layer: Any) -> None:
-    """Reject a layer with settings that cannot become SQL; the error names the current layer.
+    """Reject a layer whose settings cannot be translated to SQL; the error names the current layer.
 
     Raises
     ------
     InputError
-        Its class is not one of Keras's, it is quantized, or does not compute in float32 with
+        The layer's class is not from Keras, it is quantized, or it does not compute in float32 with
         channels last.
     """
     name = type(layer).__name__
@@ -239,7 +239,7 @@ def size_of(shape: Shape) -> int:
 
 
 def places_of(shape: Shape) -> Array:
-    """Return the place of each number of a tensor in its flat array, in its shape."""
+    """Return the position of each number of a tensor in the flat array, in the tensor's shape."""
     return np.arange(size_of(shape)).reshape(shape)
 
 

@@ -1,8 +1,8 @@
-"""Oracle: table expressions, one operation each, over rows with one number each.
+"""Oracle: table expressions of one operation each, over rows of one number each.
 
 It is standard SQL except for its functions, so other databases can run a translation of it; it was
-not tested in Oracle itself. Every expression has the columns of the key, ``i`` (the number's place)
-and ``x``. The table of weights has a row per number, as in `pybackend.sql.sqlite`.
+not tested in Oracle itself. Every expression has the key columns, ``i`` (the position of the
+number) and ``x``. The weights table has a row per number, as in `pybackend.sql.sqlite`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def quote(name: str) -> str:
     Raises
     ------
     InputError
-        Oracle allows no double quotes in names, and its clients replace ``&name`` in them and end
-        statements at some lines.
+        Oracle allows no double quotes in names, and its clients replace ``&name`` in names and end
+        statements at certain lines.
     """
     if any(sign in '"&' or not sign.isprintable() for sign in name):
         raise InputError(
@@ -75,7 +75,7 @@ def write_package(name: str, query: str, key: str, shown: str, weights: str, cou
     query, key, shown
         The query, its key column, and the column to return.
     weights, count
-        Name of the table of weights, and its required number of rows.
+        Name of the weights table, and its required number of rows.
     """
     package = quote(name)
     return f"""-- Generated; not executed in Oracle by its author.
@@ -143,7 +143,7 @@ class _OracleCompiler:
         return name
 
     def _add_whole(self, source: str) -> str:
-        """Select the rows that have all features: maxima would ignore missing numbers."""
+        """Select the rows that have all features, because maxima would ignore missing numbers."""
         given = self._question.features.values()
         columns = {name: None for names in given if not isinstance(names, str) for name in names}
         finite = [f"{quote(name)} BETWEEN -{LARGEST} AND {LARGEST}" for name in columns]
@@ -186,7 +186,7 @@ class _OracleCompiler:
         return ", ".join(f"{alias}.{key}" for key in self._keys)
 
     def _part(self, key: object, rows: Array, alias: str = "w") -> str:
-        """Add rows (i, o, x) to the table of weights once; return the condition for them."""
+        """Add rows (i, o, x) to the weights table once; return the condition for them."""
         if id(key) not in self._parts:
             self._parts[id(key)] = f"p{len(self._parts)}"
             self._answer.parts.append(WeightsPart(self._parts[id(key)], rows))

@@ -1,7 +1,7 @@
-"""PostgreSQL: lateral subqueries, one operation each, over arrays.
+"""PostgreSQL: lateral subqueries of one operation each, over arrays.
 
 The query computes each row separately, so a condition on its key is applied before anything is
-computed. ``OFFSET 0`` prevents PostgreSQL from computing a value once per use.
+computed. ``OFFSET 0`` prevents PostgreSQL from recomputing a value each time it is used.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def compile_query(question: Question, *, has_vectors: bool = False) -> QueryAnsw
     Parameters
     ----------
     has_vectors
-        True if the table of weights has a column ``kernel`` of pgvector's type.
+        True if the weights table has a column ``kernel`` of pgvector's type.
     """
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
@@ -132,13 +132,13 @@ class _PostgresEmitter:
         return levels, names
 
     def _part(self, numbers: Array, is_kernel: bool = False) -> str:
-        """Add rows to the table of weights; return the condition for them."""
+        """Add rows to the weights table; return the condition for them."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, numbers, is_kernel))
         return f"w.part = {text(name)}"
 
     def _row(self, values: Array) -> str:
-        """Return an expression for one array of the table of weights."""
+        """Return an expression for one array in the weights table."""
         return f"(SELECT w.numbers FROM {self._weights} AS w WHERE {self._part(values[None])})"
 
     def _emit_linear(self, linear: Linear, graph: Graph, node: Node, x: str) -> str:

@@ -20,7 +20,8 @@ class Shown:
     output
         Index of the graph's output that it shows.
     place
-        Index of the number in the output; -1: 1 minus the first number; None: all, as an array.
+        Index of the number in the output; -1: 1 minus the first number; None: all numbers, as an
+        array.
     levels
         Names of the classes, for the class of the largest number; None shows its index. For a
         single number, the class is the second one if the number is above one half.
@@ -58,7 +59,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class SourceQuery:
-    """Query that is the source of rows instead of a table."""
+    """Query that replaces a table as the source of rows."""
 
     sql: str
 
@@ -76,17 +77,18 @@ class Question:
     keys
         Columns of the source that are shown unchanged.
     features
-        By the graph's inputs: a column that holds arrays, or the columns of its numbers.
+        For each input of the graph: a column that holds arrays, or the columns that hold its
+        numbers.
     shown
-        Columns of predictions.
+        Prediction columns.
     weights
-        Name of the table of weights.
+        Name of the weights table.
     encodings
         Encodings of the feature columns that hold categories.
     casts
-        Types to which columns of features are cast first, where PostgreSQL needs it.
+        Types to which feature columns are cast first, where PostgreSQL needs it.
     model
-        The Keras model of the graph.
+        The Keras model that the graph represents.
     """
 
     graph: Graph
@@ -102,7 +104,7 @@ class Question:
 
 @dataclass(frozen=True)
 class WeightsPart:
-    """Rows of the table of weights, each an array of numbers, by their place.
+    """Rows of the weights table, each an array of numbers, by position.
 
     Attributes
     ----------
@@ -121,7 +123,7 @@ class WeightsPart:
 
 @dataclass
 class QueryAnswer:
-    """Query, and the required content of the table of weights."""
+    """Query, and the required content of the weights table."""
 
     query: str = ""
     parts: list[WeightsPart] = field(default_factory=list)
@@ -135,7 +137,7 @@ def list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str
 
 
 def free_prefix(names: Sequence[str]) -> str:
-    """Return a prefix that no name begins with, in any case, for intermediate columns."""
+    """Return a prefix for intermediate columns that no name begins with, ignoring case."""
     prefix = "_"
     while any(name.lower().startswith(prefix) for name in names):
         prefix += "_"
@@ -143,7 +145,7 @@ def free_prefix(names: Sequence[str]) -> str:
 
 
 def find_last_uses(graph: Graph) -> dict[str, int]:
-    """Return the place of the last node that uses each value; after all nodes for outputs."""
+    """Return the index of the last node that uses each value; for outputs, one after all nodes."""
     found: dict[str, int] = {}
     for place, node in enumerate(graph.nodes.values()):
         found.setdefault(node.name, place)

@@ -1,4 +1,4 @@
-"""Translation of recurrent layers: their cells, applied to one step of a sequence at a time."""
+"""Translate recurrent layers: their cells, applied to one step of a sequence at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark SQL: a query in levels, one operation each, over arrays; no Python runs on executors."""
+"""Spark SQL: a query in levels of one operation each, over arrays, without Python on executors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def quote(name: str) -> str:
     Raises
     ------
     InputError
-        Spark would replace a part of the name by a setting or an environment variable.
+        Spark would replace a part of the name with a setting or an environment variable.
     """
     if "${" in name:
         raise InputError(
@@ -57,7 +57,8 @@ def quote(name: str) -> str:
 def text(value: str) -> str:
     """Quote a string, as bytes if Spark would read it differently depending on settings.
 
-    Spark replaces ``${env:...}`` and the like in strings, and a setting defines backslashes.
+    Spark replaces ``${env:...}`` and the like in strings, and the meaning of backslashes depends on
+    a setting.
     """
     if any(sign in value for sign in "$\\'"):
         return f"CAST(X'{value.encode().hex()}' AS STRING)"
@@ -139,7 +140,7 @@ class _SparkEmitter:
         return emit(node.operation, graph, node, *(names[name] for name in node.inputs))
 
     def _part(self, rows: Array) -> str:
-        """Add rows to the table of weights; return the name of an array of arrays."""
+        """Add rows to the weights table; return the name of an array of arrays."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, rows))
         alias = f"{self._prefix}{name}"
@@ -282,7 +283,7 @@ class _SparkEmitter:
 
 
 def _names_once(operation: object) -> bool:
-    """Return whether the SQL of an operation uses its input once, and not for every number."""
+    """Return whether the SQL for an operation uses its input once, not once per number."""
     if isinstance(operation, Gather):
         return _is_slice(operation.places)
     return isinstance(operation, (Map, Scale, Slope, Combine, Concatenate))

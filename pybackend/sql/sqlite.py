@@ -1,7 +1,7 @@
-"""SQLite: common table expressions, one operation each, over arrays as JSON text.
+"""SQLite: common table expressions of one operation each, over arrays as JSON text.
 
-``MATERIALIZED`` prevents SQLite from computing a value once per use. The table of weights has a row
-per number: the weight of input number ``i`` for output number ``o``.
+``MATERIALIZED`` prevents SQLite from recomputing a value each time it is used. The weights table
+has a row per number: the weight of input number ``i`` for output number ``o``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CALLS = {"maximum": "max", "minimum": "min"}
 
 
 def quote(name: str) -> str:
-    """Quote a name, not in double quotes: SQLite takes unknown names in these for text."""
+    """Quote a name, but not in double quotes, in which SQLite treats unknown names as text."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -125,7 +125,7 @@ class _SqliteEmitter:
         source
             Relation from which the first level selects; may be empty.
         inputs
-            SQL of the graph's inputs in the source.
+            SQL for the graph's inputs in the source.
         """
         last_uses = find_last_uses(graph)
         columns = {name: self._new() for name in inputs}
@@ -154,13 +154,13 @@ class _SqliteEmitter:
         return f"{self._prefix}{self._count}"
 
     def _part(self, rows: Array) -> str:
-        """Add rows (i, o, x) to the table of weights; return the condition for them."""
+        """Add rows (i, o, x) to the weights table; return the condition for them."""
         name = f"p{len(self._answer.parts)}"
         self._answer.parts.append(WeightsPart(name, rows))
         return f"w.part = {text(name)}"
 
     def _matrix(self, numbers: Array) -> str:
-        """Add a matrix to the table of weights by rows and columns; return the condition for it."""
+        """Add a matrix to the weights table by rows and columns; return the condition for it."""
         rows, columns = np.indices(numbers.shape)
         return self._part(np.stack([rows.ravel(), columns.ravel(), numbers.ravel()], axis=1))
 

@@ -24,10 +24,10 @@ class Zip:
     Attributes
     ----------
     places
-        Array of shape (spots, numbers of a window, positions): places of a window's numbers, for
-        each of the pooled spots.
+        Array of shape (spots, numbers of a window, positions): positions of the numbers in a
+        window, for each of the pooled spots.
     fill
-        The number for a place of -1.
+        The number that position -1 stands for.
     linear
         The sums of products.
     is_positive
@@ -44,7 +44,7 @@ class Zip:
 
     @cached_property
     def _distinct(self) -> tuple[Array, Array]:
-        """Distinct lists, and the index of the list of each number of a window."""
+        """Distinct lists, and for each number in a window the index of its list."""
         lists, which = np.unique(
             self.places.reshape(-1, self.places.shape[-1]), axis=0, return_inverse=True
         )
@@ -52,7 +52,7 @@ class Zip:
 
     @property
     def lists(self) -> Array:
-        """Places of the zipped lists, of shape (lists, positions)."""
+        """Positions in the zipped lists, of shape (lists, positions)."""
         return self._distinct[0]
 
     @property
@@ -119,7 +119,7 @@ def _fuse_relu(nodes: dict[str, Node], once: set[str], node: Node) -> Node | Non
 
 
 def _fuse_pooling(nodes: dict[str, Node], once: set[str], node: Node) -> Node | None:
-    """Fuse a pooling of sums, if its windows have the same places in all channels."""
+    """Fuse a pooling of sums, if its windows have the same positions in all channels."""
     reduce = node.operation
     gathered = _before(nodes, once, node, Gather) if isinstance(reduce, Reduce) else None
     zipped = _before(nodes, once, gathered, Zip) if gathered is not None else None

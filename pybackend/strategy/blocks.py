@@ -1,6 +1,6 @@
 """Rows as small files of tensors, which TensorFlow's own operations read, move and iterate over.
 
-A TensorFlow server runs operations, not Python: it finds the rows by file names in its folder.
+A TensorFlow server runs operations, not Python, so it finds the rows by file names in its folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_blocks(rows: Rows, places: npt.NDArray[np.int64], folder: Path, prefix
 
 
 def move_blocks(folder: str, source: str, into: str, target: str) -> None:
-    """Move the files of a folder on one device's machine into a folder on another's."""
+    """Move the files in a folder on one device's machine to a folder on another's machine."""
     with tf.device(source):
         names = tf.io.matching_files(f"{folder}/*").numpy()
     for name in names:
@@ -54,7 +54,7 @@ def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = 
     written, wanted
         Type and shape of a row by column, as written and as needed by the model.
     seed
-        Seed of the order of the files; None: their original order.
+        Seed for the order of the files; None: their original order.
     """
 
     def read(path: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = 
 
 
 def draw(rows: Any, row_bytes: int, seed: int) -> Any:
-    """Shuffle the rows in a new order each time, drawn from as many as fit into memory."""
+    """Shuffle the rows differently each time, drawing from as many as fit into memory."""
     return rows.shuffle(max(_LEAST_DRAWN, _DRAWN_BYTES // max(1, row_bytes)), seed=seed)
 
 

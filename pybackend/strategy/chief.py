@@ -1,4 +1,4 @@
-"""Chief of an asynchronous training, from the files of its job to the trained model."""
+"""The chief in asynchronous training, from the files of its job to the trained model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train_as_chief(
     counts
         Rows of every rank's shard, by data set.
     peers
-        ``host:port`` of every rank; all servers run.
+        ``host:port`` of every rank; all servers are already running.
     answers
         Messages from observers of the training.
 
@@ -73,7 +73,7 @@ def train_as_chief(
     InputError
         The model cannot be trained asynchronously.
     PeerLostError
-        A parameter server was lost, or all workers.
+        A parameter server was lost, or all workers were.
     """
     os.chdir(folder)
     tf.config.threading.set_inter_op_parallelism_threads(count_threads())
@@ -137,7 +137,7 @@ def _train(
 
 
 def _copy_state(source: Any, target: Any) -> None:
-    """Copy the weights and the optimizer's state of a model to another."""
+    """Copy the weights and the optimizer's state from one model to another."""
     for one, other in zip(variables_of(source), variables_of(target), strict=True):
         other.assign(one.numpy())
 
@@ -198,7 +198,7 @@ def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
 
 
 def check_asynchronous(model: Any, job: TrainingJob) -> None:
-    """Reject a model that needs synchronized steps of all workers, before the first step.
+    """Reject a model that needs synchronized steps on all workers, before the first step.
 
     Raises
     ------
@@ -241,12 +241,12 @@ def variables_of(model: Any) -> list[Any]:
 
 
 class Keeping:
-    """Checkpoints of a training run after each epoch, when all steps have ended, if requested.
+    """Checkpoints, if requested, after each epoch of a training run, when all steps have ended.
 
     Attributes
     ----------
     epoch, history
-        Start of the training: completed epochs, and their metrics.
+        Start of training: completed epochs, and their metrics.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Servers of an asynchronous training: workers, which take steps, and parameter servers."""
+"""Servers in asynchronous training: workers, which take steps, and parameter servers."""
 
 from __future__ import annotations
 

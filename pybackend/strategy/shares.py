@@ -1,8 +1,8 @@
-"""Distribution of the rows of a parameter-server training to the workers and the chief.
+"""Distribute the rows in parameter-server training to the workers and the chief.
 
-Launchers distribute rows equally to all ranks. Those of the chief and of the parameter servers are
-for the workers, and validation rows are for the chief: TensorFlow moves their files before the
-first step.
+Launchers distribute rows equally to all ranks. The shares of the chief and the parameter servers
+are meant for the workers, and validation rows are meant for the chief: TensorFlow moves their files
+before the first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUMBER = "blocks/number"
 
 
 def device_of(job: TrainingJob, rank: int) -> str:
-    """Return TensorFlow's name of a rank's processor."""
+    """Return TensorFlow's name for a rank's processor."""
     role, index = place_of(job.roles, rank)
     return f"/job:{role}/replica:0/task:{index}/device:CPU:0"
 
@@ -74,7 +74,7 @@ def count_shares(job: TrainingJob, counts: Sequence[int]) -> list[int]:
 
 
 def _share_out(job: TrainingJob, rank: int) -> dict[int, slice]:
-    """Return the part of a rank's rows for each worker, by its number."""
+    """Return the part of a rank's rows for each worker, by the worker's number."""
     role, index = place_of(job.roles, rank)
     workers = len(ranks_of(job.roles, "worker"))
     if role == "worker":

@@ -1,4 +1,4 @@
-"""Steps of an asynchronous training: taken separately, on variables of the parameter servers."""
+"""Steps in asynchronous training: each is taken on its own; parameter servers hold variables."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class Steps:
     Parameters
     ----------
     model
-        Its variables are on the parameter servers, because it was built in the strategy's scope.
+        The model, whose variables are on the parameter servers because it was built in the
+        strategy's scope.
     own
-        The same model in this process.
+        The same model, with variables in this process.
     rows
-        Some rows in the shape that the model needs.
+        Some rows, in the shape that the model needs.
     written
         Types and shapes of the rows in the workers' files.
     """
@@ -62,10 +63,10 @@ class Steps:
         self._step = tf.function(step)
 
     def exact_iterations(self) -> AbstractContextManager[None]:
-        """Count every step of the optimizer in this context, since learning rates depend on it.
+        """Count every step of the optimizer within this context, since learning rates depend on it.
 
-        Keras's variable reads its value and writes the next one, while another worker may do so,
-        too.
+        Keras's own variable reads its value and writes the next one, and another worker may do the
+        same in between.
         """
         count = self._model.optimizer.iterations
         return override(count, "assign_add", lambda value: count.value.assign_add(value))
@@ -99,16 +100,16 @@ def _make_variable(value: Any) -> Any:
 
 
 class SummedMetrics:
-    """Sums of loss and metrics over rows, in variables of the strategy.
+    """Sums of the loss and metrics over rows, in variables of the strategy.
 
-    A metric of Keras reads its variables, and writes the new values: if several workers take steps
-    at the same time, one step would be lost. Here a step computes the increments by its rows, and
-    adds them in one operation.
+    A Keras metric reads its variables, then writes the new values: if several workers took steps at
+    the same time, one of the steps would be lost. Here, a step computes the increments from its
+    rows, and adds them in one operation.
 
     Parameters
     ----------
     model
-        Model whose compiled metrics may be summed, and are built; only `read` changes it.
+        Model whose compiled metrics can be summed, and are built; only `read` changes it.
     make
         Called with an initial value; returns a variable of the strategy.
     """
@@ -124,7 +125,7 @@ class SummedMetrics:
         self._rows = make(tf.zeros((), tf.float64))
 
     def add(self, loss: Any, count: Any, data: Sequence[Any], y_pred: Any) -> None:
-        """Add a batch: its mean loss, its rows, and ``(x, y)`` or ``(x, y, sample_weight)``."""
+        """Add a batch: its mean loss, row count, and ``(x, y)`` or ``(x, y, sample_weight)``."""
         rows = tf.cast(count, tf.float64)
         self._loss.assign_add(tf.cast(loss, tf.float64) * rows)
         self._rows.assign_add(rows)

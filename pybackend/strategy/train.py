@@ -1,4 +1,4 @@
-"""One process of an asynchronous training, for all roles."""
+"""One process in asynchronous training, for all roles."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def train_asynchronously(
     end: Callable[..., object],
     answers: Answers,
 ) -> Training:
-    """Take this process's part; workers and parameter servers run until the chief has trained.
+    """Take part in training; workers and parameter servers run until the chief has finished.
 
     Parameters
     ----------
     server
-        The socket at which this process listens; closed.
+        The socket on which this process listens; this function closes it.
     end
         Called in a thread of a server when the chief has trained: with None and the values to
-        report, by name, or with the error by which the chief was lost.
+        report, by name, or with the error if the chief was lost.
     answers
-        Messages from observers of the training to the chief.
+        Messages from observers of the training run to the chief.
     """
     os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
     read_sources(job, rank, folder, order)
@@ -78,7 +78,7 @@ def train_asynchronously(
 
 
 def _settle(folder: Path, gather: Gather) -> dict[str, list[int]]:
-    """Make the layouts of all ranks' rows equal; returns the rows of each, by data set."""
+    """Make the layouts of all ranks' rows equal; return the ranks' row counts by data set."""
     everyone = [json.loads(text) for text in gather("rows", json.dumps(read_layouts(folder)))]
     check_layouts(everyone)
     counts = {}

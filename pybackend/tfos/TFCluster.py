@@ -56,14 +56,14 @@ _CAUSE_SECONDS = 10.0
 
 
 class InputMode:
-    """Reader of the data: the function itself, or Spark, which feeds the function."""
+    """Source of the rows: the function reads its own data, or Spark feeds it."""
 
     TENSORFLOW = 0
     SPARK = 1
 
 
 class TFCluster:
-    """Running cluster; made by `run`.
+    """A running cluster; returned by `run`.
 
     Attributes
     ----------
@@ -72,7 +72,8 @@ class TFCluster:
     cluster_info
         A dict per node: executor_id, job_name, task_index, host, port, addr, tb_port, tb_pid.
     cluster_meta, cluster_id, nodeRDD, server
-        As in the original; ``server.done`` is whether a function wants no more rows.
+        As in TensorFlowOnSpark; ``server.done`` is True once a function does not want any more
+        rows.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class TFCluster:
         feed_timeout: float = _FEED_SECONDS,
         qname: str = "input",
     ) -> None:
-        """Feed the rows to the workers; return when all have been taken, or are not wanted.
+        """Feed the rows to the workers; return when all have been taken, or no more are wanted.
 
         Parameters
         ----------
@@ -113,15 +114,15 @@ class TFCluster:
             An RDD, a DataFrame (fastest), or a DStream. If `DataFeed` has an
             ``input_mapping``, columns of a DataFrame become arrays: see `DataFeed.next_batch`.
         num_epochs
-            Number of times that the rows are fed; 0: ten, or until the function calls
+            Number of times that the rows are fed; 0: ten times, or until the function calls
             ``terminate``.
         feed_timeout
-            Longest time in seconds in which a worker takes no row.
+            Maximum seconds during which a worker takes no row.
 
         Raises
         ------
         ClusterError
-            A worker took no row for that time, or the cluster has ended.
+            A worker took no row for that long, or the cluster has ended.
         WorkerFailedError
             A worker failed.
         SerializationError
@@ -141,7 +142,7 @@ class TFCluster:
             self._feed(dataRDD, epochs, feeder)
 
     def train_lists(self, frame: Any, num_epochs: int) -> None:
-        """Feed like `train`, with columns of the DataFrame as lists, like those of its RDD.
+        """Feed as in `train`, but with columns of the DataFrame as lists, as from its RDD.
 
         Raises
         ------
@@ -154,7 +155,7 @@ class TFCluster:
             raise InputError("the DataFrame has no rows: there is nothing to train on")
 
     def abort(self, reason: str) -> None:
-        """End the workers without notifying them that no more rows come."""
+        """Stop the workers without notifying them that there are no more rows."""
         self._is_over = True
         self._launched.give_up(reason)
         self._python.close()
@@ -181,17 +182,17 @@ class TFCluster:
         return rows.mapPartitions(InferItems(feeder, new_token()[:16]))
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
-        """Notify the workers that no more rows come, and wait until all functions have returned.
+        """Notify the workers that there are no more rows, and wait for all functions to return.
 
         Parameters
         ----------
         ssc
             A StreamingContext that feeds the workers. `shutdown` waits for it, and stops it when a
-            function wants no more rows.
+            function does not want any more rows.
         grace_secs
             Ignored: `shutdown` waits for the functions without a limit after the last row.
         timeout
-            Seconds after which running workers are ended; -1: never.
+            Seconds after which running workers are stopped; -1: never.
 
         Raises
         ------
@@ -278,18 +279,18 @@ def _check_rows(rows: Any, methods: Sequence[str]) -> None:
 
 
 class _NobodyTakesRows(Exception):
-    """All functions returned or want no more rows, so that the feeding tasks can stop."""
+    """All functions have returned or want no more rows, so that the feeding tasks can stop."""
 
 
 class _LaunchedCluster:
-    """Workers of a cluster, which a separate thread launches.
+    """Workers of a cluster, launched by a separate thread.
 
     Attributes
     ----------
     nodes
         Description of each node, by executor id.
     launch, fed
-        Function that the thread calls; and the launcher to notify when no more rows come.
+        Function that the thread calls; and the launcher to notify when there are no more rows.
     """
 
     def __init__(self, workers: int) -> None:
@@ -309,12 +310,12 @@ class _LaunchedCluster:
 
     @property
     def done(self) -> bool:
-        """True if a function wants no more rows."""
+        """True if a function does not want any more rows."""
         return bool(self._satisfied)
 
     @property
     def has_ended(self) -> bool:
-        """True if no worker runs any more."""
+        """True if none of the workers are still running."""
         return not self._thread.is_alive()
 
     def start(self, is_fed: bool, seconds: float) -> None:
@@ -342,11 +343,11 @@ class _LaunchedCluster:
         self.nodes = sorted(self._known.values(), key=lambda node: int(node["executor_id"]))
 
     def feeder(self, timeout: float) -> Feeder:
-        """Return the client with which tasks feed the workers that take rows."""
+        """Return the client that tasks use to feed the workers that take rows."""
         return Feeder({rank: self._fed[rank] for rank in self._takers()}, self.token, timeout)
 
     def watch(self) -> None:
-        """Raise the workers' failure, or `_NobodyTakesRows`, to end the tasks that feed."""
+        """Raise the workers' failure, or `_NobodyTakesRows`, to stop the feeding tasks."""
         self.raise_failure(_LOOK_SECONDS)
         if self.has_ended or self._satisfied.issuperset(self._takers()):
             raise _NobodyTakesRows
@@ -363,7 +364,7 @@ class _LaunchedCluster:
             raise self._error
 
     def finish(self, deadline: float, timeout: float) -> None:
-        """Wait for the workers' end, and raise their failure."""
+        """Wait for the workers to end, and raise their failure."""
         if self.fed is not None:
             self.fed.close_feeds()
         while not self.has_ended:  # a short wait, so that Ctrl-C is noticed
@@ -379,7 +380,7 @@ class _LaunchedCluster:
         """Do nothing: the workers end with their functions, or with this process."""
 
     def look(self) -> None:
-        """Raise the reason why the workers must end, if there is one."""
+        """Raise an error if there is a reason to stop the workers."""
         if self._reason is not None:
             raise ClusterError(self._reason)
 
@@ -390,7 +391,7 @@ class _LaunchedCluster:
             self._error = error
 
     def hear(self, event: Event) -> None:
-        """Process an event of a worker."""
+        """Process an event from a worker."""
         if not isinstance(event, Announced):
             self._show(event)
         elif event.name == FEED:
@@ -419,7 +420,7 @@ class _LaunchedCluster:
         raise self._error or ClusterError(reason)
 
     def give_up(self, reason: str) -> None:
-        """End the workers that still run, and wait a while for their end."""
+        """Stop the workers that are still running, and wait a while for them to exit."""
         self._reason = self._reason or reason
         self._thread.join(_END_SECONDS)
 
@@ -451,7 +452,7 @@ def run(
     tf_args
         Its first argument; a list also becomes its ``sys.argv``.
     num_executors
-        Number of all nodes; Spark needs that many slots.
+        Total number of nodes; Spark needs that many slots.
     num_ps
         Number of parameter servers among them.
     tensorboard, log_dir
@@ -537,7 +538,7 @@ def _count_roles(
 
 
 def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePlace, ...]:
-    """Return the nodes by rank, numbered as in the original: parameter servers first."""
+    """Return the nodes by rank, numbered as in TensorFlowOnSpark: parameter servers first."""
     starts, count = {}, 0
     for role in ("ps", "chief", "evaluator", "worker"):
         starts[role] = count
@@ -550,7 +551,7 @@ def _place_nodes(roles: dict[str, int], master_node: str | None) -> tuple[NodePl
 
 
 def _is_plain(kind: str) -> bool:
-    """Return whether Arrow gives a column the same values as Spark's own rows."""
+    """Return whether Arrow represents a column with the same values as Spark's own rows."""
     while kind.startswith("array<"):
         kind = kind.removeprefix("array<").removesuffix(">")
     return kind in _PLAIN

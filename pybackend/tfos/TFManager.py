@@ -56,7 +56,7 @@ class ItemQueue(queue.Queue[Any]):
 
 
 class FedQueue:
-    """Rows that Spark feeds a worker, and the results for them, with the methods of a queue."""
+    """Rows that Spark feeds to a worker, and the results for them, with the methods of a queue."""
 
     def __init__(self, rows: RowQueue) -> None:
         self._rows = rows
@@ -105,7 +105,7 @@ class TFManager:
         self._values[key] = value
 
     def shutdown(self) -> None:
-        """Remove this manager, so that `connect` does not find it any more."""
+        """Remove this manager, so that `connect` no longer finds it."""
         _STARTED.pop(self.address, None)
 
 
@@ -124,7 +124,7 @@ def connect(address: str, authkey: bytes) -> TFManager:
     Raises
     ------
     InputError
-        There is no such manager, or it has another key. Managers of other processes cannot be
+        There is no such manager, or it has a different key. Managers of other processes cannot be
         reached: `TFCluster.train` and `TFCluster.inference` pass rows and results between
         processes.
     """

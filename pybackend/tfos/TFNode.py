@@ -1,4 +1,4 @@
-"""Helpers of a function on a worker: paths on the cluster's file system, and its rows."""
+"""Helpers for a function on a worker: paths on the cluster's file system, and its rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def hdfs_path(ctx: Any, path: str) -> str:
     ctx
         Object with ``defaultFS`` and ``working_dir``.
     path
-        Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a disk.
+        Relative paths are below the user's folder on HDFS, or below ``working_dir`` on a local
+        disk.
     """
     root = ctx.defaultFS
     if path.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
@@ -93,16 +94,16 @@ def terminate(mgr: Any, qname: str = "input") -> NoReturn:
 
 
 class DataFeed:
-    """Rows that Spark feeds this worker, and the results that it returns for them.
+    """Rows that Spark feeds to this worker, and the results that it returns for them.
 
     Parameters
     ----------
     mgr
         The context's ``mgr``.
     train_mode
-        False for inference: a batch then holds rows of one partition only.
+        False for inference: a batch then holds rows from one partition only.
     qname_in, qname_out
-        Names of queues of ``mgr``.
+        Names of queues in ``mgr``.
     input_mapping
         Mapping from columns of a DataFrame to names of tensors. The values of a row are in the
         order of the sorted columns.
@@ -131,13 +132,15 @@ class DataFeed:
         """Return the next rows: a list, or with ``input_mapping`` a dict with a column per tensor.
 
         Waits for ``batch_size`` rows; returns fewer at the end, and in inference at the end of a
-        partition. A column is a list. If `TFCluster.train` was called with a DataFrame of numbers,
-        text and arrays of these, it is a numpy array with one entry per row, directly from Arrow.
+        partition. A column is a list or, if `TFCluster.train` was called with a DataFrame of
+        numbers, text and arrays of these, a numpy array with one entry per row, taken directly from
+        Arrow.
 
         Raises
         ------
         InputError
-            A column of such a DataFrame is not an array: it has nulls or lists of several lengths.
+            A column of such a DataFrame is not an array: it has nulls or lists of different
+            lengths.
         """
         queue, apart = self.queue_in, not self.train_mode
         if self.input_tensors is None:
@@ -153,7 +156,7 @@ class DataFeed:
         return self.done_feeding
 
     def batch_results(self, results: Sequence[Any]) -> None:
-        """Send one result for each row that was taken, in their order."""
+        """Send one result for each row that was taken, in row order."""
         self.queue_out.give(results)
 
     def terminate(self) -> None:

@@ -40,7 +40,8 @@ class TFNodeContext:
     mgr
         Manager for `TFNode.DataFeed`.
     tmp_socket
-        Socket that holds the port of this node's server until `release_port`; None without one.
+        Socket that holds the port of this node's server until `release_port`; None if there is
+        none.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ def run(
     queues: Sequence[str],
     background: bool,
 ) -> Callable[[Iterable[int]], None]:
-    """Return a function for one partition with a node's number, which runs ``fn`` as that node.
+    """Return a function for a partition that holds a node's number; it runs ``fn`` as that node.
 
     `TFCluster.run` does more, and does not use this. The nodes register at a `reservation.Server`,
     and the function runs in the process of Spark's task.
@@ -207,12 +208,12 @@ def _set_gpus(
     job_name: str = "",
     task_index: int = 0,
 ) -> None:
-    """Make this node's GPUs visible to TensorFlow: its task's, or else free ones of its machine.
+    """Make this node's GPUs visible to TensorFlow: its task's, or else free ones on its machine.
 
     Raises
     ------
     ClusterError
-        The node has fewer than ``tf_args.num_gpus``.
+        The node has fewer than ``tf_args.num_gpus`` GPUs.
     """
     wanted = _wanted_gpus(tf_args)
     gpus = _gpus_of_task()
@@ -248,12 +249,12 @@ def _gpus_of_task() -> list[str]:
 
 
 def _may_search() -> bool:
-    """Return whether this process may use GPUs that were not assigned to it: not in a pod."""
+    """Return whether this process may use GPUs that were not assigned to it; False in a pod."""
     return "SPARK_EXECUTOR_POD_IP" not in os.environ and bool(gpu_info.is_gpu_available())
 
 
 def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index: int) -> int:
-    """Return the index of this node among the nodes of its host."""
+    """Return the index of this node among the nodes on its host."""
     own = spec[job_name][task_index]
     host = own.rpartition(":")[0]
     nodes = [node for nodes in spec.values() for node in nodes]
@@ -261,7 +262,7 @@ def _index_on_host(spec: Mapping[str, Sequence[str]], job_name: str, task_index:
 
 
 def start_tensorboard(host: str, log_dir: str) -> int:
-    """Start TensorBoard, which ends with this worker; return its port, 0 if it did not start."""
+    """Start TensorBoard, which ends with this worker; return its port, or 0 if it did not start."""
     process = subprocess.Popen(
         [
             sys.executable,

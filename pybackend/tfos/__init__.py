@@ -1,4 +1,4 @@
-"""API of TensorFlowOnSpark, so that its users only change an import.
+"""API of TensorFlowOnSpark, so that its users only have to change an import.
 
-Modules and names are spelled as there; the rest of this package implements them.
+Modules and names are spelled as they are there; the rest of this package implements them.
 """

@@ -1,4 +1,4 @@
-"""Functions for users that hide differences between versions of TensorFlow and Keras."""
+"""Functions that hide differences between versions of TensorFlow and Keras from users."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _MADE_UP = re.compile(r"(input_layer|keras_tensor|input)(_\d+)?")
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Write a model as a SavedModel, with the signature ``serving_default``.
 
-    Its inputs have the names of the model's inputs; a single unnamed input is called
-    ``<first layer>_input``. Its outputs have the names of their layers. A subclassed model has the
-    names that Keras chooses.
+    Its inputs are named after the model's inputs; a single unnamed input is called ``<first
+    layer>_input``. Its outputs are named after their layers. For a subclassed model, Keras chooses
+    the names.
 
     Parameters
     ----------
     model
-        A model of Keras 3, or of tf_keras if TF_USE_LEGACY_KERAS is set.
+        A Keras 3 model, or a tf_keras model if TF_USE_LEGACY_KERAS is set.
     is_chief
-        All other nodes write too, as a strategy may need them, but their files are deleted.
+        All other nodes write, too, because a strategy may need them to, but their files are
+        deleted.
     """
     if is_chief:
         _export(model, export_dir)

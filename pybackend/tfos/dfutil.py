@@ -59,7 +59,7 @@ def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) 
     """Read TFRecord files as a DataFrame, its columns sorted by name.
 
     Whole numbers are ``bigint``, others ``double``, bytes are text unless ``binary_features`` names
-    them; features of several values are arrays of these.
+    them; features with several values are arrays of these.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def toTFExample(
     Raises
     ------
     InputError
-        A column has a type that a record cannot hold; names it.
+        A column has a type that a record cannot hold. The message names it.
     """
     return _ToExamples(tuple((name, kind) for name, kind in dtypes if _arrow_type(name, kind)))
 
@@ -145,7 +145,7 @@ def _arrow_type(name: str, kind: str) -> Any:
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> list[Any]:
-    """Convert serialized tf.train.Example to rows of their features, for ``mapPartitions``.
+    """Convert serialized tf.train.Example records to rows of features, for ``mapPartitions``.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> l
     Raises
     ------
     InputError
-        An example is invalid, or two examples have a feature in different kinds of lists.
+        An example is invalid, or two examples have the same feature in different kinds of lists.
     """
     from pyspark.sql import Row
 
@@ -187,7 +187,7 @@ def _python_value(value: Any) -> Any:
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """Return the ``StructType`` of the rows that `fromTFExample` makes of such examples.
+    """Return the ``StructType`` of the rows that `fromTFExample` makes from such examples.
 
     Parameters
     ----------

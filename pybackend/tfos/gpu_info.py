@@ -1,4 +1,4 @@
-"""GPUs of this machine that no process uses, according to ``nvidia-smi``."""
+"""GPUs on this machine that no process uses, according to ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     num_gpu
         Number of GPUs.
     worker_index
-        Index of the worker on this machine, so that each takes different GPUs; -1: at random.
+        Index of the worker on this machine, so that each worker takes different GPUs; -1: at
+        random.
     format
         `AS_STRING`, as ``CUDA_VISIBLE_DEVICES`` takes them, or `AS_LIST`.
 
@@ -53,7 +54,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     InputError
         ``format`` is something else.
     ClusterError
-        Fewer are free, workers would share them, or the machine has no GPUs.
+        Too few GPUs are free, workers would share them, or the machine has none.
     """
     if format not in (AS_STRING, AS_LIST):
         raise InputError(f"`format` must be {AS_STRING!r} or {AS_LIST!r}, not {format!r}")

@@ -43,7 +43,7 @@ class NodeSettings:
     default_fs, working_dir
         As in `TFNodeContext`.
     release_port
-        Whether the port of a node's server is free when its function starts.
+        Whether the port of a node's server is released when its function starts.
     tensorboard
         Executor id of the node that starts TensorBoard; None: no node.
     log_dir
@@ -109,7 +109,7 @@ def _manager(context: WorkerContext) -> Any:
 
 
 def _tell_end(queue: Any, announce: Callable[[str, str], object]) -> None:
-    """Notify the driver when the function wants no more rows."""
+    """Notify the driver when the function does not want any more rows."""
     with queue.changed:
         queue.changed.wait_for(lambda: queue.has_stopped)
         has_failed, was_left = queue.failure is not None, queue.was_left

@@ -225,7 +225,7 @@ class TFModel(
 def yield_batch(
     iterable: Iterable[Any], batch_size: int, num_tensors: int = 1
 ) -> Iterator[list[list[Any]]]:
-    """Yield batches of rows as one list per tensor; the last batch may be smaller.
+    """Yield batches of rows, each as one list per tensor; the last batch may be smaller.
 
     Parameters
     ----------

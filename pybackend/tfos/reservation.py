@@ -1,4 +1,4 @@
-"""Registration of nodes at a server, over authenticated connections."""
+"""Registration of nodes with a server, over authenticated connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class ReservationRequest:
-    """Request of a client; ``data`` is a value that `encode_value` encoded."""
+    """Request from a client; ``data`` is a value that `encode_value` encoded."""
 
     type: str
     data: str = ""
@@ -37,7 +37,7 @@ class ReservationRequest:
 
 @dataclass(frozen=True)
 class ReservationAnswer:
-    """Answer of the server; ``data`` is a value that `encode_value` encoded."""
+    """Answer from the server; ``data`` is a value that `encode_value` encoded."""
 
     data: str
 
@@ -90,7 +90,7 @@ class Reservations:
 
 
 class Server:
-    """Server at which nodes register.
+    """Server with which nodes register.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Server:
     Attributes
     ----------
     done
-        Whether a client, or `stop`, requested it to stop.
+        Whether a client, or `stop`, has requested that the server stop.
     """
 
     def __init__(self, count: int) -> None:
@@ -112,7 +112,7 @@ class Server:
         self._streams: list[Stream] = []
 
     def start(self) -> Address:
-        """Listen on a thread; return the address for `Client`."""
+        """Listen in a thread; return the address for `Client`."""
         server = self.start_listening_socket()
         token = new_token()
         self._acceptor = Acceptor(server, token, _PURPOSE, self._welcome)
@@ -126,7 +126,7 @@ class Server:
         Parameters
         ----------
         status
-            Contains ``"error"`` as soon as the nodes cannot start.
+            Contains ``"error"`` as soon as it is known that the nodes cannot start.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Server:
         return os.environ.get(TFOS_SERVER_HOST) or util.get_ip_address()
 
     def get_server_ports(self) -> list[int]:
-        """Return the ports in TFOS_SERVER_PORT: one, or a range like 9997-9999; 0 is any port."""
+        """Return the ports in TFOS_SERVER_PORT: one, or a range like 9997-9999; 0 for any port."""
         text = os.environ.get(TFOS_SERVER_PORT, "0")
         first, _, last = text.partition("-")
         if not (first.isdecimal() and (last or first).isdecimal()):
@@ -222,9 +222,9 @@ class Client:
     Raises
     ------
     InputError
-        It has no token.
+        The address has no token.
     OSError
-        No server, or another one, listens there.
+        No server, or a different one, listens there.
     """
 
     def __init__(self, server_addr: Address) -> None:
@@ -244,7 +244,7 @@ class Client:
         self._stream.close()
 
     def register(self, reservation: Any) -> Any:
-        """Register a node by plain data, of types that `barrier_run` can return."""
+        """Register a node as plain data, with types that `barrier_run` can return."""
         return self._request("REG", reservation)
 
     def get_reservations(self) -> Any:

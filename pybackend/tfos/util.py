@@ -1,4 +1,4 @@
-"""Small functions about this machine."""
+"""Small functions for information about this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _EXECUTOR_ID = "executor_id"
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
-    """Make a number of GPUs visible to TensorFlow in this process, or no GPU.
+    """Make a number of GPUs, or none, visible to TensorFlow in this process.
 
     Parameters
     ----------
     worker_index
         Index of this worker.
     nodes
-        ``host:port`` of all workers: those on one host take different GPUs.
+        ``host:port`` of all workers: workers on the same host take different GPUs.
     """
     visible = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
@@ -49,7 +49,7 @@ def find_in_path(path: str, file: str) -> str | bool:
 
 
 def write_executor_id(num: int) -> None:
-    """Write the number of the node on this executor to the current folder."""
+    """Write the number of the node on this executor to a file in the current folder."""
     Path(_EXECUTOR_ID).write_text(str(num))
 
 

@@ -1,1 +1,1 @@
-"""TFRecord files of tf.train.Example, written and read by numpy and Arrow, without TensorFlow."""
+"""TFRecord files of tf.train.Example, written and read with numpy and Arrow, without TensorFlow."""

@@ -43,10 +43,10 @@ class Chunk:
     file
         Path of the file, for messages.
     first, place
-        Number of the first record in the file, and the offset of ``content`` in the (decompressed)
-        file.
+        Number of the first record within the file, and the offset of ``content`` in the
+        (decompressed) file.
     content, starts, lengths
-        The data of record i are ``content[starts[i]:starts[i] + lengths[i]]``.
+        The data of record i is ``content[starts[i]:starts[i] + lengths[i]]``.
     """
 
     file: str
@@ -57,17 +57,17 @@ class Chunk:
     lengths: Index
 
     def between(self, first: int, last: int) -> Chunk:
-        """Return the records with numbers from ``first`` to ``last`` - 1."""
+        """Return the records numbered ``first`` to ``last`` - 1."""
         rows = slice(max(0, first - self.first), max(0, last - self.first))
         starts, lengths = self.starts[rows], self.lengths[rows]
         return replace(self, first=self.first + rows.start, starts=starts, lengths=lengths)
 
     def name_record(self, row: int) -> str:
-        """Return the file, number and place of a record, for messages."""
+        """Return the file, number and position of a record, for messages."""
         return _name_record(self, row, int(self.starts[row]) - HEAD)
 
     def check(self) -> Checksums:
-        """Verify and return the data's checksums; an `InputError` names the first wrong one."""
+        """Verify and return the data checksums; an `InputError` names the first mismatch."""
         row = find_wrong_data(self.content, self.starts, self.lengths)
         if row is not None:
             raise _damaged_error(self.name_record(row), "data")
@@ -92,12 +92,12 @@ def read_chunks(
 ) -> Iterator[Chunk]:
     """Yield a file's records from ``mark`` on: the number of a record and its offset.
 
-    The checksums of lengths are verified; `Chunk.check` verifies those of the data.
+    Only the length checksums are verified; `Chunk.check` verifies the data checksums.
 
     Raises
     ------
     InputError
-        Names the file, and the record and byte at which it ends too early or is damaged.
+        Names the file, and the record and byte at which it is truncated or damaged.
     """
     first, place = mark
     with open_for_reading(uri) as file:
@@ -119,7 +119,7 @@ def read_chunks(
 class ForwardReader:
     """Reader of a compressed file for ranges of rows in increasing order.
 
-    It decompresses the file once for all ranges, instead of from the beginning for each.
+    It decompresses the file once for all ranges, instead of starting over for each range.
     """
 
     def __init__(self, uri: str, compression: Compression) -> None:
@@ -127,7 +127,7 @@ class ForwardReader:
         self._rest = read_chunks(uri, compression)
 
     def has(self, row: int) -> bool:
-        """Return whether a row has not been passed yet."""
+        """Return whether the reader has not yet passed a row."""
         return self._last is None or self._last.first <= row
 
     def chunks(self) -> Iterator[Chunk]:
@@ -180,7 +180,7 @@ def _check_heads(chunk: Chunk) -> None:
 
 
 def _read(uri: str, stream: Any, size: int) -> bytes:
-    """Read up to ``size`` bytes; allocate no more memory than there are bytes."""
+    """Read up to ``size`` bytes; allocate no more memory than the file has bytes."""
     parts: list[bytes] = []
     try:
         while size > 0 and (part := stream.read(min(size, _READ_BYTES))):

@@ -73,7 +73,7 @@ class DecompressingReader:
         Raises
         ------
         ValueError
-            The stream is damaged or ends too early.
+            The stream is damaged or truncated.
         """
         parts: list[bytes] = []
         while size > 0 and (part := self._read_some(size)):

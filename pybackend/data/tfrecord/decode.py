@@ -1,4 +1,4 @@
-"""Records of tf.train.Example as Arrow batches, and the columns that they have."""
+"""Decode records of tf.train.Example to Arrow batches, and infer their columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIST = "[]"
 
 
 def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
-    """Convert a checked `tfrecord_spec` to a schema, in its order."""
+    """Convert a checked `tfrecord_spec` to a schema, in the same order."""
     import pyarrow as pa
 
     fields = []
@@ -42,13 +42,13 @@ def spec_to_schema(spec: Mapping[str, str]) -> pa.Schema:
 def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
     """Infer the `tfrecord_spec` of a sample, sorted by name.
 
-    A feature is a scalar if each record that has it has one value, otherwise a list. Bytes remain
-    bytes: records do not specify whether they are text.
+    A feature is a scalar if it has one value in each record that contains it, otherwise a list.
+    Bytes remain bytes: records do not specify whether they are text.
 
     Raises
     ------
     InputError
-        Names the feature that is of two kinds, or whose type cannot be inferred.
+        Names the feature that has more than one kind, or whose type cannot be inferred.
     """
     kinds: dict[str, int] = {}
     single: dict[str, bool] = {}
@@ -72,13 +72,13 @@ def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
 
 
 def decode_chunk(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the features of a schema, in its order; null if a record does not have one.
+    """Return the features of a schema, in schema order; null where a record lacks one.
 
     Raises
     ------
     InputError
-        Names the record and the feature that is of another kind, does not have the one value that
-        the schema requires, or has a value that its type cannot hold.
+        Names the record, and the feature that has the wrong kind, does not have exactly one value
+        although the schema requires it, or has a value that its type cannot hold.
     """
     import pyarrow as pa
 
@@ -133,7 +133,7 @@ def _to_lists(
 
 
 def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
-    """Return a column of all rows from the values of some; the others are null."""
+    """Expand the values of some rows to a column for all rows; the others are null."""
     import pyarrow as pa
 
     if len(values) == rows:
@@ -145,7 +145,7 @@ def _spread(values: pa.Array, records: Index, rows: int) -> pa.Array:
 
 
 def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa.Field) -> pa.Array:
-    """Cast values to the type of the column or of its arrays' elements."""
+    """Cast values to the type of the column, or of the elements in its arrays."""
     import pyarrow as pa
 
     kind = field.type.value_type if is_list(field.type) else field.type

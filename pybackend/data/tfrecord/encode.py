@@ -1,7 +1,7 @@
-"""Arrow batches as TFRecord files hold them: one framed tf.train.Example per row.
+"""Encode Arrow batches for TFRecord files: one framed tf.train.Example per row.
 
 The bytes are those of protobuf's deterministic serialization: features in the order of their names'
-bytes, numbers packed. A null is a feature that the record does not have.
+bytes, numbers packed. A null is stored by leaving the feature out of the record.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Payload:
     sizes
         Number of bytes of each row; -1 for a row without a value.
     is_one_field
-        Whether a row's bytes are the content of one field of the list, to be preceded by its tag
-        and length, and not complete fields.
+        Whether a row's bytes are only the content of one field of the list, which still needs its
+        tag and length, rather than complete fields.
     """
 
     kind: int
@@ -63,7 +63,7 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     Raises
     ------
     InputError
-        The type is not supported, or an array has a null; rows are counted from ``first_row``.
+        The type is not supported, or an array has a null; row numbers start at ``first_row``.
     """
     kind = choose_list(column.type)
     if kind is None:
@@ -85,7 +85,7 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
 
 
 def _spread(given: Payload, rows: Index, count: int) -> Payload:
-    """Extend the payload of the ``rows`` with a value to ``count`` rows."""
+    """Extend a payload, which has only the ``rows`` with a value, to ``count`` rows."""
     if len(rows) == count:
         return given
     sizes = np.full(count, -1)
@@ -162,14 +162,14 @@ _SECOND = b"\x12"
 
 
 class EncodedBatch(NamedTuple):
-    """Records as bytes of a file.
+    """Records as the bytes to write to a file.
 
     Attributes
     ----------
     content, offsets
-        Their bytes, and the start of each record; the last entry is the end.
+        The bytes, and the start of each record; the last entry is the end.
     checksums
-        Checksums of their data.
+        Checksums of the data of each record.
     """
 
     content: Bytes
@@ -183,7 +183,7 @@ def encode_batch(batch: pa.RecordBatch, first_row: int = 0) -> EncodedBatch:
     Parameters
     ----------
     first_row
-        Number of the first row in messages.
+        Number of the first row, for messages.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def _sort_key(name: str) -> tuple[int, ...]:
 
 
 def _build_record_heads(sizes: Index) -> list[bytes]:
-    """Return the heads of the frame and of Example's one field, for features of these sizes."""
+    """Return the headers of the frame and of Example's only field, for features of these sizes."""
     fields = [_FIRST + encode_one(size) for size in sizes.tolist()]
     lengths = sizes + np.array([len(field) for field in fields], np.int64)
     frames = build_heads(lengths)
@@ -222,7 +222,7 @@ def _build_record_heads(sizes: Index) -> list[bytes]:
 
 
 def _build_entry_heads(key: bytes, payload: Payload, sizes: Index) -> list[bytes]:
-    """Return the bytes before payloads of these sizes, from the map's entry to the list's field."""
+    """Return the bytes that precede payloads of these sizes, from map entry to list field."""
     name = _FIRST + encode_one(len(key)) + key
     return [b"" if size < 0 else _build_entry_head(name, payload, size) for size in sizes.tolist()]
 
@@ -239,7 +239,7 @@ def _build_entry_head(name: bytes, payload: Payload, size: int) -> bytes:
 
 
 def _write_checksums(content: Bytes, offsets: Index) -> Checksums:
-    """Write the checksum behind each record's data, and return the checksums."""
+    """Write the checksum after each record's data, and return the checksums."""
     starts, ends = offsets[:-1] + HEAD, offsets[1:] - FOOT
     found = compute_masked_crcs(content, starts, ends - starts)
     for place in range(FOOT):

@@ -44,11 +44,11 @@ class Features:
     Attributes
     ----------
     records
-        Index in the chunk of the entry's record.
+        Index, within the chunk, of the record that contains the entry.
     key_starts, key_ends
-        Place of its name.
+        Position of its name.
     starts, ends
-        Place of its value, the message Feature.
+        Position of its value, the message Feature.
     """
 
     records: Index
@@ -75,11 +75,11 @@ class Lists:
     Attributes
     ----------
     records
-        Index of the record in the chunk.
+        Index of the record within the chunk.
     kinds
         Number of the list in the message Feature (`LISTS`).
     starts, ends
-        Place of the list.
+        Position of the list.
     """
 
     records: Index
@@ -113,7 +113,7 @@ def parse_features(chunk: Chunk) -> Features:
 
 
 def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> list[Features]:
-    """Return the entries by name; the last of several in a record, as in protobuf."""
+    """Return the entries by name; if a record has several, the last one, as in protobuf."""
     numbers = _match_names(np.frombuffer(chunk.content, np.uint8), features, names)
     order = np.argsort(numbers, kind="stable")
     edges = np.searchsorted(numbers[order], np.arange(len(names) + 1))
@@ -126,7 +126,7 @@ def select_by_name(chunk: Chunk, features: Features, names: Sequence[str]) -> li
 
 
 def _match_names(data: Bytes, features: Features, names: Sequence[str]) -> Index:
-    """Return the index of each entry's name in ``names``; ``len(names)`` if it is not there."""
+    """Return the index of each entry's name in ``names``; ``len(names)`` if it is absent."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -160,7 +160,7 @@ def list_names(chunk: Chunk, features: Features) -> list[str]:
 
 
 def parse_lists(chunk: Chunk, features: Features) -> Lists:
-    """Return the lists of features of one name; a Feature without a list counts as absent."""
+    """Return the lists of all features with one name; a Feature without a list counts as absent."""
     fields = parse_record_fields(chunk, features.records, features.starts, features.ends)
     is_list = (fields.wires == LENGTH_DELIMITED) & (fields.numbers <= max(LISTS))
     fields = fields.where(is_list)
@@ -169,7 +169,7 @@ def parse_lists(chunk: Chunk, features: Features) -> Lists:
 
 
 def _is_last(owners: Index) -> Flags:
-    """Return whether each entry is the last of its owner; ``owners`` are sorted."""
+    """Return, for each entry, whether it is the last one of its owner; ``owners`` are sorted."""
     last = np.ones(len(owners), np.bool_)
     last[:-1] = owners[1:] != owners[:-1]
     return last
@@ -209,7 +209,7 @@ def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]
     values
         An Arrow array of ``large_binary``, ``float`` or ``int64``.
     counts
-        An entry per list.
+        One entry per list.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""TFRecord files with rows numbered across all files, which can be read from any row on."""
+"""TFRecord files with rows numbered across all files, readable from any row on."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class RecordFiles:
     Attributes
     ----------
     files, counts, sizes
-        Paths or URIs, and the numbers of records and bytes of each.
+        Paths or URIs, and the number of records and of bytes in each.
     schema
         The columns.
     compressions, marks
-        Compression of each file, and places from which it can be read: the number of a record and
-        its offset.
+        Compression of each file, and points from which it can be read: record numbers with their
+        offsets.
     checksums
         Checksum of each file's records, as in `Part`; empty if there is no manifest.
     """
@@ -67,19 +67,19 @@ class RecordFiles:
 
     @property
     def index(self) -> tuple[str, ...]:
-        """Index columns: TFRecord files do not mark any."""
+        """Index columns: always empty, because TFRecord files do not mark any."""
         return ()
 
     @property
     def nulls(self) -> Mapping[str, int]:
-        """Columns with nulls: unknown before the files are read."""
+        """Columns with nulls: always empty, because they are unknown until the files are read."""
         return {}
 
     @classmethod
     def at(
         cls, uri: Places, tfrecord_spec: Mapping[str, str] | None = None, name: str = "data"
     ) -> RecordFiles:
-        """Open a file, the files of a folder, or those of several paths.
+        """Open a file, the files in a folder, or the files at several paths.
 
         A folder that `write_tfrecords` wrote is described by its manifest. Other files are read
         once to count their records, and a sample of them determines the columns.
@@ -125,7 +125,7 @@ class RecordFiles:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
-        """Convert the data of `to_json` back, also after JSON turned tuples into lists."""
+        """Convert the data of `to_json` back, even if JSON has turned tuples into lists."""
         lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
         marks = tuple(tuple((row, place) for row, place in pairs) for pairs in values["marks"])
         return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})
@@ -135,7 +135,7 @@ class RecordFiles:
 
     @property
     def rows(self) -> int:
-        """Number of records of all files."""
+        """Number of records in all files."""
         return sum(self.counts)
 
     def batches(self, first: int, last: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -149,7 +149,7 @@ class RecordFiles:
         Raises
         ------
         InputError
-            Names the file and the record that is damaged, or does not fit the schema.
+            Names the file and the record that is damaged or does not match the schema.
         """
         schema = self._select_schema(columns)
         begin = 0
@@ -162,7 +162,7 @@ class RecordFiles:
     def pieces(
         self, ranges: Sequence[tuple[int, int]], columns: Sequence[str]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield batches of ranges of rows, with the number of each batch's first row."""
+        """Yield batches for ranges of rows, with the number of each batch's first row."""
         for first, last in ranges:
             place = first
             for batch in self.batches(first, last, columns):
@@ -274,12 +274,12 @@ def _count_files(uri: Places, spec: Mapping[str, str] | None, name: str) -> Reco
 
 
 def count_records(file: str, compression: Compression) -> tuple[int, Marks]:
-    """Count the records of a file, and find places from which it can be read.
+    """Count the records in a file, and find points from which it can be read.
 
     Raises
     ------
     InputError
-        Names the record and byte at which the file ends too early or is damaged.
+        Names the record and byte at which the file is truncated or damaged.
     """
     count = 0
     marks: list[Mark] = []

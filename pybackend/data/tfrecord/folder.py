@@ -1,8 +1,8 @@
 """A folder of records: its manifest, and its publication in one step.
 
 Tasks write into a temporary subfolder, which readers skip, under one name per attempt. When the job
-has ended, the files of the successful attempts are moved to their place. The manifest then makes
-them the data, and only after that are the previous files removed.
+has ended, the files from the successful attempts are moved into place. Writing the manifest then
+makes them the current data. Only after that are the previous files removed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Manifest:
     Attributes
     ----------
     fields
-        The columns, as JSON of a Spark StructType.
+        The columns, as the JSON of a Spark StructType.
     parts
-        The files in the order of their rows.
+        The files, in row order.
     """
 
     fields: dict[str, Any]
@@ -96,7 +96,7 @@ class Manifest:
         Raises
         ------
         InputError
-            Names the file that is missing, or has another size.
+            Names the file that is missing or has a different size.
         """
         for part in self.parts:
             size = folder.size(part.name)
@@ -159,7 +159,7 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     Raises
     ------
     InputError
-        The folder holds other files, or cannot be written.
+        The folder holds other files, or cannot be written to.
     """
     folder = open_folder(uri)
     if folder.is_file():
@@ -185,22 +185,22 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
 
 
 def is_begun(uri: str, token: str) -> bool:
-    """Return whether this machine sees the folder that `begin` prepared."""
+    """Return whether this machine can see the folder that `begin` prepared."""
     return open_folder(uri).size(f"{TEMPORARY}{token}/{_STARTED}") is not None
 
 
 def choose_path(uri: str, token: str, attempt: str) -> str:
-    """Return the path to which an attempt of a task writes its file."""
+    """Return the path to which a task attempt writes its file."""
     return open_folder(uri).path(f"{TEMPORARY}{token}/{attempt}")
 
 
 def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """Make the files of the attempts in a manifest the data, and return the new manifest.
+    """Make the attempts' files listed in a manifest the current data, and return the new manifest.
 
     Raises
     ------
     InputError
-        This machine does not see the files, or others were added meanwhile.
+        This machine cannot see the files, or others were added in the meantime.
     """
     folder = open_folder(uri)
     written = Manifest.from_json(values)

@@ -1,8 +1,8 @@
 """Records in a buffer of a TFRecord file, with their CRC-32C.
 
-The checksum is computed by google-crc32c if its C extension is installed, otherwise by numpy. It is
-linear: leading zero bytes do not change a register of zero. All pieces can therefore be cut into
-blocks of one length, and all blocks go through the table in lockstep.
+The checksum is computed with google-crc32c if its C extension is installed, otherwise with numpy.
+It is linear: leading zero bytes do not change a register that is zero. So all pieces can be cut
+into blocks of equal length, which are looked up in the table in lockstep.
 
 A record is its length (8 bytes, little-endian), the length's masked CRC-32C (4 bytes), the data,
 and the data's masked CRC-32C (4 bytes).
@@ -45,7 +45,7 @@ def compute_masked_crcs(data: Bytes, starts: Index, lengths: Index) -> Checksums
 def compute_crcs_by_library(
     value: Callable[[bytes], int], data: Bytes, starts: Index, lengths: Index
 ) -> Checksums:
-    """Return the CRC-32C of every piece by a function for one piece."""
+    """Return the CRC-32C of every piece, using the library's function for one piece."""
     # The library does not accept views; content that was read from a file is bytes already.
     base: Any = data.base
     is_whole = isinstance(base, bytes) and len(base) == len(data)
@@ -72,7 +72,7 @@ def compute_crcs_by_numpy(data: Bytes, starts: Index, lengths: Index) -> Checksu
 
 
 def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksums) -> None:
-    """Update every register by its block, whose first ``cleared`` bytes count as zeros."""
+    """Update every register with its block, whose first ``cleared`` bytes count as zeros."""
     padded = np.concatenate([np.zeros(_BLOCK, np.uint8), data])
     windows = np.lib.stride_tricks.sliding_window_view(padded, _BLOCK)
     for first in range(0, len(registers), _TOGETHER):
@@ -83,7 +83,7 @@ def _apply_blocks(data: Bytes, begins: Index, cleared: Index, registers: Checksu
 
 
 def _join(of_blocks: Checksums, firsts: Index, blocks: Index) -> Checksums:
-    """Combine the registers of blocks to those of pieces."""
+    """Combine the registers of blocks into registers of pieces."""
     register = np.full(len(blocks), _ONES)
     # The longest first, so that the pieces with a block left are always at the front.
     order = np.argsort(-blocks, kind="stable")
@@ -104,7 +104,7 @@ def _apply_zeros(matrix: Bytes, counts: Index) -> None:
 
 
 def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
-    """Return the registers after a row of bytes each, two bytes per step."""
+    """Return the registers after each has processed a row of bytes, two bytes per step."""
     _, two = _build_tables()
     for pair in np.ascontiguousarray(matrix.view("<u2").T):
         register = two[(register ^ pair) & np.uint32(0xFFFF)] ^ (register >> np.uint32(16))
@@ -112,7 +112,7 @@ def _apply_table(matrix: Bytes, register: Checksums) -> Checksums:
 
 
 def _skip_zeros(register: Checksums) -> Checksums:
-    """Return the registers after a block of zeros: the sum over their bytes."""
+    """Return the registers after a block of zeros: the sum over the bytes of a register."""
     table = _build_block_table()
     found: Checksums = table[0][register & np.uint32(0xFF)]
     for place in range(1, 4):
@@ -122,7 +122,7 @@ def _skip_zeros(register: Checksums) -> Checksums:
 
 @functools.cache
 def _build_block_table() -> Checksums:
-    """Return a register with one byte set after a block of zeros, by place and byte."""
+    """Return how a block of zeros changes a register with one byte set, by position and byte."""
     low = np.arange(256, dtype=np.uint32)
     registers = np.concatenate([low << np.uint32(8 * place) for place in range(4)])
     zeros = np.zeros((len(registers), _BLOCK), np.uint8)
@@ -132,7 +132,7 @@ def _build_block_table() -> Checksums:
 
 @functools.cache
 def _build_start_registers() -> Checksums:
-    """Return the registers that become all ones, the initial value, after n zero bytes, by n."""
+    """Return, for each n, the register that n zero bytes turn into the start value, all ones."""
     one, _ = _build_tables()
     last_byte = {int(changed) >> 24: low for low, changed in enumerate(one)}
     found = [0xFFFFFFFF]
@@ -144,7 +144,7 @@ def _build_start_registers() -> Checksums:
 
 @functools.cache
 def _build_tables() -> tuple[Checksums, Checksums]:
-    """Return the register's change by one byte, and by two."""
+    """Return how one byte, and how two bytes, change the register."""
     one = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         one = np.where(one & 1, (one >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), one >> np.uint32(1))
@@ -174,7 +174,7 @@ _STREAK = 32
 
 
 def build_heads(lengths: Index) -> list[bytes]:
-    """Build the heads (length and checksum) of records with data of these lengths."""
+    """Build the headers (length and checksum) of records with data of these lengths."""
     words = lengths.astype("<u8").view(np.uint8)
     places = np.arange(len(lengths)) * _LENGTH
     crcs = compute_masked_crcs(words, places, np.full(len(lengths), _LENGTH))
@@ -185,7 +185,7 @@ def build_heads(lengths: Index) -> list[bytes]:
 
 
 def find_records(content: bytes) -> tuple[Index, Index, int]:
-    """Return the start and length of each whole record's data, and the last record's end.
+    """Return the start and length of the data in each complete record, and the last one's end.
 
     The lengths are not verified; use `find_wrong_head`.
     """
@@ -200,7 +200,7 @@ def find_records(content: bytes) -> tuple[Index, Index, int]:
 
 
 def read_first_length(content: bytes) -> int | None:
-    """Return the length of the first record, whose head must be complete; None if damaged."""
+    """Return the length of the first record, whose header must be complete; None if damaged."""
     length = int.from_bytes(content[:_LENGTH], "little")
     is_whole = length < 1 << 63 and build_heads(np.array([length]))[0] == content[:HEAD]
     return length if is_whole else None
@@ -215,7 +215,7 @@ def find_wrong_head(content: bytes, starts: Index, lengths: Index) -> int | None
 
 
 def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None:
-    """Return the first record whose data do not match their checksum, or None."""
+    """Return the first record whose data does not match its checksum, or None."""
     data = np.frombuffer(content, np.uint8)
     return _find_first(
         read_checksums(content, starts, lengths) != compute_masked_crcs(data, starts, lengths)
@@ -223,14 +223,14 @@ def find_wrong_data(content: bytes, starts: Index, lengths: Index) -> int | None
 
 
 def read_checksums(content: bytes, starts: Index, lengths: Index) -> Checksums:
-    """Return the checksums that are stored behind the records' data."""
+    """Return the checksums that are stored after the records' data."""
     found = slide_window(np.frombuffer(content, np.uint8), FOOT)[starts + lengths]
     stored: Checksums = found.view("<u4").reshape(-1)
     return stored
 
 
 def slide_window(data: Bytes, width: int) -> Bytes:
-    """Return a view of all windows of ``width`` bytes, by their first byte."""
+    """Return a view of all windows of ``width`` bytes, indexed by their first byte."""
     if len(data) < width:
         return np.empty((0, width), np.uint8)
     return np.lib.stride_tricks.sliding_window_view(data, width)
@@ -241,7 +241,7 @@ def _find_first(wrong: Flags) -> int | None:
 
 
 def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
-    """Find records one by one, up to the end or the first streak of records of one length."""
+    """Find records one by one, up to the end or the first run of records of equal length."""
     starts: list[int] = []
     lengths: list[int] = []
     length_at, limit, streak = struct.Struct("<Q").unpack_from, len(content), 0
@@ -257,7 +257,7 @@ def _hop(content: bytes, place: int) -> tuple[Index, Index, int, bool]:
 
 
 def _stride(content: bytes, place: int, length: int) -> tuple[Index, Index, int]:
-    """Find the following records as long as they have the same length."""
+    """Find the records that follow, for as long as they have the same length."""
     words = slide_window(np.frombuffer(content, np.uint8), _LENGTH)
     stride = HEAD + length + FOOT
     # Double the run each time: a short run costs little, and a long one few steps.

@@ -37,10 +37,10 @@ class Part:
     name
         Name of the file in its folder.
     rows, size
-        Number of its records and bytes.
+        Number of records and of bytes.
     checksum
-        CRC-32 of the concatenated checksums of the records, 4 bytes each: as reliable as that of
-        the whole file, and cheap.
+        CRC-32 of the concatenated record checksums, 4 bytes each: as reliable as a CRC of the whole
+        file, and cheap.
     marks
         Numbers and offsets of some records, at which a reader can begin; empty if the file is
         compressed.
@@ -56,7 +56,7 @@ class Part:
 def write_part(
     batches: Iterable[pa.RecordBatch], uri: str, name: str, compression: Compression = None
 ) -> Part | None:
-    """Write a file; return None and write none if there are no rows.
+    """Write a file; if there are no rows, write nothing and return None.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def write_part(
 
 
 def update_checksum(checksums: Checksums, before: int = 0) -> int:
-    """Return a `Part`'s checksum of these records and those ``before`` them."""
+    """Return the checksum of a `Part` with these records, given the checksum ``before`` them."""
     return zlib.crc32(checksums.astype("<u4").tobytes(), before)
 
 
@@ -97,7 +97,7 @@ def place_marks(offsets: Index, row: int, place: int) -> list[Mark]:
     offsets
         Starts of the records, relative to ``place``.
     row
-        Number of the first of them.
+        Number of the first record.
     """
     megabytes = np.arange(0, offsets[-1] + 1, _MARK_BYTES)
     chosen = np.searchsorted(offsets, megabytes)

@@ -1,4 +1,4 @@
-"""Protocol buffers, many at once: rows of bytes, varints, and messages."""
+"""Protocol buffers, many at a time: rows of bytes, varints, and messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def split_bytes(content: Bytes, offsets: Index) -> pa.LargeBinaryArray:
 
 
 def cut_bytes(content: Bytes, starts: Index, ends: Index) -> pa.LargeBinaryArray:
-    """Return rows ``content[start:end]``, which must be in order and may have gaps."""
+    """Return rows ``content[start:end]``, which must be in order but may have gaps between them."""
     import pyarrow as pa
 
     # The gaps between rows are rows of the array, too, so that its offsets are consecutive.
@@ -122,7 +122,7 @@ def _measure(values: npt.NDArray[np.uint64]) -> Index:
 
 
 def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
-    """Return the number at each place, its end, and whether it is complete within 10 bytes."""
+    """Return the number at each position, its end, and whether it is complete within 10 bytes."""
     first = data.take(begins, mode="clip")
     values = (first & 0x7F).astype(np.uint64)
     ends = begins + 1
@@ -161,7 +161,7 @@ class Fields:
     numbers, wires
         Number and wire type of the field.
     starts, ends
-        Place of its content, after the tag and, if it has one, the length.
+        Position of its content, after the tag and the length, if it has one.
     """
 
     owners: Index
@@ -171,7 +171,7 @@ class Fields:
     ends: Index
 
     def where(self, chosen: Flags | Index) -> Fields:
-        """Return some of the fields."""
+        """Return a subset of the fields."""
         return Fields(
             self.owners[chosen],
             self.numbers[chosen],
@@ -181,7 +181,7 @@ class Fields:
         )
 
     def messages(self, number: int) -> Fields:
-        """Return the fields with a number that are a message or bytes."""
+        """Return the fields with a given number that are messages or bytes."""
         chosen = (self.numbers == number) & (self.wires == LENGTH_DELIMITED)
         return self if chosen.all() else self.where(chosen)
 
@@ -233,7 +233,7 @@ def _next_field(data: Bytes, owners: Index, places: Index, limits: Index) -> Fie
 
 
 def _merge(steps: list[Fields]) -> Fields:
-    """Combine the fields of all steps, sorted by their places."""
+    """Combine the fields from all steps, sorted by position."""
     if len(steps) == 1:
         return steps[0]
     columns = [

@@ -1,4 +1,4 @@
-"""Types that Example can hold, the lists for them, and their names in Spark and Arrow."""
+"""Types that an Example can hold, the lists for them, and their names in Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXPECTED = (
 
 
 def to_arrow_type(spark: Any, column: str) -> pa.DataType:
-    """Convert a type in Spark's JSON to an Arrow type.
+    """Convert a type in Spark's JSON format to an Arrow type.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def to_schema(fields: Any) -> pa.Schema:
 def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
     """Convert a schema to a struct in Spark's JSON.
 
-    Every column is nullable, as any feature may be absent.
+    Every column is nullable, because any feature may be absent.
     """
     fields = [
         {"name": field.name, "type": to_spark_type(field.type), "nullable": True, "metadata": {}}
@@ -96,7 +96,7 @@ def to_spark_fields(schema: pa.Schema) -> dict[str, Any]:
 
 
 def choose_list(arrow: pa.DataType) -> int | None:
-    """Return the list for values of a type or of its elements; None if it is not supported."""
+    """Return the kind of list for values of a type, or of its elements; None if not supported."""
     import pyarrow as pa
 
     of = pa.types
@@ -113,7 +113,7 @@ def choose_list(arrow: pa.DataType) -> int | None:
 
 
 def is_list(arrow: pa.DataType) -> bool:
-    """Return whether values are arrays, of any of Arrow's layouts."""
+    """Return whether values are arrays, in any of Arrow's layouts."""
     import pyarrow as pa
 
     of = pa.types

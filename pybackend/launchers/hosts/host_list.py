@@ -23,7 +23,7 @@ _FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slo
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host and its number of slots; ``user`` logs in, None: ssh's default."""
+    """A host and its number of slots. ``user`` is the user to log in as; None: ssh's default."""
 
     name: str
     slots: int = 1
@@ -36,13 +36,13 @@ class HostSlots:
 
 
 def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
-    """Read a list of hosts, in order; a host that is listed twice has the slots of both.
+    """Read a list of hosts, in order; a host that is listed twice has the slots of both entries.
 
     Parameters
     ----------
     given
         ``"a:2,b:2"``, or a sequence of such texts. An entry is ``name``, ``name:slots`` or
-        ``user@name:slots``; an IPv6 address must be in brackets. One slot by default.
+        ``user@name:slots``; an IPv6 address must be in brackets. The default is one slot.
 
     Raises
     ------

@@ -43,7 +43,7 @@ _CHOOSE_PYTHON = "name a Python that has it on every host: hosts(..., python=...
 
 @dataclass(frozen=True)
 class Hosts:
-    """Launcher that starts workers by ssh; made by `hosts`."""
+    """Launcher that starts workers by ssh; returned by `hosts`."""
 
     hosts: tuple[HostSlots, ...]
     python: str
@@ -111,7 +111,7 @@ class Hosts:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """Run an elastic training, which starts a worker in a slot whenever one may join."""
+        """Run elastic training, which starts a worker in a slot whenever one can join."""
         slots = [host for host in self.hosts for _ in range(host.slots)]
         addresses = tuple(map(self.ssh.address, slots))
         with swept_folder() as folder:
@@ -143,7 +143,7 @@ class Hosts:
     def _reach(
         self, placed: Sequence[tuple[HostSlots, range]], meeting: MeetingServer, job: Job
     ) -> Iterator[list[SshHost]]:
-        """Connect to all hosts by ssh; on exit, end the processes there and remove their files."""
+        """Connect to all hosts by ssh; on exit, stop the processes there and remove their files."""
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
@@ -200,8 +200,8 @@ def hosts(
 
     The hosts need an ssh server that accepts this user without a password, and Python with
     TensorFlow. This package, the model and the rows are sent to them. This machine uses only ssh to
-    reach them; the workers connect to each other. When a call ends for any reason, nothing of it
-    remains on the hosts.
+    reach them; the workers connect to each other. When a call ends, for any reason, it leaves
+    nothing behind on the hosts.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def hosts(
         Path of the hosts' Python, of the same release as this one (e.g. 3.11). None (default): the
         path of this Python.
     ssh_options
-        Options for ssh's command line, e.g. ``["-p", "2222", "-i", "~/.ssh/cluster"]``.
+        Command-line options for ssh, e.g. ``["-p", "2222", "-i", "~/.ssh/cluster"]``.
         ``~/.ssh/config`` is respected.
     environment
         Environment variables of the workers, e.g. ``{"NCCL_DEBUG": "INFO"}``. With ``TMPDIR``, they
@@ -230,7 +230,7 @@ def hosts(
     Raises
     ------
     InputError
-        An argument, or a host in it, is wrong. The message names it.
+        An argument, or a host in it, is invalid. The message names it.
 
     Examples
     --------
@@ -252,7 +252,7 @@ def hosts(
 
 
 def _check_words(options: Any) -> tuple[str, ...]:
-    """Check the options for ssh; it would read "-p 22" as the port " 22"."""
+    """Check the options for ssh, which would read "-p 22" as the port " 22"."""
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
         raise InputError(

@@ -85,7 +85,7 @@ class Ssh:
         return [_program(), *options, host.login, f"exec {shlex.join(remote)}"]
 
     def address(self, host: HostSlots) -> str:
-        """Return the name or address that ssh uses for a host, which its configuration may set."""
+        """Return the name or address that ssh uses for a host; its configuration may set one."""
         command = [_program(), "-G", *self.options, host.login]
         shown = subprocess.run(
             command, capture_output=True, text=True, timeout=_NAME_SECONDS, stdin=subprocess.DEVNULL
@@ -99,7 +99,7 @@ class Ssh:
         return found[1]
 
     def explain(self, host: HostSlots, printed: Sequence[str]) -> ClusterError:
-        """Return the error for an exit status 255 of ssh, from the last lines that it printed."""
+        """Return the error for ssh exit status 255, based on the last lines that ssh printed."""
         text = "\n".join(printed)
         advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])

@@ -1,4 +1,4 @@
-"""Driver's side of one host: its ssh process, and the connections of its workers."""
+"""The driver's side of one host: its ssh process, and the connections to its workers."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconn
 
 
 class SshHost:
-    """One host and its workers; a context manager, which ends them and removes their files.
+    """One host and its workers; a context manager that stops them and removes their files.
 
     Parameters
     ----------
     ssh, host, python
-        ssh for the host, the host, and the path of its Python.
+        The `Ssh` object, the host, and the path of the host's Python.
     ranks
         Ranks of its workers.
     meeting
-        Server for the connections of its workers.
+        Server for the connections from its workers.
     wanted
-        Packages that this Python must have, separated by blanks.
+        Packages that this Python must have, separated by spaces.
     resources
         Resources of each worker.
     neighbours
         Number of workers that share the host.
     temporary
-        Folder there for temporary files; None: the host's default.
+        Folder for temporary files on the host; None: the host's default.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SshHost:
         self._follower.start()
 
     def send(self, bundle: Bundle) -> None:
-        """Send the bundle as soon as Python has started there."""
+        """Send the bundle as soon as Python has started on the host."""
         self._moved = self._looked = time.monotonic()
         self._bundles.put(bundle)
 
@@ -143,7 +143,7 @@ class SshHost:
             )
 
     def let_go(self) -> None:
-        """Close the lifeline: the processes there end and remove their files."""
+        """Close the lifeline, so that the processes on the host end and remove their files."""
         self._bundles.put(None)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):

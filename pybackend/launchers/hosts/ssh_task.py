@@ -1,6 +1,6 @@
-"""Workers of a host that ssh connects, and their connections to the driver.
+"""The workers on a host that is connected by ssh, and their connections to the driver.
 
-All of them share the two pipes of ssh, which are also their lifeline. This file is imported on the
+They all share the two pipes of ssh, which are also their lifeline. This file is imported on the
 workers' hosts.
 """
 
@@ -35,7 +35,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     folder
         Folder of the bundle. Workers write only below it.
     pipe, channel
-        Pipe from the driver, and descriptor of that to it; if ``pipe`` closes, this process ends.
+        Pipe from the driver, and descriptor of the pipe to the driver; if ``pipe`` closes, this
+        process ends.
     """
     wake_when_orphaned()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -84,5 +85,5 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
 
 
 def _end() -> NoReturn:
-    """Exit at once: workers end with their launcher, and folders are removed with this process."""
+    """Exit immediately: workers end with their launcher, and folders with this process."""
     os._exit(1)

@@ -1,1 +1,1 @@
-"""Worker groups of processes that users start themselves, and that make the same call."""
+"""Worker groups of processes that users start themselves and that make the same call."""

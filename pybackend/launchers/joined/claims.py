@@ -1,4 +1,4 @@
-"""Comparison of the calls of several processes, which must agree."""
+"""Compare the calls made by several processes, which must agree."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe_call(
     Parameters
     ----------
     number
-        Number of such calls of this process, including this one.
+        Number of such calls in this process so far, including this one.
     """
     python = ".".join(map(str, sys.version_info[:2]))
     claims: dict[str, Any] = {
@@ -85,7 +85,7 @@ def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]])
     Parameters
     ----------
     peers
-        Name of each process in messages.
+        Name of each process, for messages.
     claims
         Result of `describe_call` in each process, by rank.
     """
@@ -98,7 +98,7 @@ def find_disagreement(peers: Sequence[str], claims: Sequence[Mapping[str, Any]])
 
 
 def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return type, shape and a digest of the values of each column."""
+    """Return the type, the shape and a digest of the values of each column."""
     found = {}
     for name, column in columns.items():
         digest = hashlib.blake2b(digest_size=16)
@@ -200,7 +200,7 @@ def _explain_rows(
 def _explain_columns(
     argument: str, wanted: Any, found: Any, first: str, other: str
 ) -> tuple[str, str]:
-    """Return message and advice about the first array that differs."""
+    """Return a message and advice about the first array that differs."""
     name = next(key for key in {**wanted, **found} if found.get(key) != wanted.get(key))
     kinds = [given[name][0] if name in given else "absent" for given in (found, wanted)]
     where = f"`{name}` of `{argument}`"

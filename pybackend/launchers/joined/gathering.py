@@ -1,4 +1,4 @@
-"""Connect processes that users start themselves, and compare their calls before the start."""
+"""Connect processes that users start themselves, and compare their calls before starting."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Claimed:
     Attributes
     ----------
     message
-        Message of its member.
+        Message from the process's `Member`.
     claims
         Description of its call, for the comparison.
     shortage
-        Message if its machine has too little for its workers, else None.
+        Message if its machine does not have enough for its workers, else None.
     """
 
     message: str
@@ -51,7 +51,7 @@ class Claimed:
 
 @dataclass(frozen=True)
 class JoinedCall:
-    """A running call in this process."""
+    """A call that is running in this process."""
 
     place: Place
     member: Member
@@ -71,7 +71,7 @@ class Meeting(Protocol):
 
 
 class CallGroup:
-    """The processes of a call, as a `Group`."""
+    """The processes in a call, as a `Group`."""
 
     def __init__(self, call: JoinedCall, meeting: Meeting) -> None:
         self._call = call
@@ -85,7 +85,7 @@ class CallGroup:
         self.cores, self.gpus, self._shortage = share.cores, share.gpus, share.shortage
 
     def gather(self, message: str) -> list[str]:
-        """Gather the messages; errors, which do not concern the worker, are stored in ``error``."""
+        """Gather the messages; store errors in ``error``, as they do not concern the worker."""
         try:
             own = encode(Claimed(message, self._call.claims, self._shortage))
             texts = self._meeting.gather(own)
@@ -114,7 +114,7 @@ def _read(text: str, name: str) -> Claimed:
 
 
 class Reminder:
-    """Reports, at increasing intervals, what this process waits for."""
+    """Reports, at increasing intervals, what this process is waiting for."""
 
     def __init__(self, call: JoinedCall) -> None:
         self._call = call
@@ -122,7 +122,7 @@ class Reminder:
         self._pause = _FIRST_NOTE_SECONDS
 
     def look(self, what: str) -> None:
-        """Show a note if the interval is over."""
+        """Show a note if the interval has passed."""
         waited = time.monotonic() - self._began
         if waited > self._pause:
             self._pause *= 4
@@ -221,7 +221,7 @@ def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
 
 
 def open_server(place: Place) -> socket.socket:
-    """Open the socket for the other processes, on the address that they know."""
+    """Open the socket for the other processes, at the address that they know."""
     address = place.meeting if place.rank == 0 else place.own
     if address is None:
         host = own_address(split_host(find_meeting(place)))
@@ -255,7 +255,7 @@ def _resolve(host: str) -> str | None:
 
 
 def _reachable(host: str, place: Place) -> str:
-    """Resolve a name to an address that others can reach; Debian maps its own to loopback."""
+    """Resolve a name to an address that others can reach; Debian maps its own name to loopback."""
     found = _resolve(host)
     if found is None:
         return host  # `listen` reports the error
@@ -271,7 +271,7 @@ def _reachable(host: str, place: Place) -> str:
 
 @dataclass(frozen=True)
 class JoinedShare:
-    """Cores and GPUs of a process's worker, and a message if its machine has too few of them.
+    """Cores and GPUs for a process's worker, and a message if its machine has too few.
 
     ``gpus`` is None if they were not divided.
     """
@@ -294,7 +294,7 @@ def find_share(
     environment
         Variables of the process.
     machine
-        Its machine; None: this one.
+        The machine of the process; None: this one.
     """
     machine = machine or this_machine()
     own = share_of_machine(place.local_size, environment, resources, machine.gpus)[place.local_rank]
@@ -313,5 +313,5 @@ def find_share(
 
 
 def _is_divided(place: Place, environment: Mapping[str, str]) -> bool:
-    """Return whether Slurm or a launcher of scripts has divided the GPUs."""
+    """Return whether Slurm or a script launcher has divided the GPUs."""
     return _DEVICES in environment and (place.source == "srun" or "LOCAL_RANK" in environment)

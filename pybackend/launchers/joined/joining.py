@@ -20,10 +20,10 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
     """Make this process one of several that train together and that you start yourself.
 
     Call it in every process with the same addresses. Then call `barrier_train` or a similar
-    function with None as its first argument. All processes must make the same call. They connect to
-    the first address, in any order of start, train, and each gets the result. `join` sets TF_CONFIG
-    (and TFDIST_SECRET_FILE) in this process's environment; setting these variables yourself has the
-    same effect.
+    function with None as its first argument. All processes must make the same call. They can start
+    in any order. They connect to the first address and train, and each gets the result. `join` sets
+    TF_CONFIG (and TFDIST_SECRET_FILE) in this process's environment; setting these variables
+    yourself has the same effect.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
     Raises
     ------
     ClusterError, InputError
-        An address is wrong. The message names it and the fix.
+        An address is invalid. The message names it and the fix.
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     config = make_tf_config(listed, index)
@@ -55,7 +55,7 @@ def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None 
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """Return the place of this process, from TF_CONFIG, srun or mpirun; None: it is alone.
+    """Return the `Place` of this process, from TF_CONFIG, srun or mpirun; None: it is the only one.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""This process as one of several that users start themselves, and that make the same call.
+"""This process as one of several that users start themselves and that make the same call.
 
 Each starts one worker on its own machine, with its own share of the rows. They connect to the first
-one, which collects the reports and sends the result to all. Only plain data is sent: every process
-has its own model, functions and rows, which are compared where possible.
+process, which collects the reports and sends the result to all. Only plain data is sent: every
+process has its own model, functions and rows, which are compared where possible.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ class JoinedLauncher:
 
 
 def launcher_of(target: Any) -> JoinedLauncher | None:
-    """Return a launcher if there is no first argument, and this process is one of several."""
+    """Return a launcher if the first argument is None and this process is one of several."""
     place = find_place() if target is None else None
     return None if place is None else JoinedLauncher(place, find_secret(place.is_one_machine))
 
 
 @dataclass(frozen=True)
 class _OwnRows:
-    """All rows that this process has passed."""
+    """All rows that were passed to the call in this process."""
 
     datasets: Mapping[str, Columns]
     workers: int
@@ -247,7 +247,7 @@ def _explain_loss(place: Place, report: WorkerReport) -> Exception:
 
 
 class _Others:
-    """The other processes, as the first one sees them after all have met."""
+    """The other processes, as seen by the first one after all have met."""
 
     def __init__(self, call: JoinedCall, meeting: MeetingServer) -> None:
         self._call = call
@@ -263,7 +263,7 @@ class _Others:
         return "ended because another worker had failed"
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
-        """Return all reports by rank; a failure for a process that ended without a report."""
+        """Return all reports by rank; for a process that ended without a report, a failure."""
         place, reminder = self._call.place, Reminder(self._call)
         self._add(0, own)
         latest = time.monotonic() + _RESULT_SECONDS
@@ -341,7 +341,7 @@ def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
 
 
 class Inbox:
-    """Stores events until the thread that waits for the worker forwards them; R has only one."""
+    """Stores events until the thread that waits for the worker forwards them: R has one thread."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event
@@ -349,7 +349,7 @@ class Inbox:
         self._orders: queue.Queue[FromLauncher] = queue.Queue()
 
     def __call__(self, event: Event) -> None:
-        """Store an event, on any thread."""
+        """Store an event; callable on any thread."""
         self._events.put(event)
 
     def pass_on(self) -> None:

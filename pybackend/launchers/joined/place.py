@@ -1,4 +1,4 @@
-"""The rank of a process among those that you start yourself, by mpirun or srun."""
+"""The rank of a process among those that you start yourself, e.g. with mpirun or srun."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True)
 class Place:
-    """Rank of a process, and the addresses by which processes connect.
+    """Rank of a process, and the addresses at which processes connect.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Place:
     peers
         Hosts or addresses of all processes, by rank, for messages; empty if unknown.
     local_rank, local_size
-        Its rank among the processes on its machine, and their number.
+        Its rank among the processes on its machine, and how many there are.
     """
 
     rank: int
@@ -60,12 +60,12 @@ class Place:
 
 
 def pick_port(number: int) -> int:
-    """Return the port for a group with this number, the same in all its processes."""
+    """Return the port for the group with this number, the same in all of its processes."""
     return _FIRST_PORT + number % _PORTS
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address is a loopback address."""
+    """Return whether a host name or address refers to loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -93,7 +93,7 @@ _RANK_MARKS = tuple(f"{names[0]}=".encode() for names in _NAMES)
 
 
 def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
-    """Return the place of a process among those of its ``mpirun``; None: it is the only one.
+    """Return the `Place` of a process among those of its ``mpirun``; None: it is the only one.
 
     Raises
     ------
@@ -115,8 +115,8 @@ def find_mpi_place(environment: Mapping[str, str]) -> Place | None:
 def _is_of_srun(environment: Mapping[str, str]) -> bool:
     """Return whether srun started this process with MPI's variables, as ``srun --mpi=pmi2`` does.
 
-    In an allocation, mpirun starts its daemons by srun: their processes have the variables of both,
-    and only mpirun's are theirs.
+    In an allocation, mpirun uses srun to start its daemons, so their processes have the variables
+    of both; only mpirun's apply to them.
     """
     pairs = (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
     return all(
@@ -143,7 +143,7 @@ def _find_meeting(environment: Mapping[str, str], is_one_machine: bool) -> str:
 
 
 def _name_starter() -> str:
-    """Identify the process that started all ranks; processes below it are ranks or wrappers."""
+    """Identify the process that started all ranks; its descendants are ranks or wrappers."""
     pid = os.getppid()
     try:
         while _is_rank(pid):
@@ -154,7 +154,7 @@ def _name_starter() -> str:
 
 
 def _is_rank(pid: int) -> bool:
-    """Return whether a process has the variables of a rank, as wrapper scripts also have."""
+    """Return whether a process has the variables of a rank; wrapper scripts have them, too."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except PermissionError:  # another user's, such as a system daemon
@@ -163,7 +163,7 @@ def _is_rank(pid: int) -> bool:
 
 
 def _read_status(pid: int) -> list[str]:
-    """Return a process's state, its parent, and so on; its start time is the twentieth field."""
+    """Return a process's state, parent and further fields; the twentieth is its start time."""
     # The program's name comes before them, and may contain blanks and parentheses.
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
@@ -173,7 +173,7 @@ _STRIDE = 97
 
 
 def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
-    """Return the place of a process among the tasks of its job step.
+    """Return the `Place` of a process among the tasks of its job step.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def find_slurm_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def step_port(environment: Mapping[str, str]) -> int:
-    """Return the port of a step, the same in all its tasks, and rarely that of another step."""
+    """Return the port of a step: the same in all its tasks, and rarely that of another step."""
     # Tasks of a job array are jobs, each with its own SLURM_JOB_ID.
     job, step = (int(environment.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return pick_port((job * 7 + step) * _STRIDE)

@@ -1,9 +1,9 @@
-"""First code in a pod, and the code that connects the driver to it; both are sent as text.
+"""First code to run in a pod, and the code that connects the driver to it; both are sent as text.
 
 A pod's main process waits for the driver on a Unix socket inside the pod. The driver uses
-Kubernetes to execute `relay` there, whose two pipes to the driver then become those of the main
-process. Neither the pod nor the driver has to be reachable from outside. The pod's log contains
-only the output of its processes, not their messages.
+Kubernetes to execute `relay` there, whose two pipes to the driver then become the main process's
+pipes. Neither the pod nor the driver has to be reachable from outside. The pod's log contains only
+the output of its processes, not their messages.
 """
 
 import os
@@ -48,7 +48,7 @@ def wait_for_driver(folder: str, seconds: float) -> None:
 
 
 def relay(folder: str, seconds: float) -> None:
-    """Connect standard input and output with the main process, until either side ends."""
+    """Connect standard input and output to the main process, until either side ends."""
     os.dup2(1, 2)  # the driver reads both from one stream
     deadline = time.monotonic() + seconds
     stream = socket.socket(socket.AF_UNIX)

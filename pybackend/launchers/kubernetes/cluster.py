@@ -24,7 +24,7 @@ def check_client() -> None:
     Raises
     ------
     InputError
-        It is not installed.
+        The client is not installed.
     """
     if find_spec("kubernetes") is None:
         raise InputError(
@@ -107,7 +107,7 @@ class Cluster:
         return [self._plain(pod) for pod in found.items]
 
     def list_warnings(self, name: str) -> list[str]:
-        """Return warning events of the Job, such as of a quota; empty without the permission."""
+        """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
         from kubernetes.client import ApiException
 
         selector = f"involvedObject.name={name},type=Warning"
@@ -210,7 +210,7 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Convert errors of a request to `ClusterError`, with Kubernetes' message."""
+    """Convert errors from a request to `ClusterError`, with the message from Kubernetes."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -24,7 +24,7 @@ _WAIT = (
 
 @contextmanager
 def guarded(context: str | None, namespace: str, name: str) -> Iterator[Callable[[], None]]:
-    """Delete the Job if this process ends in this context; yield a function that cancels it."""
+    """Delete the Job if this process ends within this context; yield a function to cancel it."""
     root = str(Path(pybackend.__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", _WAIT, root, context or "", namespace, name],
@@ -49,7 +49,7 @@ def guarded(context: str | None, namespace: str, name: str) -> Iterator[Callable
 
 
 def delete(context: str, namespace: str, name: str) -> None:
-    """Delete a Job and all that belongs to it."""
+    """Delete a Job and everything that belongs to it."""
     from pybackend.launchers.kubernetes.cluster import Cluster
 
     with Cluster(context or None, namespace) as cluster:

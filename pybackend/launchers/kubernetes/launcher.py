@@ -68,7 +68,7 @@ def kubernetes(
 ) -> KubernetesLauncher:
     """Run workers on a Kubernetes cluster. Pass it as the first argument of a call.
 
-    Each call creates a Job with one pod per worker, shows what the pods wait for and their
+    Each call creates a Job with one pod per worker, shows what the pods are waiting for and their
     progress, returns the result, and deletes the Job. This package, the model and the rows are sent
     to the pods through the API server, so neither the pods nor this machine must be reachable from
     outside. The pods connect to each other. Ctrl-C, or the end of this process, deletes the Job.
@@ -81,32 +81,35 @@ def kubernetes(
         Namespace and context. None (default): those of ``kubectl``; in a pod, that pod's namespace
         and account.
     cpus, memory, gpus
-        Resources of each worker, as request and as limit: ``4`` or ``"500m"``; ``"8Gi"``; ``1``.
+        Resources of each worker, used as both request and limit: ``4`` or ``"500m"``; ``"8Gi"``;
+        ``1``.
     node_selector
-        Labels of the nodes that may run workers.
+        Labels of the nodes on which workers may run.
     tolerations
         Taints to tolerate, as in a pod's manifest.
     secrets
-        Names of Secrets of the namespace, whose keys become environment variables of the workers.
+        Names of Secrets in the namespace, whose keys become environment variables of the workers.
     service_account
         Service account of the pods. None (default): the namespace's default, without its token.
     image_pull_secrets
-        Names of Secrets with which nodes pull the image.
+        Names of the Secrets that nodes use to pull the image.
     time_limit
         Seconds after which Kubernetes ends the Job. None (default): a week.
     ttl
-        Seconds that a finished Job stays if this process could not delete it. None (default): 300.
+        Seconds that a finished Job is retained if this process could not delete it. None (default):
+        300.
     python
         Python in the image. None (default): ``"python3"``.
     labels
         Further labels of the Job, its pods and the Service.
     patience
-        Seconds until all pods must run. None (default): 600. ``float("inf")``: no limit.
+        Seconds within which all pods must be running. None (default): 600. ``float("inf")``: no
+        limit.
 
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
 
     Examples
     --------
@@ -136,7 +139,7 @@ def kubernetes(
 
 
 class KubernetesLauncher:
-    """One pod per worker; events arrive on the calling thread. Made by `kubernetes`."""
+    """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
 
     is_here = False
     session = None
@@ -157,7 +160,7 @@ class KubernetesLauncher:
         check_client()
 
     def describe(self, job: Job) -> Submission:
-        """Describe the Job and the Service; an elastic training has both for each worker."""
+        """Describe the Job and the Service; elastic training has both for each worker."""
         made, service = self.plan(1 if job.is_elastic else job.workers)
         documents = {"job.json": made, "service.json": service}
         later = (
@@ -174,7 +177,7 @@ class KubernetesLauncher:
         """Return the manifests of a call, the Job and its Service, without using a cluster.
 
         The Service's owner reference is left out, because the Job's UID is not known yet. The
-        manifests do not contain the model and the rows.
+        manifests do not contain the model or the rows.
         """
         check_whole_number("workers", workers, least=1)
         name = _new_name()
@@ -214,7 +217,7 @@ class KubernetesLauncher:
         datasets: Mapping[str, Columns],
         on_event: Emit,
     ) -> Outcome:
-        """Run an elastic training, which creates a Job with one pod for each worker."""
+        """Run elastic training, which creates a Job with one pod for each worker."""
         with swept_folder() as folder:
             member = Member(job, files, None, "", None, False, remedy=_REMEDY)
             # The others connect to a pod at the address in its environment.
@@ -275,7 +278,7 @@ class KubernetesLauncher:
 
 @dataclass(frozen=True)
 class _Pods:
-    """A `Way` with one Job of one pod per worker; the names of the Jobs begin with ``name``."""
+    """A `Way` that creates a one-pod Job for each worker; the names begin with ``name``."""
 
     launcher: KubernetesLauncher
     cluster: Cluster

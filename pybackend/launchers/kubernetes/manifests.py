@@ -30,15 +30,16 @@ def describe_job(
 ) -> dict[str, Any]:
     """Return the manifest of the Job.
 
-    Single pods are not restarted: the first failure ends the Job, and Kubernetes ends the other
-    pods. The same holds for a drained or lost node, which ``backoffLimit`` might not count.
+    Individual pods are not restarted: the first failure ends the Job, and Kubernetes stops the
+    other pods. The same applies if a node is drained or lost, which ``backoffLimit`` might not
+    count.
 
     Parameters
     ----------
     name
         Name of the Job and the Service.
     wanted
-        Packages that the image must have, separated by blanks.
+        Packages that the image must have, separated by spaces.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
@@ -149,6 +150,6 @@ def _without_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _program(call: str) -> str:
-    """Return the argument of Python that defines `boot` and calls one of its functions."""
+    """Return the argument for Python that defines `boot` and calls one of its functions."""
     text = files("pybackend.launchers.kubernetes").joinpath("boot.py").read_text()
     return _RUN.format(base64.b64encode(f"{text}\n{call}\n".encode()).decode())

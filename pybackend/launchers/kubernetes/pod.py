@@ -1,4 +1,4 @@
-"""Driver's side of one pod: the channel to its worker."""
+"""The driver's side of one pod: the channel to its worker."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class PodChannel:
     Parameters
     ----------
     cluster, pod, command
-        Command to execute in the pod, and its cluster.
+        The cluster, the pod, and the command to execute in the pod.
     rank
         Rank of the worker.
     meeting
-        Server for the connection of the worker.
+        Server for the connection from the worker.
     bundle
         Returns the bundle for a rank.
 
     Attributes
     ----------
     obstacle
-        Error if its Python cannot run workers.
+        Error if the pod's Python cannot run workers.
     trouble
-        Error of the channel, possibly caused by the end of the pod.
+        Error on the channel, possibly caused by the end of the pod.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class PodChannel:
             self.close()
 
     def close(self) -> None:
-        """Close the lifeline, which ends the processes in the pod."""
+        """Close the lifeline, which stops the processes in the pod."""
         self._closed.set()
         if self._channel is not None:
             self._channel.close()
 
     def wait(self) -> None:
-        """Wait for the end of the connection."""
+        """Wait for the connection to end."""
         self.has_ended.wait(2 * _END_SECONDS)
 
     def _follow(self, cluster: Cluster, command: list[str]) -> None:
@@ -165,7 +165,7 @@ class PodChannel:
                 lines.beat()
 
     def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
-        """Return the error if the Python of the image cannot run workers."""
+        """Return the error if the Python in the image cannot run workers."""
         python, version = greeting.python, ".".join(map(str, greeting.version))
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.version[:2] != sys.version_info[:2]:
@@ -187,19 +187,19 @@ class PodChannel:
 
 
 class Channel:
-    """Two files in place of the client's `WSClient`, which only one thread at a time may use.
+    """Two files that replace the client's `WSClient`, which only one thread at a time may use.
 
     Parameters
     ----------
     client
-        Client of a command that is being executed.
+        Client for a command that is being executed.
 
     Attributes
     ----------
     reading, writing
         The command's output and input.
     heard
-        Time of the last received data, by the monotonic clock.
+        Time of the last received data, on the monotonic clock.
     """
 
     def __init__(self, client: Any) -> None:
@@ -212,12 +212,12 @@ class Channel:
         self._pump.start()
 
     def close(self) -> None:
-        """Close the command's input, which ends it."""
+        """Close the command's input, so that it exits."""
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)
 
     def release(self, seconds: float) -> None:
-        """Wait for the end of the connection, and close both files."""
+        """Wait for the connection to end, and close both files."""
         self._pump.join(seconds)
         for one in (self.reading, self.writing, self._near):
             one.close()

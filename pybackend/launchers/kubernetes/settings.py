@@ -48,7 +48,7 @@ def check_settings(**given: Any) -> KubernetesSettings:
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
     """
     checked: dict[str, Any] = {
         name: _CHECKS[name](name, value) for name, value in given.items() if value is not None

@@ -1,4 +1,4 @@
-"""State of a pod, with the reasons why it waits or ended, and advice."""
+"""State of a pod, with the reasons why it is waiting or has ended, and advice."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PodState:
 
     @property
     def runs(self) -> bool:
-        """True if its worker's container runs."""
+        """True if its worker's container is running."""
         return not self.is_gone and "running" in self._container.get("state", {})
 
     @property
@@ -77,19 +77,19 @@ class PodState:
 
     @property
     def has_cause(self) -> bool:
-        """True if the reason of its end is known, and it was not deleted."""
+        """True if it is known why the pod ended, and it was not deleted."""
         if self._find_end() is not None:
             return True
         return bool(self._terminated) and not self.was_made_to_end
 
     @property
     def was_made_to_end(self) -> bool:
-        """True if it was deleted while it ran."""
+        """True if the pod was deleted while it was running."""
         return self._is_deleted and self._terminated.get("exitCode", 143) in (137, 143)
 
     @property
     def waits_for(self) -> str:
-        """Reason why it does not run yet; empty if it runs or has ended."""
+        """Reason why the pod is not running yet; empty if it is running or has ended."""
         if self.runs or self.is_over:
             return ""
         waiting = self._container.get("state", {}).get("waiting", {})
@@ -102,12 +102,12 @@ class PodState:
 
     @property
     def hopeless(self) -> str:
-        """Advice if it will never run without a change; else empty."""
+        """Advice if the pod will never run unless something changes; else empty."""
         waiting = self._container.get("state", {}).get("waiting", {})
         return _HOPELESS.get(waiting.get("reason"), "")
 
     def describe_end(self) -> tuple[str, str, str]:
-        """Return type, message and advice for the failure of its worker."""
+        """Return the type, message and advice for the failure of its worker."""
         where = f"its pod {self.name} on {self.node}"
         found = self._find_end()
         if found is not None:
@@ -129,7 +129,7 @@ class PodState:
 
     @property
     def ended_at(self) -> float:
-        """Time when its process ended, in seconds since the epoch; now if it is not known."""
+        """Time at which its process ended, in seconds since the epoch; now if unknown."""
         text = self._terminated.get("finishedAt")
         if not text:
             return time.time()

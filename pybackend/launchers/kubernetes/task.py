@@ -1,4 +1,4 @@
-"""Main process of a pod after the driver has sent the bundle: it runs one worker to its end.
+"""Main process of a pod after the driver has sent the bundle: it runs one worker to completion.
 
 This file is imported in the pods.
 """
@@ -31,14 +31,15 @@ _SILENT_SECONDS = 600.0
 def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
     """Run this pod's worker, report, and wait until the driver has read everything.
 
-    The end of the pod would also end the process that forwards its messages.
+    If the pod ended earlier, so would the process that forwards its messages.
 
     Parameters
     ----------
     folder
         Folder of the bundle. The worker writes only below it.
     pipe, channel
-        Pipe from the driver, and descriptor of that to it; if ``pipe`` closes, the pod ends.
+        Pipe from the driver, and descriptor of the pipe to the driver; if ``pipe`` closes, the pod
+        ends.
     """
     # The kernel ignores signals to a pod's first process if it has no handler for them.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
@@ -47,7 +48,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
     status = 1
 
     def end() -> NoReturn:
-        """Exit at once: all processes in the pod end with its first one."""
+        """Exit immediately: all processes in the pod end when its first process ends."""
         if status:
             print("tfdist: the driver has ended, or cannot be reached", file=sys.stderr, flush=True)
         os._exit(status)
@@ -62,7 +63,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> NoReturn:
 
 
 def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
-    """Run the worker, and return whether it succeeded; a failure was reported to the driver."""
+    """Run the worker, and return whether it succeeded; failures are reported to the driver."""
     try:
         # Pickled by the driver, and sent through the channel.
         task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())

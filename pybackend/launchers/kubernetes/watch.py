@@ -1,4 +1,4 @@
-"""Follow a Job to its end, and explain failures with information from Kubernetes."""
+"""Follow a Job to completion, and explain failures with information from Kubernetes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PREEMPTIONS = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "Tim
 
 
 class KubernetesWatch:
-    """Information from Kubernetes on a Job; `look` is for `run_group`.
+    """Information from Kubernetes about a Job; `look` is for `run_group`.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class KubernetesWatch:
     on_event
         Receives notes about pending pods.
     patience
-        Seconds until all pods must run.
+        Seconds within which all pods must be running.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class KubernetesWatch:
         return []
 
     def explain(self, failure: Failure) -> Failure:
-        """Add the reason of SIGTERM to the failure of a worker that ended itself."""
+        """Add the reason for SIGTERM to the failure of a worker that exited on its own."""
         self._ask_for_all()
         pod = self._pods.get(failure.rank)
         if pod is None or not (pod.is_over or pod.has_cause):
@@ -150,7 +150,7 @@ class KubernetesWatch:
         self._ask()
 
     def _ask_for_warnings(self) -> None:
-        """Query why pods are missing: they may exceed a quota."""
+        """Find out why pods are missing: they may exceed a quota."""
         with suppress(ClusterError):
             self._warnings = self._cluster.list_warnings(self._name)
 
@@ -165,7 +165,7 @@ class KubernetesWatch:
             self._shown = shown
 
     def _say(self) -> str:
-        """Return how many pods run, on which nodes, and why others are pending."""
+        """Return how many pods are running, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
         text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods run"
         if running:
@@ -205,7 +205,7 @@ class KubernetesWatch:
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def _check_channels(self, lost: Sequence[int]) -> None:
-        """Raise the error of a channel whose pod still runs."""
+        """Raise the error on a channel whose pod is still running."""
         for rank in lost:
             channel, pod = self.channels.get(rank), self._pods[rank]
             if channel is not None and channel.trouble is not None and pod.runs:

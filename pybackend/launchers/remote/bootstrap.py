@@ -1,6 +1,6 @@
-"""First code on a worker's host: it receives the bundle from the driver, and starts its task.
+"""First code to run on a worker's host: it receives the driver's bundle, and starts its task.
 
-Only the text of this file is sent, after that of `machine`, on Python's command line. So it uses
+Only the text of this file, after that of `machine`, is passed on Python's command line. So it uses
 only the standard library and the syntax of Python 3.6: an old release must be able to report its
 version.
 """
@@ -25,9 +25,9 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     sweep
         Shell text of `pybackend.launchers.remote.janitor`.
     wanted
-        Names of required packages, separated by blanks.
+        Names of required packages, separated by spaces.
     task
-        Module of `pybackend.launchers` that has the task.
+        Module of `pybackend.launchers` that contains the task.
     machine
         Result of `read_machine` in `pybackend.launchers.machine`.
     """

@@ -21,18 +21,18 @@ _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files of a folder by their names in it: contents, and files of this machine."""
+    """Files of a folder, by their names in it: contents, and files on this machine."""
 
     contents: Mapping[str, bytes]
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def send(self, write: Callable[[bytes], object]) -> None:
-        """Write everything in the format of `bootstrap`: a line of names and sizes, then contents.
+        """Write everything as `bootstrap` reads it: a line of names and sizes, then contents.
 
         Raises
         ------
         OSError
-            The reader has closed.
+            The reader has closed the connection.
         """
         sizes = [(name, len(content)) for name, content in self.contents.items()]
         sizes += [(name, path.stat().st_size) for name, path in self.files.items()]

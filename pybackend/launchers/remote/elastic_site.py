@@ -1,4 +1,4 @@
-"""Workers of an elastic training that a cluster system starts one by one on other hosts."""
+"""Workers for elastic training that a cluster system starts one by one on other hosts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Way(Protocol):
     """Way to start one worker. All methods may be called from threads."""
 
     def name_host(self, number: int, place: int) -> str:
-        """Return the name of the host of a worker, for messages."""
+        """Return the name of a worker's host, for messages."""
 
     def make_meeting(self) -> MeetingServer:
-        """Return a server for the connection of a single worker."""
+        """Return a server for the connection from a single worker."""
 
     def open(
         self, number: int, place: int, meeting: MeetingServer, note: Emit
@@ -60,7 +60,7 @@ def as_group(job: TrainingJob) -> TrainingJob:
 
 
 class RemoteSite:
-    """A `Site` whose workers a cluster system starts; a context manager, which ends them.
+    """A `Site` whose workers a cluster system starts; a context manager that stops them.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class RemoteSite:
 
 
 class _OverError(Exception):
-    """The training has ended, so this worker is no longer needed."""
+    """Training has ended, so this worker is no longer needed."""
 
 
 class _Packages:
@@ -115,7 +115,7 @@ class _Packages:
         Raises
         ------
         ClusterError
-            They differ.
+            The packages differ.
         """
         with self._lock:
             known = {**self._known, number: (host, versions)}
@@ -154,7 +154,7 @@ class _RemoteWorker:
         return self._way.name_host(self._number, self._place)
 
     def follow(self) -> None:
-        """Start it and wait for its end, in a thread."""
+        """Start the worker and wait for it to end, in a thread."""
         try:
             self._thread.start()
         except RuntimeError as error:  # too many threads, or processes
@@ -172,7 +172,7 @@ class _RemoteWorker:
         """Do nothing: its thread cleans up."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended and was cleaned up."""
+        """Wait until the worker has ended and been cleaned up."""
         self._thread.join(max(0.1, seconds))
 
     def _to_its_end(self) -> None:

@@ -1,4 +1,4 @@
-"""One worker of an elastic training on another host. This file is imported there."""
+"""One worker of elastic training on another host. This file is imported there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = "packages"
 
 @dataclass(frozen=True)
 class Post:
-    """Settings of a single worker of an elastic training.
+    """Settings of a single worker in elastic training.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class Post:
     place
         Index of its host in the task's ``hosts``.
     neighbours
-        Most workers on its host.
+        Maximum number of workers on its host.
     share
-        Index of its share of that host, from 0.
+        Index of the worker's share of that host, from 0.
     driver
         Address of the driver, unless the worker is already connected to it.
     """
@@ -71,23 +71,23 @@ def follow_orders(
     reached: str | None,
     notice: Notice,
 ) -> bool:
-    """Run one worker by the driver's orders, and send the driver its report and model.
+    """Run one worker according to the driver's orders, and send the driver its report and model.
 
     Parameters
     ----------
     folder
         Folder of the bundle.
     meeting
-        Connection of this worker only, in which its rank is 0.
+        Connection for this worker only, in which its rank is 0.
     variables
-        Variables for the worker's process.
+        Environment variables for the worker's process.
     reached, notice
         As in `take_part`.
 
     Returns
     -------
     bool
-        True if it trained to the end.
+        True if the worker trained to the end.
     """
     member, number = task.member, post.number
     host = task.hosts[post.place]
@@ -116,6 +116,6 @@ def follow_orders(
 
 
 def _pass_on(meeting: MeetingClient, child: Child) -> None:
-    """Forward the driver's orders to the worker, after its rows are written."""
+    """Forward the driver's orders to the worker, once its rows are written."""
     while True:
         child.go(meeting.take_order())

@@ -1,4 +1,4 @@
-"""Greeting of `bootstrap`, which describes its Python and machine, as the driver reads it."""
+"""Parse the greeting from `bootstrap`, which describes its Python and its machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pybackend.launchers.remote.bootstrap import MARK
 
 @dataclass(frozen=True)
 class HostGreeting:
-    """Version, path, missing packages and machine of a Python.
+    """Version, path, missing packages and machine of a Python installation.
 
     ``machine`` holds the fields of a `Machine`.
     """
@@ -31,7 +31,7 @@ def read_greeting(line: bytes, place: str) -> HostGreeting:
     Parameters
     ----------
     place
-        Name of its host, for messages.
+        Name of the sender's host, for messages.
 
     Raises
     ------

@@ -41,20 +41,20 @@ def run_group(
     hosts
         Host of each rank, for messages.
     look
-        Called a few times a second: returns the failures that the platform knows. Failures of
+        Called a few times a second: returns the failures that the platform knows about. Failures of
         workers that have reported are ignored. It raises `ClusterError` if the workers cannot start
-        or continue; a worker's report of the cause has precedence.
+        or continue; a worker's report of the cause takes precedence.
     meet_seconds
-        Time limit from the first worker's connection to the last one's.
+        Maximum seconds between the first worker's connection and the last one's.
     explain
         Adds the platform's reason for SIGTERM to the failure of a preempted worker.
     check
-        Called as often as `look`; its errors are raised at once.
+        Called as often as `look`; its errors are raised immediately.
 
     Raises
     ------
     ClusterError, WorkerFailedError
-        As `Launcher.launch`.
+        As in `Launcher.launch`.
     """
     return _RemoteGroup(meeting, job, hosts, on_event, meet_seconds, explain).run(look, check)
 
@@ -112,7 +112,7 @@ class _RemoteGroup:
         return self._failures.deadline(self._job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
-        """Handle all received events; if there is none, wait for one for some time."""
+        """Handle all received events; if there are none, wait a while for one."""
         try:
             self._take(self._meeting.queue.get(timeout=max(seconds, 0.001)))
             while True:
@@ -145,7 +145,7 @@ class _RemoteGroup:
                 )
 
     def _find_lost(self) -> list[Failure]:
-        """Return the failures of workers that disconnected without a report or known reason."""
+        """Return the failures of workers that disconnected without a report or a known reason."""
         now = time.monotonic()
         left = [rank for rank in self._running() if self._meeting.has_left(rank)]
         return [

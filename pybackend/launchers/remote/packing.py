@@ -50,7 +50,7 @@ def write_rows(folder: Path, job: Job, datasets: Mapping[str, Columns]) -> dict[
 
 
 def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
-    """Return the files of `write_rows` for some ranks, by their names in the folder."""
+    """Return the files written by `write_rows` for some ranks, by their names in the folder."""
     wanted = {_ALL, *map(str, ranks)}
     return {
         str(path.relative_to(folder)): path
@@ -61,7 +61,7 @@ def files_of_ranks(folder: Path, ranks: Iterable[int]) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class RowFolder:
-    """A `Source` for members whose input is a folder that `write_rows` has written."""
+    """A `Source` for members whose input is a folder written by `write_rows`."""
 
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         for given in batches:
@@ -71,7 +71,7 @@ class RowFolder:
 
 
 def _place(source: Path, folder: Path) -> None:
-    """Make a folder of the same rows, without a copy if possible."""
+    """Create a folder with the same rows, without copying them if possible."""
     folder.mkdir()
     for file in source.iterdir():
         target = folder / file.name

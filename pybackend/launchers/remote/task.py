@@ -1,7 +1,7 @@
 """One worker of a group on another host: a member that meets the others at the driver.
 
-It is the same for all ways of starting its process, such as ssh and Slurm. This file is imported on
-the workers' hosts.
+It is the same however its process is started, e.g. by ssh or Slurm. This file is imported on the
+workers' hosts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def take_part(
     reached: str | None = None,
     notice: Notice | None = None,
 ) -> bool:
-    """Run one worker to its end, and send the driver its report, and the model of rank 0.
+    """Run one worker to completion, and send the driver its report and, from rank 0, the model.
 
     Parameters
     ----------
@@ -89,14 +89,14 @@ def take_part(
     cores, gpus
         As in `Group`.
     reached
-        An address of this host that others can reach, if one is known.
+        An address at which others can reach this host, if one is known.
     notice
         As in `Child`.
 
     Returns
     -------
     bool
-        True if the others may continue; if not, the reason was sent to the driver.
+        True if the others can continue; if not, the reason was sent to the driver.
     """
     hosts = list(task.hosts)
     member = task.member
@@ -118,10 +118,11 @@ def take_part(
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:
-    """Return the address of this host that the others can reach.
+    """Return the address at which the others can reach this host.
 
-    This is the address of its name, unless that is a loopback address: Debian maps a machine's own
-    name to 127.0.1.1. Then it is ``reached``, or else the address on the route to the others.
+    This is the address that its name resolves to, unless that is a loopback address: Debian maps a
+    machine's own name to 127.0.1.1. In that case it is ``reached``, or else the address on the
+    route to the others.
 
     Raises
     ------
@@ -161,7 +162,7 @@ def _resolve(host: str) -> list[str]:
 
 
 def _is_own(address: str) -> bool:
-    """Return whether it is an address of this machine that others can reach."""
+    """Return whether this is an address at which others can reach this machine."""
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.is_loopback or known.is_link_local:
         return False

@@ -1,5 +1,5 @@
 """``tfdist run``: one script, started once per rank.
 
 The driver starts an agent (`agent.py`) on each host, which starts the ranks of the host, forwards
-their output, and ends all their descendants when the driver closes the connection.
+their output, and kills all their descendants when the driver closes the connection.
 """

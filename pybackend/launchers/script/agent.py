@@ -1,4 +1,4 @@
-"""Agent on one host: it starts the ranks, forwards their output, and ends their descendants.
+"""Agent on one host: it starts the ranks, forwards their output, and kills their descendants.
 
 It serves one driver over its standard input and output. When its input closes, the driver has
 exited or finished, and the agent ends.
@@ -59,7 +59,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Agent:
     """Serves the driver over two file descriptors, on one thread.
 
-    ``variables`` are for the ranks, in addition to this process's own.
+    ``variables`` are environment variables for the ranks, in addition to this process's own.
     """
 
     def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
@@ -82,7 +82,7 @@ class Agent:
         self._await(self._wake, self._look_at_signals)
 
     def serve(self) -> None:
-        """Execute the driver's orders until it disconnects; then end the ranks and clean up."""
+        """Execute the driver's orders until it disconnects; then stop the ranks and clean up."""
         try:
             self._say(Ready())
             while not self._is_over:
@@ -132,7 +132,7 @@ class Agent:
             self._say(Prepared(addresses))
 
     def _reserve(self, order: Prepare) -> tuple[str, ...]:
-        """Reserve ports and return the addresses of the ranks here, if the driver requests them."""
+        """Reserve ports and return this host's rank addresses, if the driver requests them."""
         if order.reserves:
             host = order.host or _reached_address()
             self._held = [reserve(host) for _ in order.ranks]
@@ -159,7 +159,7 @@ class Agent:
     def _run(
         self, rank: int, words: list[str], variables: dict[str, str], orphaned: signal.Signals
     ) -> None:
-        """Start a command, and read its output; ``orphaned`` ends it if this agent dies."""
+        """Start a command, and read its output; ``orphaned`` stops it if this agent dies."""
         process = subprocess.Popen(
             words,
             cwd=self._prepared.folder,
@@ -199,7 +199,7 @@ class Agent:
         return bool(block)
 
     def _print(self, rank: int, stream: Stream, block: bytes) -> None:
-        """Forward a block of output; an empty block is the end."""
+        """Forward a block of output; an empty block marks the end."""
         if block:
             self._say(Printed(rank, stream, block.decode("latin-1")))
 
@@ -216,7 +216,7 @@ class Agent:
         reap([pid for pid in children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
-        """Report a rank that a signal has stopped, because the others may wait for it forever."""
+        """Report a rank stopped by a signal, because the others might wait for it forever."""
         found = read_main_thread(pid)
         is_stopped = found is not None and found[0] == "T"
         if is_stopped and rank not in self._stopped:
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 def serve_here(kind: type[Agent]) -> None:
-    """Run an agent of a class, for the driver that started this process."""
+    """Run an agent of a given class, for the driver that started this process."""
     orders, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # prints must not mix with messages
     when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed

@@ -1,4 +1,4 @@
-"""The driver's end of the connection to an agent, here or behind ssh."""
+"""The driver's end of the connection to an agent, on this machine or over ssh."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class AgentConnection:
         self.outbox.add(line_of(order))
 
     def receive(self) -> list[Answer]:
-        """Wait for messages of the agent, and return them; set `is_lost` at the end."""
+        """Wait for messages from the agent, and return them; set `is_lost` at the end."""
         block = os.read(self.fileno(), LONGEST_READ)
         self.is_lost = not block
         *lines, self._unread = (self._unread + block).split(b"\n")
@@ -113,11 +113,11 @@ class AgentConnection:
             ) from error
 
     def explain_loss(self) -> str:
-        """Return the reason of a lost connection to the agent."""
+        """Return why the connection to the agent was lost."""
         return "the agent that starts the ranks ended"
 
     def let_go(self) -> None:
-        """Ask the agent to end its ranks and itself; `close` waits for it."""
+        """Ask the agent to stop its ranks and exit; `close` waits for that."""
         self.outbox.close()
 
     def close(self, deadline: float) -> None:
@@ -163,7 +163,7 @@ class InputPipe:
 
     @property
     def is_empty(self) -> bool:
-        """True if all added data is written to the pipe."""
+        """True if all added data has been written to the pipe."""
         return not self._waiting
 
     def add(self, content: bytes) -> None:

@@ -44,9 +44,9 @@ _FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class Fault:
-    """First rank that failed: its exit status, or the negative number of a signal.
+    """First rank that failed: its exit status, or the negated signal number.
 
-    ``status`` is None if it was lost with its agent, and ``loss`` is the reason.
+    ``status`` is None if the rank was lost with its agent; ``loss`` is then the reason.
     """
 
     rank: int
@@ -57,9 +57,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class GroupEnd:
-    """End of a worker group: the first failure, and the signal with which the user ended it.
+    """End of a worker group: the first failure, and any signal with which the user ended it.
 
-    ``has_begun`` is True if the ranks were started before.
+    ``has_begun`` is True if the ranks had been started by then.
     """
 
     fault: Fault | None
@@ -68,7 +68,7 @@ class GroupEnd:
 
 
 class ScriptGroup:
-    """Ranks of one start, on their agents."""
+    """The ranks of one start, on their agents."""
 
     def __init__(
         self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
@@ -177,7 +177,7 @@ class ScriptGroup:
                 self._kill()
 
     def _next(self) -> Iterator[tuple[AgentConnection, Answer | None]]:
-        """Yield the next messages of agents, None for a lost one; forward signals meanwhile."""
+        """Yield the next messages from agents, None for a lost agent; forward signals meanwhile."""
         self._await_room()
         rest = self._deadline - time.monotonic()
         for key, _ in self._selector.select(None if rest == float("inf") else max(0.0, rest)):

@@ -39,7 +39,7 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
     Raises
     ------
     InputError
-        There is no script, or it is neither Python nor R.
+        There is no script, or it is neither a Python nor an R script.
     """
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
@@ -58,7 +58,7 @@ def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
 
 
 def check_script(script: ScriptCommand, folder: str) -> None:
-    """Check that the script can be started in a folder of this machine.
+    """Check that the script can be started in a folder on this machine.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def check_script(script: ScriptCommand, folder: str) -> None:
 
 
 def check_temporary(folder: str | None) -> None:
-    """Check that the folder for temporary files exists: else Python and R silently use another.
+    """Check that the folder for temporary files exists: if not, Python and R ignore it silently.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_temporary(folder: str | None) -> None:
 
 
 def own_python(variables: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the variable with the Python that R embeds: that of Python ranks, unless it is set."""
+    """Return the variable with the Python that R embeds: that of Python ranks, unless set."""
     return {} if variables.get("RETICULATE_PYTHON") else {"RETICULATE_PYTHON": python}
 
 
@@ -116,7 +116,7 @@ class Prepare:
     host
         Address of this host for other ranks; None: the address that ssh used.
     temporary
-        Their TMPDIR, if the user set it.
+        TMPDIR of the ranks, if the user set it.
     """
 
     script: ScriptCommand
@@ -129,7 +129,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Ready:
-    """The agent reads orders from now on; none may be sent before."""
+    """The agent reads orders from now on; none may be sent earlier."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class CannotRun:
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the ranks, each with these variables in addition to the host's own."""
+    """Start the ranks, each with these environment variables in addition to the host's own."""
 
     variables: tuple[Mapping[str, str], ...]
 
@@ -162,7 +162,7 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Printed:
-    """Output of a rank: bytes, as Latin-1 text."""
+    """Output from a rank: bytes, as Latin-1 text."""
 
     rank: int
     stream: Stream
@@ -171,7 +171,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Ended:
-    """A rank has ended: its exit status, or the negative number of a signal."""
+    """A rank has ended: its exit status, or the negated signal number."""
 
     rank: int
     status: int
@@ -187,12 +187,12 @@ def line_of(message: Order | Answer) -> bytes:
 
 
 def read_order(line: bytes) -> Order:
-    """Parse an order of the driver; `ValueError` if the line is invalid."""
+    """Parse an order from the driver; `ValueError` if the line is invalid."""
     order: Order = decode(line, *get_args(Order))
     return order
 
 
 def read_answer(line: bytes) -> Answer:
-    """Parse an answer of an agent; `ValueError` if the line is invalid."""
+    """Parse an answer from an agent; `ValueError` if the line is invalid."""
     answer: Answer = decode(line, *get_args(Answer))
     return answer

@@ -84,12 +84,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_run_plan(options: argparse.Namespace) -> ScriptRun:
-    """Check the options, and return the run.
+    """Check the options, and return the `ScriptRun`.
 
     Raises
     ------
     InputError
-        An option is wrong. The message names it.
+        An option is invalid. The message names it.
     """
     script = read_script(options.script, options.is_module)
     folder = os.path.abspath(options.cwd or os.curdir)
@@ -161,7 +161,7 @@ def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[
 
 
 def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the addresses of all ranks if only one of them is started."""
+    """Return the addresses of all ranks if only one of them is started here."""
     if (options.index is None) != (options.addresses is None):
         raise InputError(
             "use --index and --addresses together: the rank, and the addresses of all ranks"
@@ -215,7 +215,7 @@ def site_here(size: int) -> HostRanks:
 
 
 def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
-    """Return one rank as a site; other drivers start the others. ``addresses`` are by rank."""
+    """Return one rank as a site; other drivers start the other ranks. ``addresses`` are by rank."""
     hosts = [split_address(address)[0] for address in addresses]
     own = hosts[index]
     return HostRanks(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
@@ -246,7 +246,7 @@ def sites_of(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address always means the machine itself."""
+    """Return whether a name or address always refers to the machine itself."""
     return host in _LOOPBACK or host.startswith("127.")
 
 

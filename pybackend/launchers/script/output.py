@@ -87,8 +87,8 @@ class ScriptOutput:
 class LineSplitter:
     """Splits output that arrives in pieces into whole lines.
 
-    A line that redraws itself by carriage returns yields its last state, as on a terminal, and
-    before its end one state per second.
+    A line that redraws itself with carriage returns yields its last state, as on a terminal, and
+    until then one state per second.
     """
 
     def __init__(self) -> None:
@@ -126,5 +126,5 @@ def _last_state(line: bytes) -> bytes:
 
 
 def say(text: str) -> None:
-    """Print a line of the driver itself."""
+    """Print a line from the driver itself."""
     print(f"tfdist: {text}", file=sys.stderr, flush=True)

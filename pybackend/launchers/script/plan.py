@@ -32,7 +32,7 @@ class HostRanks:
     name
         Name of the host, for messages.
     local_ranks, local_size
-        Their local ranks, and the number of ranks on the host.
+        The local ranks, and the number of ranks on the host.
     address
         Address of the host for other ranks; None: the address that ssh uses.
     """
@@ -44,11 +44,11 @@ class HostRanks:
     address: str | None = HERE
 
     def command(self) -> list[str]:
-        """Return the command that starts the agent there."""
+        """Return the command that starts the agent on the host."""
         return agent_here()
 
     def connect(self) -> AgentConnection:
-        """Start the agent there."""
+        """Start the agent on the host."""
         return AgentConnection(self.name, self.ranks, self.command())
 
 
@@ -82,9 +82,9 @@ class ScriptRun:
     variables
         Variables that the user set for all ranks.
     addresses
-        ``host:port`` of every rank, if the user chose them; else ports are reserved.
+        ``host:port`` of every rank, if the user chose them; otherwise, ports are reserved.
     secret
-        Shared secret, if other drivers start other ranks; else each start gets a new one.
+        Shared secret, if other drivers start other ranks; otherwise, each start gets a new one.
     """
 
     script: ScriptCommand
@@ -115,7 +115,7 @@ NAMES = frozenset(
 
 
 def split_variable(text: str) -> tuple[str, str | None]:
-    """Return name and value of ``NAME=VALUE``; the value of ``NAME`` alone is None.
+    """Return the name and value in ``NAME=VALUE``; the value of ``NAME`` alone is None.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def split_variable(text: str) -> tuple[str, str | None]:
 
 
 def choose_secret(plan: ScriptRun) -> str | None:
-    """Return the secret of one start; None if its drivers, on one machine, share no secret."""
+    """Return the secret for one start; None if several drivers on one machine share none."""
     return plan.secret if plan.addresses else new_token()
 
 

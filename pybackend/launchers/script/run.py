@@ -1,4 +1,4 @@
-"""`tfdist run`: start the ranks, again after failures, until they succeed or no restart is left."""
+"""`tfdist run`: start the ranks, restarting after failures until they succeed or none are left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
     """Start the script on every rank, wait until all have ended, and return the exit status.
 
-    This process becomes the parent of orphaned descendants of the ranks, and ends them.
+    This process becomes the parent of orphaned descendants of the ranks, and kills them.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def _is_settled(outcome: GroupEnd) -> bool:
 
 
 def describe_plan(plan: ScriptRun) -> str:
-    """Return the commands of all ranks, by host; unknown secrets and ports are placeholders."""
+    """Return the commands for all ranks, by host; unknown secrets and ports become placeholders."""
     return "\n".join(line for site in plan.sites for line in _describe_site(plan, site))
 
 

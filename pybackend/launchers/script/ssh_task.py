@@ -27,7 +27,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     folder
         Folder of the bundle.
     pipe, channel
-        Pipe from the driver, and descriptor of that to it.
+        Pipe from the driver, and descriptor of the pipe to the driver.
     """
     paths = [str(Path(folder, LIBRARY)), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -35,7 +35,7 @@ def describe_batch(options: argparse.Namespace) -> str:
     Raises
     ------
     InputError
-        The number of ranks is missing, or an option of sbatch conflicts with it.
+        The number of ranks is missing, or conflicts with an sbatch option.
     """
     script = read_script(options.script, options.is_module)
     if options.workers is None or options.workers < 1:
@@ -76,15 +76,16 @@ def _split(word: str) -> tuple[str, str | bool]:
 def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
     """Requeue this job if it was preempted or is out of time; return whether Slurm requeues it.
 
-    Slurm requeues a job by itself only if the job runs until Slurm ends it. In both cases Slurm now
-    ends this process, which must not exit before: Slurm could take it for the end of the next run.
+    Slurm requeues a job on its own only if the job runs until Slurm ends it. In both cases Slurm is
+    about to end this process, which must not exit earlier: Slurm could mistake that for the end of
+    the next run.
 
     Parameters
     ----------
     environment
-        Variables of this process; outside a job, nothing is done.
+        Environment variables of this process; outside a job, nothing is done.
     seconds
-        Most time left of a job that received SIGTERM because of its time limit.
+        Maximum time that can be left when a job receives SIGTERM because of its time limit.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def batch_script(options: Mapping[str, Any], lines: Sequence[str]) -> str:
 
 
 def srun(options: Mapping[str, Any], command: Sequence[str]) -> list[str]:
-    """Return the command that starts one task per worker, and ends all if one fails."""
+    """Return the command that starts one task per worker, and stops all tasks if one fails."""
     given = {"kill-on-bad-exit": 1, "distribution": "block", "mpi": "none", **options}
     flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
     return ["srun", *flags, *command]

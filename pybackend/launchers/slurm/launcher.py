@@ -79,12 +79,13 @@ def slurm(
     the job. Without `workers`, a call has one worker per node, or as many as the option
     ``ntasks-per-node``. A training run with `checkpoint` is saved when Slurm sends the termination
     signal: 60 seconds before the time limit (limits of ten minutes and more), or as set by the
-    option ``signal``: ``"TERM@300"``. An elastic training has one job per worker.
+    option ``signal``: ``"TERM@300"``. An elastic training run has one job per worker.
 
     Parameters
     ----------
     partition
-        Partition of the job. None (default): the cluster's default, as for all that follows.
+        Partition of the job. None (default): the cluster's default, as for all arguments that
+        follow.
     time
         Time limit in minutes, or in Slurm's format: ``"1:30:00"``, ``"2-12:00"``.
     nodes
@@ -92,7 +93,7 @@ def slurm(
     gpus, cpus
         GPUs and cores of each worker.
     options
-        Further options of sbatch by their long names, as in ``{"account": "physics", "mem-per-cpu":
+        Further sbatch options by their long names, as in ``{"account": "physics", "mem-per-cpu":
         "4G", "exclusive": True}``.
     setup
         Shell commands to run before the workers start, such as ``"module load cuda"``.
@@ -102,15 +103,15 @@ def slurm(
     python
         The nodes' Python, which needs TensorFlow. None (default): the path of this Python.
     address
-        An address of this machine that the nodes can reach. None (default): the one on the route to
-        them.
+        An address at which the nodes can reach this machine. None (default): the one on the route
+        to them.
     patience
-        Seconds that the job may wait in the queue. None (default): no limit.
+        Maximum seconds that the job may wait in the queue. None (default): no limit.
 
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
 
     Examples
     --------
@@ -136,7 +137,7 @@ def slurm(
 
 
 class SlurmLauncher:
-    """One task per worker; events arrive on the calling thread. Made by `slurm`."""
+    """One task per worker; events arrive on the calling thread. Returned by `slurm`."""
 
     is_here = False
     session = None
@@ -166,7 +167,7 @@ class SlurmLauncher:
         return "tasks of a Slurm job" + (f" (partition {named})" if named else "")
 
     def describe(self, job: Job) -> Submission:
-        """Describe the job; an elastic training has one job per worker."""
+        """Describe the job; elastic training has one job per worker."""
         settings = with_resources(self.settings, job.resources)
         folder = settings.folder / "tfdist-XXXXXXXX"
         own = JobFiles(folder, 1 if job.is_elastic else job.workers)
@@ -218,7 +219,7 @@ class SlurmLauncher:
 
 @dataclass(frozen=True)
 class _Jobs:
-    """A `Way` with a job of one task per worker; the names of the jobs begin with ``name``."""
+    """A `Way` that submits a one-task job for each worker; their names begin with ``name``."""
 
     settings: SlurmSettings
     address: str
@@ -283,7 +284,7 @@ def _submitted(
 def _describe_job(
     settings: SlurmSettings, name: str, files: JobFiles, can_go_on: bool
 ) -> dict[str, Any]:
-    """Return sbatch's options."""
+    """Return the sbatch options."""
     return {
         "job-name": name,
         "ntasks": len(files),
@@ -328,7 +329,7 @@ def _find_address(partition: str | None) -> str:
 
 
 class Guard:
-    """Cancels the jobs with a name when this process ends."""
+    """Cancels all jobs with a given name when this process ends."""
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
@@ -355,7 +356,7 @@ class Guard:
 
 @contextmanager
 def cancelled_in_the_end(name: str) -> Iterator[Guard]:
-    """Cancel the jobs with a name on exit, and if this process is killed."""
+    """Cancel all jobs with a given name on exit, even if this process is killed."""
     guard = Guard(name)
     try:
         yield guard

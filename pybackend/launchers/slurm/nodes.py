@@ -17,7 +17,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Return the tasks of each node: ``2, 1, 1`` for ``2,1(x2)``."""
+    """Return the number of tasks on each node: ``2, 1, 1`` for ``2,1(x2)``."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in found for _ in range(int(times or 1))]
 

@@ -1,4 +1,4 @@
-"""Slurm's view of a job: submitted, pending, running, ended, why, and what to change."""
+"""Slurm's view of a job: its state, the reason for it, and what to change."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def explain_refusal(said: str) -> str:
 
 
 def explain_log(lines: Iterable[str]) -> str:
-    """Return why a task ended at its start; empty if its log does not show the reason."""
+    """Return why a task ended right after its start; empty if its log does not show the reason."""
     if not any(map(_NO_PYTHON.search, lines)):
         return ""
     return (
@@ -99,11 +99,11 @@ def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
     Parameters
     ----------
     time
-        Time limit in sbatch's format; None: the partition's, typically a day.
+        Time limit in sbatch's format; None: that of the partition, typically a day.
     seconds
-        Time from the signal to the limit.
+        Seconds from the signal to the time limit.
     target
-        ``"B:"`` for the batch script instead of its steps.
+        ``"B:"`` to signal the batch script instead of its steps.
     """
     minutes = None if time is None else read_minutes(str(time))
     if minutes is not None and minutes < _SHORTEST_MINUTES:
@@ -112,7 +112,7 @@ def signal_option(time: Any, seconds: float, target: str = "") -> str | None:
 
 
 def notice_seconds(option: Any) -> float:
-    """Return the longest time before the limit at which ``signal`` may arrive; 0 without it."""
+    """Return how long before the limit ``signal`` can arrive, at most; 0 if it is not set."""
     found = re.search(r"@(\d+)", str(option or ""))
     return 0.0 if found is None else int(found[1]) + _EARLY_SECONDS
 
@@ -174,11 +174,11 @@ class SlurmJob:
     nodes
         Nodes of the job, in Slurm's order.
     is_preempted
-        True if another job preempts it.
+        True if another job is preempting it.
     ran, limit
-        Elapsed time and time limit, in seconds by Slurm's clock.
+        Elapsed time and time limit, in seconds on Slurm's clock.
     restarts
-        How often Slurm has requeued it.
+        Number of times that Slurm has requeued it.
     """
 
     number: str
@@ -203,7 +203,7 @@ class SlurmJob:
 
     @property
     def is_running(self) -> bool:
-        """True if it has nodes."""
+        """True if nodes are allocated to it."""
         return self.state in _RUNNING
 
     @property
@@ -224,7 +224,7 @@ class SlurmJob:
 
 
 def read_job(text: str) -> SlurmJob:
-    """Parse a line of ``scontrol show job --oneliner``."""
+    """Parse a line printed by ``scontrol show job --oneliner``."""
     found = {
         name: match[1] for name in _READ if (match := re.search(rf"(?:^| ){name}=(\S*)", text))
     }
@@ -250,7 +250,7 @@ def _read_time(text: str) -> datetime | None:
 
 
 def submit(script: Path) -> str:
-    """Submit a script by sbatch, and return the job ID.
+    """Submit a script with sbatch, and return the job ID.
 
     Raises
     ------
@@ -318,7 +318,7 @@ def ask(*command: str, environment: Mapping[str, str] | None = None) -> str:
     Raises
     ------
     ClusterError
-        It is not installed, fails, or takes too long.
+        The command is not installed, fails, or takes too long.
     """
     if shutil.which(command[0]) is None:
         raise ClusterError(

@@ -79,7 +79,7 @@ def check_settings(
     Raises
     ------
     InputError
-        An argument is wrong. The message names it.
+        An argument is invalid. The message names it.
     """
     where = Path(folder or "~/.tfdist").expanduser().absolute()
     for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
@@ -108,7 +108,7 @@ def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettin
     Raises
     ------
     InputError
-        The settings specify other resources.
+        The settings specify different resources.
     """
     found: dict[str, Any] = {}
     for name in ("cpus", "gpus"):
@@ -170,7 +170,7 @@ def _check_option(name: str, value: Any) -> str | bool:
 
 
 def _as_text(value: Any) -> Any:
-    """Format a number for Slurm; R's whole numbers arrive as 2.0."""
+    """Format a number for Slurm; whole numbers from R arrive as 2.0."""
     number = as_number(value)
     if number is None:
         return value
@@ -184,7 +184,7 @@ def as_count(value: Any) -> int | None:
 
 
 def count_tasks(nodes: int | None, per_node: int | None) -> int | None:
-    """Return the number of tasks of a job: ``per_node`` on each node, or one; None if unknown."""
+    """Return the number of tasks in a job: ``per_node`` on each node, or one; None if unknown."""
     return None if nodes is None else nodes * (per_node or 1)
 
 
@@ -194,12 +194,12 @@ def check_tasks(workers: int, nodes: int | None, per_node: int | None) -> None:
     Parameters
     ----------
     nodes, per_node
-        Nodes of the job, and workers on each; None: Slurm decides.
+        Number of nodes in the job, and of workers on each; None: Slurm decides.
 
     Raises
     ------
     InputError
-        A node would have no worker, or the three numbers do not agree.
+        A node would have no worker, or the three numbers are inconsistent.
     """
     if nodes is None:
         return

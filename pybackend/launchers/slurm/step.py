@@ -10,7 +10,7 @@ from pybackend.tf_config import make_tf_config
 
 
 def count_cores(environment: Mapping[str, str]) -> int:
-    """Return the cores of this task: as requested, or its share of the job's on this node."""
+    """Return this task's number of cores: as requested, or its share of the job's on this node."""
     if "SLURM_CPUS_PER_TASK" in environment:
         return int(environment["SLURM_CPUS_PER_TASK"])
     own = _count_local(environment)
@@ -18,9 +18,9 @@ def count_cores(environment: Mapping[str, str]) -> int:
 
 
 def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which the script of a task finds its worker group.
+    """Return the variables from which a task's script finds its worker group.
 
-    GPUs are not included, because Slurm restricts each task to its own.
+    GPUs are not included, because Slurm restricts each task to its own GPUs.
     """
     rank = int(environment["SLURM_PROCID"])
     hosts = hosts_by_rank(environment)

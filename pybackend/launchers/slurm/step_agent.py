@@ -1,4 +1,4 @@
-"""Agent of `tfdist run` in an allocation: it starts all ranks by srun, as one step."""
+"""Agent of `tfdist run` in an allocation: it starts all ranks with srun, as one step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class StepAgent(Agent):
         return hasattr(self, "_prepared") and len(self._ended) < len(self._prepared.ranks)
 
     def _reserve(self, order: Prepare) -> tuple[str, ...]:
-        """Return placeholders: only the tasks will know their addresses."""
+        """Return placeholders: only the tasks themselves will know their addresses."""
         return tuple(f"srun:{rank + 1}" for rank in order.ranks)
 
     def _start(self, order: StartRanks) -> None:
@@ -92,7 +92,7 @@ class StepAgent(Agent):
                 self._say_ended(int(task), status)
 
     def _say_ended(self, rank: int, status: int) -> None:
-        """Report the end of a rank; at the end of the step, of all remaining ranks."""
+        """Report that a rank has ended; when the step ends, report all remaining ranks."""
         for each in self._prepared.ranks if rank == _STEP else (rank,):
             if each not in self._ended:
                 self._ended.add(each)
@@ -128,7 +128,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _status_of(text: str) -> int:
-    """Return the exit status that srun reports, or the negative number of a signal."""
+    """Return the exit status that srun reports, or the negated signal number."""
     exited = re.search(r"exit code (\d+)", text)
     if exited:
         return int(exited[1])

@@ -23,24 +23,24 @@ _START = (
 
 @dataclass(frozen=True)
 class StepSite(HostRanks):
-    """All ranks, on nodes of the allocation that Slurm chooses."""
+    """All ranks, on nodes that Slurm chooses from the allocation."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", _START.format(_root(), "step_agent")]
 
 
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepSite | None:
-    """Return the ranks as a step; None outside an allocation, and in one for a single task.
+    """Return the ranks as a step; None outside an allocation, or if it is for a single task.
 
     Parameters
     ----------
     workers
-        Number of ranks; None: the number of tasks of the allocation.
+        Number of ranks; None: the number of tasks in the allocation.
 
     Raises
     ------
     InputError
-        srun started this process several times.
+        srun started several copies of this process.
     """
     if int(environment.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
         raise InputError(
@@ -65,7 +65,7 @@ def step_command(
     name
         Name of the step.
     environment
-        Variables of this process, which may be part of a step.
+        Environment variables of this process, which may be part of a step.
     """
     options = {
         "ntasks": ranks,

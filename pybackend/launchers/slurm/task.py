@@ -33,7 +33,7 @@ def main(folder: Path, own: Path) -> int:
     Parameters
     ----------
     folder, own
-        Folder of the files for all workers, and of those for this job.
+        Folder with the files for all workers, and folder with those for this job.
 
     Raises
     ------
@@ -71,19 +71,19 @@ def main(folder: Path, own: Path) -> int:
 
 
 def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to its own."""
+    """Return the GPUs of this task if it requested GPUs; Slurm restricts it to those."""
     if task.member.job.resources.gpus is None:
         return None
     return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
 
 
 class _End:
-    """Handler of SIGTERM: it ends this task, or notifies a worker that saves checkpoints.
+    """Handler for SIGTERM: it exits this task, or notifies a worker that saves checkpoints.
 
     Attributes
     ----------
     may_wait
-        True if it only notifies the worker, and waits for its end.
+        True if it only notifies the worker, and waits for it to end.
     notice
         Notice for the worker.
     """
@@ -100,6 +100,6 @@ class _End:
         self.notice.take(number, frame)
 
     def at_once(self) -> None:
-        """End this task, because the connection to its driver is lost."""
+        """End this task, because the connection to the driver is lost."""
         self.may_wait = False
         os.kill(os.getpid(), signal.SIGTERM)

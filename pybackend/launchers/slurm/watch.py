@@ -1,4 +1,4 @@
-"""Follow a job from the queue to its end, and explain failures with Slurm's information."""
+"""Follow a job from the queue to completion, and explain failures with Slurm's information."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MUL
 
 
 class SlurmWatch:
-    """Slurm's information on a job; `look` is for `run_group`.
+    """Slurm's information about a job; `look` is for `run_group`.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ class SlurmWatch:
     on_event
         Receives the state of the job in the queue.
     patience
-        Seconds that the job may wait in the queue.
+        Maximum seconds that the job may wait in the queue.
     notice_seconds
-        Longest time before the time limit at which Slurm may send SIGTERM.
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SlurmWatch:
         return [self._describe(rank) for rank in lost]
 
     def explain(self, failure: Failure) -> Failure:
-        """Add the reason why Slurm sent SIGTERM to the failure of a worker that ended itself."""
+        """Add why Slurm sent SIGTERM to the failure of a worker that exited on its own."""
         if not self._has_explained:  # several ranks get the signal at once
             self._ask()
             if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
@@ -133,7 +133,7 @@ class SlurmWatch:
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
-        """Return the seconds between two queries. Workers connect by themselves when they start."""
+        """Return the seconds between two queries. Workers connect on their own when they start."""
         if not self._is_empty():
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
@@ -150,7 +150,7 @@ class SlurmWatch:
         return [rank for rank in self._silent() if self._meeting.has_left(rank)]
 
     def _ask(self) -> None:
-        """Query Slurm, and show a changed state."""
+        """Query Slurm, and show the state if it has changed."""
         self._asked = now = time.monotonic()
         try:
             self._state = show_job(self._number)
@@ -233,7 +233,7 @@ class SlurmWatch:
 
 
 def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str, str]:
-    """Return type, message and advice for the failure of a worker that did not report.
+    """Return the type, message and advice for the failure of a worker that did not report.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str
     host
         Host of the worker.
     said
-        srun's message about its task, if it failed first.
+        srun's message about its task, if that failed first.
     """
     if state.is_preempted:
         return _CAUSES["PREEMPTED"]
@@ -260,7 +260,7 @@ def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[str, str, s
     Parameters
     ----------
     notice_seconds
-        Longest time before the time limit at which Slurm may send SIGTERM.
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
     """
     is_late = state.seconds_left < notice_seconds
     cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
@@ -278,7 +278,7 @@ def _is_lost(state: SlurmJob, host: str) -> bool:
 
 
 class JobFiles(Sequence[str]):
-    """Files that the tasks of a job write into its folder; as a sequence, the host of each rank."""
+    """Files that a job's tasks write into its folder; indexable for the host of each rank."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -286,12 +286,12 @@ class JobFiles(Sequence[str]):
 
     @property
     def batch_log(self) -> Path:
-        """Log of the batch script, and of srun itself."""
+        """Log of the batch script and of srun itself."""
         return self.folder / "job.log"
 
     @property
     def task_log(self) -> Path:
-        """Pattern of the logs of tasks for srun, with rank and host."""
+        """Pattern for srun of the task logs, with rank and host."""
         return self.folder / "worker-%t-%N.log"
 
     def __len__(self) -> int:
@@ -303,7 +303,7 @@ class JobFiles(Sequence[str]):
         return found[0] if found else "no host yet"
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        """Return the end of the logs of a task and of the batch script."""
+        """Return the last lines of the logs of a task and of the batch script."""
         paths = [*self._logs(rank), self.batch_log]
         texts = [path.read_text(errors="replace") for path in paths if path.exists()]
         return tuple("\n".join(texts).splitlines()[-LOG_LINES:])

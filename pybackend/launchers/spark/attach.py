@@ -1,7 +1,7 @@
 """Connect PySpark to the Spark application that sparklyr runs.
 
 sparklyr starts a Py4J server inside its own JVM, with a port and a secret; PySpark then uses that
-JVM's SparkContext, so that Spark tables and temporary views are available without a copy.
+JVM's SparkContext, so that Spark tables and temporary views are available without copying.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def attach_spark(
     Raises
     ------
     ClusterError
-        This process already uses another, live SparkContext; pyspark is not installed; or the JVM
-        does not answer.
+        This process already uses a different, live SparkContext; pyspark is not installed; or the
+        JVM does not answer.
     """
     global _attached
     if importlib.util.find_spec("pyspark") is None:
@@ -109,7 +109,7 @@ def _is_alive(session: Any) -> bool:
 def _disconnect_quietly() -> None:
     """Hide the traceback that PySpark prints when sparklyr disconnects.
 
-    PySpark's accumulator server reports the end of the JVM as an error; here it is normal.
+    PySpark's accumulator server reports the end of the JVM as an error, but here it is normal.
     """
     from pyspark import accumulators
 
@@ -146,7 +146,7 @@ def _reject_session(session: Any) -> None:
 
 
 def _forget_pyspark() -> None:
-    """Remove PySpark from the loaded modules: it holds on to the gateway of its first JVM.
+    """Remove PySpark from the loaded modules, because it holds on to the gateway of its first JVM.
 
     Objects of the old JVM refer to the old modules, so they never use the new JVM. Our modules with
     classes derived from PySpark's are removed as well.

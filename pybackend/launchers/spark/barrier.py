@@ -1,7 +1,7 @@
 """Launcher of workers in the tasks of a Spark barrier stage, for classic and Connect sessions.
 
 The whole job is ``DataFrame.mapInArrow(task, barrier=True)``: Spark starts either all tasks
-together or no task, and each task runs one worker process (`barrier_task`).
+together or none, and each task runs one worker process (`barrier_task`).
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ _RESULT_SHARE = 0.9
 class SparkLauncher:
     """Launcher that runs workers in the tasks of a barrier stage, in a classic or Connect session.
 
-    ``look`` is called repeatedly while the workers run; an error that it raises ends them. With
-    ``on_wait``, the workers wait for slots that other jobs hold, as long as tasks of those jobs
-    run; if the wait is long, ``on_wait`` is called once, with a description. Without it, they fail
-    after a minute.
+    ``look`` is called repeatedly while the workers run; an error that it raises stops them. With
+    ``on_wait``, the workers wait for slots that other jobs hold, as long as tasks of those jobs are
+    running. If the wait is long, ``on_wait`` is called once, with a description. Without it, they
+    fail after a minute.
     """
 
     where = "tasks of a Spark job"
@@ -107,7 +107,7 @@ class SparkLauncher:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """Run all workers of a job in one Spark job, to their end."""
+        """Run all workers of a job to completion, in one Spark job."""
         session = self.session
         slots = check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)
@@ -157,8 +157,8 @@ def launcher_of(target: Any) -> SparkLauncher | None:
 def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
     """Return the error for a Spark job without result rows.
 
-    Spark starts no task for a DataFrame that it knows to be empty, and it does not always report
-    that it ran out of memory.
+    Spark does not start a task for a DataFrame that it knows is empty, and it does not always
+    report that it ran out of memory.
     """
     for name, data in datasets.items():
         if isinstance(data, DataFrameRows) and run_watched(
@@ -172,7 +172,7 @@ def _explain_no_rows(datasets: Mapping[str, Any]) -> InputError | ClusterError:
 
 
 def _with_model_limit(session: Any, job: Job) -> Job:
-    """Return the job with the largest model that the driver's setting lets Spark return."""
+    """Return the job, limited to the model size that the driver's setting lets Spark return."""
     if not isinstance(job, TrainingJob):
         return job
     limit = read_setting(session, "spark.driver.maxResultSize") or "1g"
@@ -192,7 +192,7 @@ def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
 def input_frame(
     session: Any, job: Job, datasets: Mapping[str, Any]
 ) -> tuple[Any, RowsOfFrame | Blobs | None, Counts]:
-    """Return a DataFrame with a partition per worker, its reader, and known numbers of rows."""
+    """Return a DataFrame with one partition per worker, its reader, and known numbers of rows."""
     if not datasets:
         numbers = ask(session, "a plan", lambda: session.range(0, job.workers, 1, job.workers))
         return numbers, None, {}
@@ -268,7 +268,7 @@ def _frame_of_blobs(
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
-    """Return for each rank a key that Spark's hash partitioning puts into that partition."""
+    """Return a key for each rank that Spark's hash partitioning assigns to that partition."""
     found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:
@@ -285,7 +285,7 @@ def _places(session: Any, candidates: int, workers: int) -> list[Any]:
 
 
 def driver_addresses(session: Any) -> tuple[str | None, str | None]:
-    """Return the address on which the driver listens, and the one by which executors reach it.
+    """Return the address on which the driver listens, and the one at which executors reach it.
 
     In a container or behind NAT, the two differ; Spark's settings contain both.
     """
@@ -297,7 +297,7 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
 
 
 def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> MeetingServer | None:
-    """Listen on an address by which executors may reach this process; None without one."""
+    """Listen on an address at which executors can reach this process; None if there is none."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
     else:
@@ -327,7 +327,7 @@ def _collect(
     look: Callable[[], object] = lambda: None,
     on_wait: Callable[[str], object] | None = None,
 ) -> list[Any]:
-    """Return the rows of a Spark job within ``seconds``, and pass on events meanwhile."""
+    """Return the rows of a Spark job within ``seconds``, and pass on events in the meantime."""
     deadline = time.monotonic() + seconds
     events: queue.Queue[Event] = server.queue if server else queue.Queue()
     failures = Failures(on_event)
@@ -374,7 +374,7 @@ def _collect(
 
 
 def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
-    """Return the failures with the hosts that the workers reported in place of executors."""
+    """Return the failures, with executors replaced by the hosts that the workers reported."""
     return [
         replace(failure, host=host_of(failure.rank, server, failure.host))
         if failure.host == UNKNOWN_HOST or failure.exception_type == "ExecutorLost"
@@ -406,7 +406,7 @@ def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
 
 
 def collect_rows(result: Any) -> list[Any]:
-    """Return all rows; as Arrow if this release of pyspark can, which makes fewer copies."""
+    """Return all rows: as Arrow if this pyspark release supports it, to copy them less often."""
     if hasattr(result, "toArrow"):
         rows: list[Any] = result.toArrow().to_pylist()
         return rows

@@ -1,4 +1,4 @@
-"""Code of each task of the barrier stage: one worker, which receives the task's rows.
+"""Code for each task of the barrier stage: one worker, which receives the task's rows.
 
 This file is imported on the executors; the driver sends it there.
 """
@@ -70,14 +70,14 @@ class BarrierGroup:
 class Task:
     """Function that Spark runs on each partition.
 
-    ``cores`` is the number for each worker, unless Spark gives its task more.
+    ``cores`` is the number for each worker, unless Spark gives the task more.
     """
 
     member: Member
     cores: int = 1
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Run one worker; yield rows of `SCHEMA`, or raise so that Spark ends the others."""
+        """Run one worker; yield rows of `SCHEMA`, or raise, so that Spark stops the others."""
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
@@ -113,7 +113,7 @@ class Task:
 class RowsOfFrame:
     """Input rows of one `DataFrameRows`, or of several, which `SET_COLUMN` distinguishes.
 
-    ``column_groups`` are the tensors that are made of them, by data set.
+    ``column_groups`` are the tensors made from them, by data set.
     """
 
     column_groups: Mapping[str, tuple[ColumnGroup, ...]]
@@ -141,7 +141,7 @@ class RowsOfFrame:
 
 @dataclass(frozen=True)
 class Blobs:
-    """Input arrays of the driver, in the layout of `pybackend.data.row_store`.
+    """Input arrays from the driver, in the layout of `pybackend.data.row_store`.
 
     ``sent`` is the number of rows for each rank.
     """
@@ -155,7 +155,7 @@ class Blobs:
 
 
 def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:
-    """Yield the report, and the model in pieces: Spark copies a row several times on its way."""
+    """Yield the report, and the model in pieces, because Spark copies each row several times."""
     kind, content = model or (None, b"")
     yield _row(report.rank, encode(report), kind, None)
     for first in range(0, len(content), _PIECE_BYTES):

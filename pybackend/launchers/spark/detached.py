@@ -1,4 +1,4 @@
-"""Launcher of workers that hold no Spark slot: a task starts each one and returns at once."""
+"""Launcher of workers that hold no Spark slot: a task starts each one and returns immediately."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LEAVE_SECONDS = 20.0
 class DetachedLauncher:
     """Launcher that runs a process per worker on the executors of a classic session.
 
-    The workers hold no Spark slots. `launch` blocks; other threads call `close_feeds` meanwhile.
-    ``look`` is called repeatedly; a `ClusterError` that it raises ends the workers.
+    The workers hold no Spark slots. `launch` blocks; other threads call `close_feeds` in the
+    meantime. ``look`` is called repeatedly; a `ClusterError` that it raises stops the workers.
     """
 
     workers = None
@@ -59,7 +59,7 @@ class DetachedLauncher:
         datasets: Mapping[str, Any],
         on_event: Emit,
     ) -> Outcome:
-        """Run all workers of a job to their end; without data sets, as rows are fed to them."""
+        """Run all workers of a job to completion, without data sets: rows are fed to them."""
         session = self.session
         assert not datasets
         if is_connect(session):
@@ -86,7 +86,7 @@ class DetachedLauncher:
                     self._meeting = None
 
     def close_feeds(self) -> None:
-        """Notify all workers that no more rows come."""
+        """Notify all workers that there are no more rows."""
         with self._lock:
             self._has_closed = True
             if self._meeting is not None:
@@ -130,7 +130,7 @@ class DetachedLauncher:
 
 @contextmanager
 def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
-    """Yield the rendezvous server of the workers, and their token."""
+    """Yield the rendezvous server for the workers, and their token."""
     host, announced = driver_addresses(session)
     token, silence = new_token(), find_silence(job.timeout)
     try:

@@ -1,9 +1,9 @@
 """Member process that outlives the Spark task that started it.
 
-The tasks that feed it need its slot. So its task returns at once and leaves a process in its own
-session, which Spark's Python daemon does not end with its children. The process lives as long as
-its connection to the driver: when that closes, it ends its worker and exits. It writes only into
-one folder, which a shell process removes in any case.
+The tasks that feed it need its slot. So its task returns immediately and leaves a process in its
+own session, which Spark's Python daemon does not kill along with its children. The process lives as
+long as its connection to the driver: when that closes, it stops its worker and exits. It only
+writes to one folder, which a shell process removes in any case.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StartMember:
     cores: int
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str, str | None]]:
-        """Start a member; yield its rank and host, and its output if it exited at once."""
+        """Start a member; yield its rank and host, and its output if it exited right away."""
         from pyspark import BarrierTaskContext
 
         for _ in numbers:
@@ -113,7 +113,7 @@ def _start(member: Member, place: str) -> str | None:
 
 
 def _copy_library(folder: str) -> str:
-    """Return the member's PYTHONPATH: a copy, as the executor's folder may be removed first."""
+    """Return the member's PYTHONPATH: a copy, since the executor's folder may be removed first."""
     own = Path(pybackend.__file__).resolve().parents[1]
     paths = [os.path.abspath(path or ".") for path in sys.path]
     if own.is_file():
@@ -140,7 +140,7 @@ def main(folder: str, place: str) -> None:
     Parameters
     ----------
     folder
-        Contains the pickled `Member`; all files are written below it.
+        Folder with the pickled `Member`; all files are written below it.
     place
         JSON with ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
@@ -161,7 +161,7 @@ def main(folder: str, place: str) -> None:
 
 
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
-    """Notify the worker that no more rows come, when the driver requests it."""
+    """Notify the worker that there are no more rows, when the driver requests it."""
     with suppress(OSError):
         if meeting.receive(threading.TIMEOUT_MAX) is None:
             return
@@ -179,7 +179,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _end() -> None:
-    """End this process and, by the exit of its contexts, what it started."""
+    """Exit this process and, by leaving its contexts, stop whatever it started."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

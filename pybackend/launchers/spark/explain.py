@@ -1,4 +1,4 @@
-"""Spark's own failures, with the part worth reading first."""
+"""Spark's own failures, with the most informative part first."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _lock = threading.Lock()
 
 @contextmanager
 def quiet_log(session: Any) -> Iterator[None]:
-    """Silence these loggers of a classic session's JVM, on a thread, because SQL may be slow.
+    """Silence these loggers in a classic session's JVM, in a thread, because SQL may be slow.
 
     SparkContext sets the level of all loggers and does not return the old one. So log4j is called
-    directly, by SQL that the driver evaluates while it plans a query: no Spark job is run. Where
-    SQL cannot do that, the log is unchanged.
+    directly, through SQL that the driver evaluates while planning a query, without running a Spark
+    job. Where SQL cannot do that, the log is unchanged.
     """
     if is_connect(session):  # the server has the log
         yield
@@ -87,10 +87,10 @@ def _end(session: Any) -> None:
 
 
 def _levels(session: Any) -> dict[str, str]:
-    """Return the loggers to silence with the levels to restore, without those already silent.
+    """Return the loggers to silence, except those already silent, with the levels to restore.
 
     SQL uses the first `getLogger` that Java lists. If that one takes an object, it returns the
-    logger of the class String: then the levels of these loggers cannot be read, and the root's
+    logger of the class String. Then the levels of these loggers cannot be read, and the root's
     level is used.
     """
     manager = f"'{_LOG4J}.LogManager'"
@@ -124,15 +124,15 @@ _LIMIT_SECONDS = 60.0
 
 
 def ask_executors(session: Any, look: Callable[[], Any]) -> list[Any]:
-    """Return the JSON values of a function that is called in as many tasks as there are slots.
+    """Return the JSON values of a function that is called in one task per slot.
 
-    A function that is defined inside another function is pickled as code; any other function needs
-    its module on the executors.
+    A function defined inside another function is pickled as code; any other function needs its
+    module on the executors.
 
     Raises
     ------
     ClusterError
-        No answer within a minute. Spark's own errors are passed on.
+        Spark did not answer within a minute. Spark's own errors are passed on.
     """
     late = ClusterError(f"no executor answered within {_LIMIT_SECONDS:g} s")
     pause = give_up_after(_LIMIT_SECONDS, late)
@@ -173,7 +173,7 @@ def explain_spark_error(error: BaseException, session: Any = None) -> BaseExcept
     Parameters
     ----------
     session
-        Session of the failed job: its executors are asked for their Python if that matters.
+        Session of the failed job, whose executors are queried for their Python if that matters.
     """
     if not isinstance(error, Exception):
         return error
@@ -205,7 +205,7 @@ def _usual(text: str, lines: list[str]) -> tuple[str, str]:
 
 
 def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
-    """Return headline and advice for a module that the executors' Python lacks."""
+    """Return a headline and advice for a module that the executors' Python lacks."""
     found = _NO_MODULE.search(text)
     if found is None:
         return None
@@ -225,7 +225,7 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
 
 
 def _find_python(session: Any, package: str) -> tuple[str | None, str | None]:
-    """Return host and Python of an executor, if possible one without the package."""
+    """Return the host and Python of an executor, if possible one that lacks the package."""
     if session is None:
         return None, None
 

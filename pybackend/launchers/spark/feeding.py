@@ -15,7 +15,7 @@ FED_SCHEMA = "rows long, failure string"
 
 @dataclass(frozen=True)
 class FeedItems:
-    """Feed a partition of an RDD; yield the number of rows taken, and the failure.
+    """Feed a partition of an RDD; yield the number of rows taken, and any failure.
 
     A failure is returned as text that starts with its class, not raised: otherwise Spark would
     retry the task.
@@ -76,7 +76,7 @@ def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str |
 
 
 def _place() -> tuple[int, int]:
-    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
+    """Return the numbers of the partition and of this attempt, which grow with each attempt."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

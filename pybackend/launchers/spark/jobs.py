@@ -1,4 +1,4 @@
-"""Running Spark jobs: mark them, watch whether their tasks run, and cancel them."""
+"""Running Spark jobs: mark them, check whether their tasks are running, and cancel them."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class SparkJob(Protocol):
         """Call ``submit`` on a thread; `ClusterError` if Spark's driver does not answer."""
 
     def mark(self) -> None:
-        """Assign what the calling thread submits from now on to this job."""
+        """Assign everything that the calling thread submits from now on to this job."""
 
     def cancel(self) -> None:
-        """Cancel the tasks; to be repeated until the job has ended."""
+        """Cancel the tasks; repeat this until the job has ended."""
 
     def is_busy(self) -> bool:
-        """Return whether a task of the job runs; True if Spark answers but does not report that."""
+        """Return whether a task of the job is running; True if Spark answers but does not say."""
 
     def find_others(self) -> str:
-        """Describe the session's other jobs that run tasks; empty if Spark shows no such job."""
+        """Describe the session's other jobs that are running tasks; empty if Spark shows none."""
 
 
 def new_job(session: Any) -> SparkJob:
@@ -76,24 +76,24 @@ def run_watched(
     idle_seconds: float | None = None,
     on_wait: Callable[[str], object] | None = None,
 ) -> _Value:
-    """Return the value of a call that runs a Spark job; no limit for the job's time.
+    """Return the value of a call that runs a Spark job, without limiting the job's duration.
 
     Parameters
     ----------
     pause
-        Called repeatedly on this thread while the job runs; must return soon. If it raises, the job
-        is cancelled. None: wait only.
+        Called repeatedly on this thread while the job runs; must return soon. If it raises an
+        error, the job is cancelled. None: just wait.
     idle_seconds
-        Longest time without a running task; None: a minute.
+        Maximum seconds without a running task; None: a minute.
     on_wait
-        If given, time in which tasks of the session's other jobs run does not count as idle. If the
-        wait is long, it is called once, with a description of those jobs.
+        If given, time during which tasks of the session's other jobs are running does not count as
+        idle. If the wait is long, this is called once, with a description of those jobs.
 
     Raises
     ------
     ClusterError
-        No task ran for that time, or Spark's driver did not answer for a minute. Errors of the call
-        are passed on.
+        No task ran for that long, or Spark's driver did not answer for a minute. Errors raised by
+        the call are passed on.
     """
     outcome: Future[_Value] = Future()
 
@@ -130,7 +130,7 @@ def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
-    """Cancel a job and wait a little for its end."""
+    """Cancel a job and wait a little for it to end."""
 
     def cancel() -> None:
         # Repeatedly: a job that is just being submitted cannot be cancelled yet.
@@ -147,12 +147,12 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
 
 
 class IdleWatch:
-    """Watch for a job that runs no task, or whose driver does not answer.
+    """Watch for a job without running tasks, or whose driver does not answer.
 
     Parameters
     ----------
     idle_seconds
-        Longest time without a running task; None: a minute.
+        Maximum seconds without a running task; None: a minute.
     on_wait
         As in `run_watched`.
     """
@@ -175,7 +175,7 @@ class IdleWatch:
         """True if a task was running when Spark last answered."""
 
     def look(self) -> None:
-        """Ask Spark once a second, without waiting for the answer.
+        """Query Spark once a second, without waiting for the answer.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class IdleWatch:
             raise ClusterError(_IDLE)
 
     def _skip_gap(self, now: float) -> None:
-        """Exclude time in which `look` was not called: Spark did not cause it."""
+        """Exclude time during which `look` was not called: Spark did not cause that delay."""
         gap = now - self._looked
         self._looked = now
         if gap > _GAP_SECONDS:
@@ -266,18 +266,18 @@ class ClassicJob:
         ask(self.session, "the end of a job", lambda: self._context.cancelJobGroup(self.group))
 
     def is_busy(self) -> bool:
-        """Return whether a task of the job group runs."""
+        """Return whether a task of the job group is running."""
         return any(map(self._find_busy_stage, self._tracker.getJobIdsForGroup(self.group)))
 
     def find_others(self) -> str:
-        """Describe the other jobs of the SparkContext that run tasks."""
+        """Describe the other jobs of the SparkContext that are running tasks."""
         own = self._tracker.getJobIdsForGroup(self.group)
         others = [job for job in self._tracker.getActiveJobsIds() if job not in own]
         stages = {job: self._find_busy_stage(job) for job in others}
         return ", ".join(f"job {job}: {stage}" for job, stage in stages.items() if stage)
 
     def _find_busy_stage(self, job: int) -> str | None:
-        """Return the name of a stage of the job that runs tasks."""
+        """Return the name of a stage of the job that is running tasks."""
         info = self._tracker.getJobInfo(job)
         stages = [self._tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
         return next((s.name or "a stage" for s in stages if s and s.numActiveTasks), None)
@@ -321,7 +321,7 @@ class ConnectJob:
         ask(self.session, "the end of a job", lambda: self.session.interruptTag(self._tag))
 
     def is_busy(self) -> bool:
-        """Return whether a task runs; True if the server does not report running tasks."""
+        """Return whether a task is running; True if the server does not report running tasks."""
         # Progress is pushed, and stops with the server: this call shows that the server runs.
         self.session.conf.get("spark.sql.shuffle.partitions")
         if self._running is not None:
@@ -345,7 +345,7 @@ class ConnectJob:
 
 
 def _reports_progress(session: Any) -> bool:
-    """Return whether the server reports running tasks: from Spark 4 on, unless set to 0."""
+    """Return whether the server reports running tasks: since Spark 4, unless that is set to 0."""
     name = "spark.connect.progress.reportInterval"
     try:
         interval = str(ask(session, f"the setting {name}", lambda: session.conf.get(name)))

@@ -101,8 +101,8 @@ def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:
 def _send_model(task: PredictTask, session: Any) -> PredictTask:
     """Send the model to Spark as a separate artifact.
 
-    A Connect plan contains the task, is sent with each request, and must stay below 128 MB. In a
-    classic session, PySpark itself broadcasts large objects.
+    A Connect plan contains the task and is sent with each request, so it must stay below 128 MB. In
+    a classic session, PySpark itself broadcasts large objects.
     """
     name = f"tfdist-{task.digest[:32]}.keras"
     files = dict(task.files)
@@ -116,7 +116,7 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
 
 
 def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
-    """Reject names that are equal for Spark, which ignores case."""
+    """Reject names that Spark considers equal, because it ignores case."""
     taken = {name.lower() for name in columns}
     for field in predictions.fields:
         if field.name.lower() in taken:
@@ -151,7 +151,7 @@ def _struct_field(field: Field) -> Any:
 
 
 def remove_dates(model: bytes) -> bytes:
-    """Return a ``.keras`` file without its time stamps, so that equal models give equal files."""
+    """Return a ``.keras`` file without its timestamps, so that equal models give equal files."""
     target_bytes = BytesIO()
     with zipfile.ZipFile(BytesIO(model)) as source, zipfile.ZipFile(target_bytes, "w") as target:
         for name in sorted(source.namelist()):

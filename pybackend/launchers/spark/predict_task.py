@@ -1,7 +1,7 @@
 """Predictions in Spark's own Python processes, which cache the model.
 
 This file is imported on the executors; the driver sends it there. The tasks do not communicate, so
-they are plain tasks, which Spark schedules and retries freely.
+they are plain tasks that Spark can schedule and retry freely.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class PredictTask:
     digest
         Digest of the files' content; models with equal digests are equal.
     artifact
-        Name under which Spark has the model's file; None: it is in ``files``.
+        Name under which Spark stores the model's file; None: it is in ``files``.
     column_groups
         The tensors; their ``places`` are indices into ``places`` below.
     places
         Positions of the feature columns in the batches.
     kept
-        Number of columns, from the first one on, that are copied to the result.
+        Number of columns, starting with the first, that are copied to the result.
     skips_incomplete
         Whether a row with a null or an unknown category gets null predictions.
     """
@@ -98,7 +98,7 @@ class PredictTask:
     def _predict(
         self, reader: TensorReader, features: Any, complete: Array
     ) -> Iterator[tuple[list[Array], int]]:
-        """Yield outputs of the complete rows in blocks, each with the row at which it ends.
+        """Yield outputs for the complete rows in blocks, each with the row at which it ends.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class PredictTask:
             yield outputs, places[done]
 
     def model(self) -> Any:
-        """Return the model, from this process's memory if it was loaded before."""
+        """Return the model, from this process's memory if it was already loaded."""
         with _lock:
             if self.digest not in _models:
                 _models[self.digest] = self._load()
@@ -185,7 +185,7 @@ def predict_rows(
 
 
 def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
-    """Return the row length of each input of the model that has one known length."""
+    """Return the row length of each model input that has a single, known length."""
     inputs: Sequence[Any] = getattr(model, "inputs", None) or []
     is_one = len(inputs) == 1 and "x" in tensors
     names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]

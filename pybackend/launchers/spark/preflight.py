@@ -1,7 +1,8 @@
-"""Checks before Spark moves rows: the network, and the rows that it hands over at once.
+"""Checks before Spark moves rows: the network, and the rows that it hands over at a time.
 
-Spark's own transfers wait minutes for a host behind a firewall, before any Python runs in a task.
-The stage of the network check moves no data, and takes a fraction of a second if the network works.
+Spark's own transfers wait minutes for a host behind a firewall, before any Python code runs in a
+task. The network check's stage does not move any data, and takes a fraction of a second if the
+network works.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[
     Raises
     ------
     ClusterError
-        After about ten seconds; names the two hosts, the address and what to do.
+        Raised after about ten seconds; names the two hosts, the address and what to do.
     """
     plan = ask(session, "a plan", lambda: _plan(session, workers))
     rows = collect(plan)
@@ -57,8 +58,8 @@ def _plan(session: Any, workers: int) -> Any:
 def look(_: Iterator[Any]) -> Iterator[Any]:
     """Yield a row of `SCHEMA` if another task's host is unreachable; runs in each task.
 
-    Executors are known by the port of their connection with the driver. Usually no process listens
-    there, and a refused connection shows that the network lets it through.
+    Executors are identified by the port of their connection to the driver. Usually no process
+    listens there, and a refused connection shows that the network lets connections through.
     """
     import pyarrow as pa
     from pyspark import BarrierTaskContext
@@ -86,7 +87,7 @@ _locks_lock = threading.Lock()
 
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
-    """Reduce the rows that Spark passes to a task at once: 10,000 wide rows need much memory.
+    """Reduce how many rows Spark passes to a task at a time: 10,000 wide rows need much memory.
 
     The first of several calls changes the setting, and the last one restores it.
     """

@@ -1,4 +1,4 @@
-"""The Python that Spark's tasks run, and this package sent to it."""
+"""The Python that Spark's tasks run, and the copy of this package sent to it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _Before = TypeVar("_Before")
 
 @contextmanager
 def driver_python(session: Any) -> Iterator[None]:
-    """On one machine, run the workers with the driver's Python unless another was chosen."""
+    """On a single machine, run the workers with the driver's Python, unless another was chosen."""
     if is_connect(session) or not is_one_machine(session):
         yield
         return
@@ -113,9 +113,9 @@ def hold(
     Parameters
     ----------
     name, owner
-        Name of the change, and its object, which must live as long as the block.
+        Name of the change, and the object that it affects, which must live as long as the block.
     change
-        Makes the change without delay, as other calls wait. Returns the previous value.
+        Makes the change without delay, because other calls are waiting. Returns the previous value.
     restore
         Receives the previous value.
     """

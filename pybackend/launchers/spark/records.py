@@ -46,8 +46,8 @@ def write_records(
     Raises
     ------
     InputError
-        A record cannot hold a column, which is named; the folder cannot be used; or a row cannot
-        be written.
+        A record cannot hold a column (the message names it), the folder cannot be used, or a row
+        cannot be written.
     ClusterError
         Spark's own failure.
     """
@@ -93,12 +93,12 @@ def read_records(session: Any, uri: str, spec: Mapping[str, str] | None) -> Any:
 
 
 def _fields_of(kind: Any) -> dict[str, Any]:
-    """Return Spark's JSON of the columns, with ML vectors as arrays.
+    """Return Spark's JSON for the columns, with ML vectors as arrays.
 
     Raises
     ------
     InputError
-        A record cannot hold a column, which is named.
+        A record cannot hold a column. The message names it.
     """
     fields: dict[str, Any] = json.loads(kind.json())
     for place in _vectors(kind):
@@ -118,7 +118,7 @@ def _vectors(kind: Any) -> list[int]:
 
 
 def _store_as(frame: Any, kind: Any, partitions: int | None) -> Any:
-    """Return a DataFrame with ML vectors converted to arrays, in that number of partitions.
+    """Return a DataFrame with ML vectors converted to arrays, with this number of partitions.
 
     Its columns are renamed, because Spark interprets dots and backticks in names.
     """

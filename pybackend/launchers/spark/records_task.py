@@ -85,7 +85,7 @@ class CallTask:
 
 
 def read_refusal(message: str) -> InputError | None:
-    """Return the `InputError` of a task from the message of Spark's exception; None without one."""
+    """Return a task's `InputError` from the message of Spark's exception; None if there is none."""
     found = re.search(f"{_MARK}([A-Za-z0-9+/=]+)", message)
     return InputError(base64.b64decode(found[1]).decode()) if found else None
 

@@ -1,4 +1,4 @@
-"""Outputs of a SavedModel for the rows of a DataFrame: a lazy Spark plan."""
+"""Outputs of a SavedModel for the rows of a DataFrame, as a lazy Spark plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def apply_saved_model(
     Raises
     ------
     InputError
-        An input, output or column is missing or does not fit; names it.
+        An input, output or column is missing or does not fit. The message names it.
     ClusterError
         Spark could not read the model.
     """
@@ -79,7 +79,7 @@ def apply_saved_model(
 
 
 def _ask_signature(session: Any, model: SavedModel) -> Any:
-    """Return the signature as a task sees it: this process may not see the model's folder."""
+    """Return the signature, read in a task because this process may not see the model's folder."""
     asked = session.range(0, 1, 1, 1)
     task = CallTask(describe_signature, (model,))
 

@@ -1,4 +1,4 @@
-"""Computation of a SavedModel's outputs in Spark's own Python processes, which cache it.
+"""Compute a SavedModel's outputs in Spark's own Python processes, which cache the model.
 
 This file is imported on the executors; the driver sends it there.
 """
@@ -118,7 +118,7 @@ def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
 
 
 def _load(model: SavedModel) -> tuple[Any, Any]:
-    """Return the model and its signature's function, from memory if the files did not change.
+    """Return the model and its signature's function, from memory if the files have not changed.
 
     The caller must hold a reference to the model, because the function does not.
     """
@@ -133,10 +133,10 @@ def _load(model: SavedModel) -> tuple[Any, Any]:
 
 
 def _describe_files(folder: str) -> tuple[Any, ...]:
-    """Return a key that changes when another model is exported to the folder; empty without one.
+    """Return a key that changes when a new model is exported to the folder; empty if there is none.
 
-    New files may have the sizes and times of the old ones: then TensorFlow's fingerprint, where it
-    writes one, differs.
+    New files may have the same sizes and times as the old ones, but then TensorFlow's fingerprint
+    differs, if TensorFlow wrote one.
     """
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
 """Recognize Spark sessions, and make short calls to them with a time limit.
 
 A Connect server or a JVM that was stopped, or is behind a failed network, never answers, and
-neither Py4J nor Connect's client gives up by itself.
+neither Py4J nor the Connect client ever gives up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_session(value: Any) -> bool:
 
 
 def get_session(*, starts: bool = True) -> Any:
-    """Return the Spark session of this process; without one, start it, or return None."""
+    """Return the Spark session of this process; if there is none, start it, or return None."""
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.getOrCreate() if starts else SparkSession.getActiveSession()
@@ -48,19 +48,19 @@ def _is_a(value: Any, name: str, *modules: str) -> bool:
 
 
 def ask(session: Any, request: str, call: Callable[[], _Value], size: int = 0) -> _Value:
-    """Return the value of a short call to Spark's driver, which may have stopped.
+    """Return the value of a short call to Spark's driver, which may have stopped responding.
 
     Parameters
     ----------
     request
-        The requested object, as error messages name it; or an action that starts with "to".
+        The requested object, as named in error messages; or an action that starts with "to".
     size
         Bytes that are sent with the call; each MB adds a second to the limit.
 
     Raises
     ------
     ClusterError
-        No answer in time. Errors of the call are passed on.
+        Spark did not answer in time. Errors raised by the call are passed on.
     """
     seconds = ANSWER_SECONDS + size / _BYTES_PER_SECOND
     return within(seconds, call, silence(session, request, seconds))

@@ -1,7 +1,7 @@
 """Spark's slots: their number, the resources of each, and the queue of waiting training runs.
 
 Only training runs that may run concurrently take turns, such as the fits of a `CrossValidator`.
-Spark would queue them itself, but it starts neither the network check nor a shuffle without a slot,
+Spark would queue them itself, but neither the network check nor a shuffle can start without a slot,
 and a job without a running task counts as stuck after a minute.
 """
 
@@ -29,15 +29,15 @@ _UNKNOWN = 2**31
 
 
 def check_slots(session: Any, workers: int) -> int:
-    """Return the number of tasks that the session runs at once.
+    """Return the number of tasks that the session can run at once.
 
     Without this check, Spark would wait ten minutes and then fail.
 
     Raises
     ------
     ClusterError
-        The session was stopped, has too few slots, or uses dynamic allocation; names what
-        to change.
+        The session was stopped, has too few slots, or uses dynamic allocation. The message names
+        what to change.
     """
     _refuse_stopped(session)
     if _allocates_dynamically(session):
@@ -84,18 +84,18 @@ def _refuse_stopped(session: Any) -> None:
 
 
 def count_slots(session: Any) -> int:
-    """Return the number of tasks that a session runs at once; 1 if Spark does not report it."""
+    """Return the number of tasks that a session can run at once; 1 if Spark does not report it."""
     slots, _ = _count_available(session)
     return 1 if slots == _UNKNOWN else slots
 
 
 def is_one_machine(session: Any) -> bool:
-    """Return whether all workers run on the machine of Spark's driver, and loopback suffices."""
+    """Return whether all workers run on the Spark driver's machine, so that loopback suffices."""
     return _master(session).startswith("local")
 
 
 def read_setting(session: Any, name: str) -> str | None:
-    """Return a setting of the session or its context; None if unset or hidden."""
+    """Return a setting of the session or its context; None if it is unset or hidden."""
     if is_connect(session):
         return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
     return _context_settings(session).get(name)
@@ -142,7 +142,7 @@ def _count_cores(session: Any) -> int | None:
     """Return the cores of all executors; None if Spark does not report them.
 
     In local mode, and in a cluster after its executors have registered, this is Spark's default
-    parallelism, unless the user has set that.
+    parallelism, unless the user has set that value.
     """
     if read_setting(session, "spark.default.parallelism") is not None:
         return None
@@ -163,12 +163,12 @@ _GPUS = "spark.task.resource.gpu.amount"
 
 
 def check_allotment(session: Any, resources: Resources, workers: int) -> None:
-    """Raise an error if workers need more than Spark's tasks have.
+    """Raise an error if workers need more resources than Spark's tasks have.
 
     Raises
     ------
     InputError
-        Names the setting that the session needs at its start.
+        Names the setting that must be set when the session starts.
     """
     pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
     for setting, (name, wanted, default) in pairs.items():
@@ -187,7 +187,7 @@ def check_allotment(session: Any, resources: Resources, workers: int) -> None:
 
 
 def cores_of_task(session: Any, workers: int) -> int:
-    """Return the cores of each worker: a task's, or a share of a local session's cores.
+    """Return the number of cores for each worker: a task's, or a share of a local session's.
 
     In a cluster other tasks, and other applications, may use the rest of a machine.
     """
@@ -206,7 +206,7 @@ _QUIET_SECONDS = 10.0
 
 @dataclass(eq=False)
 class _Turn:
-    """Call that holds slots, or waits for them."""
+    """Call that holds slots, or is waiting for them."""
 
     workers: int
     began: float = field(default_factory=time.monotonic)
@@ -227,11 +227,11 @@ def take_slots(
     Parameters
     ----------
     owner
-        SparkContext or Connect session that has the slots. Other owners have separate queues.
+        SparkContext or Connect session that has the slots. Each owner has a separate queue.
     workers
         Number of slots to wait for.
     slots
-        Number of all slots; at least ``workers``.
+        Total number of slots; at least ``workers``.
     on_wait
         If the wait is long, called once with a description of what holds the slots.
     """
@@ -244,7 +244,7 @@ def take_slots(
         )
 
     def wait_for_turn(seconds: float | None) -> str:
-        """Return an empty text if this call now holds its slots, else what holds them."""
+        """Return an empty string if this call now holds its slots, else what holds them."""
         with _changed:
             turn.holds = _changed.wait_for(is_next, seconds)
             return "" if turn.holds else _describe(_turns[key], turn, slots)

@@ -1,8 +1,8 @@
 """Launcher of workers in the tasks of a stage that sparklyr runs, for functions written in R.
 
-sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. Of Spark's barrier, R only
-receives the addresses. So the workers meet at the driver (`pybackend.net.meeting`), and send their
-reports the same way.
+sparklyr's ``spark_apply(barrier = TRUE)`` starts R on the executors. All that R receives from
+Spark's barrier is the addresses. So the workers rendezvous at the driver (`pybackend.net.meeting`),
+and send their reports the same way.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _EXAMINE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class SparklyrWorkers:
-    """Launcher whose workers sparklyr starts; each is R with Python embedded.
+    """Launcher whose workers sparklyr starts; each worker is R with Python embedded.
 
     Attributes
     ----------
     session
-        The PySpark session joined to sparklyr's JVM.
+        The PySpark session attached to sparklyr's JVM.
     run_stage
         An R function, called as ``run_stage(view, archive, group, cores)`` with the name of a
         temporary view, the path of the workers' archive, a name for the Spark job, and the cores of
@@ -160,12 +160,12 @@ def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> M
 
 
 def _start_cancel(job: ClassicJob) -> None:
-    """Cancel without waiting: a driver that does not answer takes half a minute to give up."""
+    """Cancel without waiting: if the driver does not answer, the call takes half a minute."""
     threading.Thread(target=_cancel, args=(job,), daemon=True).start()
 
 
 def _cancel(job: ClassicJob) -> None:
-    """Cancel repeatedly: a job that is just being submitted cannot be cancelled yet."""
+    """Cancel repeatedly, because a job that is still being submitted cannot be cancelled yet."""
     for _ in range(5):
         with suppress(Exception):  # the session may have stopped, which ends the job too
             job.cancel()
@@ -298,7 +298,7 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
 
 
 def _is_without_protobuf(session: Any, workers: int) -> bool:
-    """Return whether sparklyr's R cannot start without that class; only executors log it."""
+    """Return whether sparklyr's R cannot start for lack of a class; only executors log that."""
     load = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
     pause = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor answered"))
 

@@ -1,7 +1,7 @@
 """One worker of a stage that sparklyr runs: R on an executor starts this process, which starts R.
 
-The first R is sparklyr's, and passes on the rank and the addresses. The second R is the worker: R
-with Python and TensorFlow embedded, started and watched like every other worker.
+The first R belongs to sparklyr, and passes on the rank and the addresses. The second R is the
+worker: R with Python and TensorFlow embedded, started and watched like every other worker.
 """
 
 from __future__ import annotations

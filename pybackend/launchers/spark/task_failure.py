@@ -1,4 +1,4 @@
-"""Reports of a failed task: to the driver, and in the exception by which Spark ends the others.
+"""Report a failed task: to the driver, and in the exception that makes Spark stop the others.
 
 This file is imported on the executors and by the driver.
 """
@@ -32,7 +32,7 @@ _TASK_LOST = re.compile(
 
 
 def fail_task(failure: Failure, emit: Emit) -> NoReturn:
-    """Send the driver a worker's failure, and fail the task, so that Spark ends the other tasks.
+    """Send the driver a worker's failure, and fail the task, so that Spark stops the other tasks.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
 
 
 def _describe_end(rank: str) -> Failure:
-    """Return the failure for a task whose Python was killed and could not report it."""
+    """Return the failure for a task whose Python was killed and could not report that."""
     return Failure(
         int(rank),
         UNKNOWN_HOST,
