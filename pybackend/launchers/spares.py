@@ -1,8 +1,8 @@
-"""Spare workers: processes that have imported TensorFlow and wait for this session's next call.
+"""Spare workers: processes that have imported TensorFlow and wait for the session's next call.
 
-The import takes seconds, more than all else that a small training does. So when a call has ended,
-one process for each of its workers imports TensorFlow and waits. The next call uses it as a fresh
-worker, once, if the environment is the same.
+The import takes seconds, which is most of the time of a short training run. So after a call, one
+process per worker imports TensorFlow and waits. The next call uses it as a new worker, once, if it
+sets the same environment variables.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pybackend.job.resources import read_meminfo
+from pybackend.launchers.machine import read_memory
 from pybackend.model.quiet import uncollected
 
 VARIABLE = "TFDIST_SPARES"
 _IDLE_SECONDS = 600.0
-# TensorFlow takes half of it; the rest stays free for what the session does itself.
-_BYTES = 600e6
-# A worker's own: set when it is used.
+# Memory that must be free for each; TensorFlow takes half of it.
+_BYTES = 1e9
+# Set when a spare worker is used.
 _OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST")
 _MOST = 64
 _PYTHON = (sys.executable, "-u", "-c")
@@ -55,7 +57,7 @@ class _Spare:
 
 
 class _Spares:
-    """Those of this process."""
+    """The spare workers of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +65,7 @@ class _Spares:
         self._wanted: deque[dict[str, str]] = deque(maxlen=_MOST)
 
     def take(self, variables: Mapping[str, str]) -> _Spare | None:
-        """A spare with these variables, but for those that are a worker's own."""
+        """Return a spare worker with these variables, apart from those that differ by worker."""
         common = _leave_out_own(variables)
         with self._lock:
             self._wanted.append(common)
@@ -77,7 +79,7 @@ class _Spares:
         return None
 
     def refill(self, count: int) -> None:
-        """Start spares for the last ``count`` workers that asked for one, and end all others."""
+        """Start spares for the last ``count`` workers that were started, and stop all others."""
         with self._lock:
             wanted = list(self._wanted)[-count:]
             self._wanted.clear()
@@ -91,14 +93,14 @@ class _Spares:
                 spare.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """Stop all spare workers."""
         with self._lock:
             for spare in self._waiting:
                 spare.close()
             self._waiting = []
 
     def forget(self) -> None:
-        """Leave them to the process that this one was forked from."""
+        """Leave the spare workers to the process that this one was forked from."""
         self._lock = threading.Lock()
         for spare in self._waiting:
             spare.connection.close()
@@ -115,7 +117,7 @@ os.register_at_fork(after_in_child=_SPARES.forget)
 def start_python(
     folder: str, descriptors: Sequence[int], variables: Mapping[str, str], may_be_spare: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a worker process, in a spare if one fits.
+    """Start a worker process, or use a spare one with the same environment.
 
     Parameters
     ----------
@@ -126,11 +128,11 @@ def start_python(
     variables
         The worker's environment.
     may_be_spare
-        Whether TensorFlow may be imported already.
+        Whether TensorFlow may already be imported.
     """
     if may_be_spare and _is_on() and (spare := _SPARES.take(variables)):
         message = {"environment": dict(variables), "directory": os.getcwd(), "folder": folder}
-        with spare.connection as connection, contextlib.suppress(OSError):  # it has just ended
+        with spare.connection as connection, contextlib.suppress(OSError):  # it has just exited
             socket.send_fds(connection, [b"."], descriptors)
             connection.sendall(json.dumps(message).encode())
             return spare.process
@@ -139,20 +141,22 @@ def start_python(
 
 
 def keep_spares(count: int) -> None:
-    """Have as many processes stand by as the last call had workers, if there is memory for them."""
-    if not _is_on() or read_meminfo("MemAvailable") < count * _BYTES:
+    """Start spare workers for the next call, as many as the last one had, if memory suffices."""
+    # A container may have less than its machine.
+    free = min(read_meminfo("MemAvailable"), read_memory() / 2)
+    if not _is_on() or free < count * _BYTES:
         _SPARES.close()
     else:
         _SPARES.refill(count)
 
 
 def stand_by(number: int) -> None:
-    """Import TensorFlow, then wait for the job of a worker; end this process if none comes.
+    """Import TensorFlow, and wait for a worker's job; exit if none arrives.
 
     Parameters
     ----------
     number
-        Descriptor of the connection to the session.
+        File descriptor of the connection to the session.
     """
     connection = socket.socket(fileno=number)
     with uncollected():
@@ -162,7 +166,7 @@ def stand_by(number: int) -> None:
         import pybackend.engine.train  # noqa: F401
     gc.freeze()
     if not select.select([connection], [], [], _IDLE_SECONDS)[0]:
-        connection.shutdown(socket.SHUT_RD)  # from here on the session starts another process
+        connection.shutdown(socket.SHUT_RD)  # the session then starts a new process
     first, received, _, _ = socket.recv_fds(connection, 1, 2)
     if not first:
         os._exit(0)
@@ -171,6 +175,7 @@ def stand_by(number: int) -> None:
     os.environ.clear()
     os.environ.update(message["environment"])
     os.chdir(message["directory"])
+    tempfile.tempdir = None  # an import may have read the old TMPDIR
     sys.argv[:] = [sys.argv[0], message["folder"], *map(str, received)]
 
 
@@ -193,7 +198,7 @@ def _start(variables: Mapping[str, str]) -> _Spare:
 def popen(
     command: Sequence[str], descriptors: Sequence[int], variables: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own that inherits ``descriptors``."""
+    """Start a process in its own session, which inherits ``descriptors``."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
