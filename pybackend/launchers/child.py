@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -40,17 +40,13 @@ from pybackend.job.resources import show_bytes
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked
+from pybackend.launchers.spares import popen, start_python
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
-# Not `python -m`: with it, files in the current directory would shadow installed modules.
-_START = (
-    "import sys; del sys.path[0]; import runpy; "
-    "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
-)
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
@@ -164,15 +160,7 @@ class Child:
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         try:
-            self._process = subprocess.Popen(
-                [*self._interpreter(), str(self.folder), *map(str, descriptors)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=descriptors,
-                env=self._variables(),
-                start_new_session=True,
-            )
+            self._process = self._popen(descriptors)
         except OSError:
             os.close(events_out)
             raise
@@ -270,13 +258,17 @@ class Child:
                 return kind, path.read_bytes()
         return None
 
-    def _interpreter(self) -> list[str]:
+    def _popen(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
+        folder, variables = str(self.folder), self._variables()
         if self._rscript is None:
-            return [sys.executable, "-u", "-c", _START]
+            # A function may change the environment before it imports TensorFlow.
+            may_be_spare = self.job.kind != "run"
+            return start_python(folder, descriptors, variables, may_be_spare)
         script = self.folder / "worker.R"
         # Copied, because this package may be in an archive.
         script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
-        return [self._rscript, "--vanilla", str(script)]
+        command = [self._rscript, "--vanilla", str(script), folder, *map(str, descriptors)]
+        return popen(command, descriptors, variables)
 
     def _variables(self) -> dict[str, str]:
         # The worker can import what this process can, including a zip sent by Spark; but not a zip
