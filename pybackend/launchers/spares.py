@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,10 +21,8 @@ from dataclasses import dataclass
 
 from pybackend.job.resources import read_meminfo
 from pybackend.launchers.machine import read_memory
-from pybackend.model.quiet import uncollected
 
 VARIABLE = "TFDIST_SPARES"
-_IDLE_SECONDS = 600.0
 # Memory that must be free for each; TensorFlow takes half of it.
 _BYTES = 1e9
 # Set when a spare worker is used.
@@ -39,7 +34,7 @@ _RUN = "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', 
 _START = f"import sys; del sys.path[0]; {_RUN}"
 _STAND_BY = (
     "import sys; del sys.path[0]; "
-    "from pybackend.launchers.spares import stand_by; stand_by(int(sys.argv[1])); "
+    "from pybackend.engine.stand_by import stand_by; stand_by(int(sys.argv[1])); "
     f"{_RUN}"
 )
 
@@ -148,35 +143,6 @@ def keep_spares(count: int) -> None:
         _SPARES.close()
     else:
         _SPARES.refill(count)
-
-
-def stand_by(number: int) -> None:
-    """Import TensorFlow, and wait for a worker's job; exit if none arrives.
-
-    Parameters
-    ----------
-    number
-        File descriptor of the connection to the session.
-    """
-    connection = socket.socket(fileno=number)
-    with uncollected():
-        import keras  # noqa: F401
-
-        import pybackend.engine.score
-        import pybackend.engine.train  # noqa: F401
-    gc.freeze()
-    if not select.select([connection], [], [], _IDLE_SECONDS)[0]:
-        connection.shutdown(socket.SHUT_RD)  # the session then starts a new process
-    first, received, _, _ = socket.recv_fds(connection, 1, 2)
-    if not first:
-        os._exit(0)
-    with connection, connection.makefile("rb") as stream:
-        message = json.loads(stream.read())
-    os.environ.clear()
-    os.environ.update(message["environment"])
-    os.chdir(message["directory"])
-    tempfile.tempdir = None  # an import may have read the old TMPDIR
-    sys.argv[:] = [sys.argv[0], message["folder"], *map(str, received)]
 
 
 def _is_on() -> bool:

@@ -1,6 +1,6 @@
 # The option objects exchange(), local_steps(), scale_learning_rate(), checkpoint(), resources(),
-# data_options(), elastic(), parameter_server(): classed lists that were checked when the object was made. Each has a class of the
-# same fields in Python.
+# data_options(), elastic(), parameter_server(): classed lists that were checked when the object was
+# made. Each has a class of the same fields in Python.
 
 python_option_classes <- c(
   tfdist_exchange = "Exchange",

@@ -12,9 +12,9 @@
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #' * `tfdist.spares`: after a call on this machine, one process per worker imports TensorFlow and
-#'   waits up to ten minutes, so that the next call starts sooner. Each takes about 500 MB of memory;
-#'   none is started if memory is scarce. `FALSE`, or the environment variable `TFDIST_SPARES=0`,
-#'   turns this off. The default is `TRUE`.
+#'   waits up to ten minutes, so that the next call starts sooner. Each takes about 500 MB of
+#'   memory; none is started if memory is scarce. `FALSE`, or the environment variable
+#'   `TFDIST_SPARES=0`, turns this off. The default is `TRUE`.
 #'
 #' In an interactive console that can redraw its last line, where `cli::is_dynamic_tty()` is `TRUE`,
 #' progress is a bar. cli's own options, such as `cli.progress_bar_style`, set its style. Elsewhere,

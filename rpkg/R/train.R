@@ -146,13 +146,13 @@
 #'   that `barrier_train()` accepts in Python.
 #'
 #' @section Elastic training:
-#' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()], and on
-#' [slurm()] without `nodes`, where each worker is a job. Training starts with `workers` workers.
-#' When one fails, the processes of the others stay alive, and the epoch is repeated from its
-#' beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. As a result, each epoch
-#' uses each row exactly once, and the result is the same as that of one process that trains on the
-#' global batches of each epoch's number of workers (see `workers_by_epoch` in the fit). Every
-#' worker stores all rows.
+#' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()],
+#' and on [slurm()] without `nodes`, where each worker is a job. Training starts with `workers`
+#' workers. When one fails, the processes of the others stay alive, and the epoch is repeated from
+#' its beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. As a result, each
+#' epoch uses each row exactly once, and the result is the same as that of one process that trains
+#' on the global batches of each epoch's number of workers (see `workers_by_epoch` in the fit).
+#' Every worker stores all rows.
 #'
 #' With `max`, workers are added at the beginning and whenever a worker is lost. They join
 #' between two epochs, as soon as they are ready. On [hosts()], all slots are used; a slot in which

@@ -60,7 +60,7 @@ def test_a_plan_says_what_the_training_then_does(
         "validation data: arrays of 100 rows: x float32 (8,), y int64 ()",
         "each worker gets: every 3rd row, starting with the row of its rank",
         "steps per epoch: 4, of 40 rows per worker",
-        f"model: {dense_model.name} of 195 parameters, sent as a Keras file: "
+        f"model: {dense_model.name} with 195 parameters, sent as a Keras file: "
         f"{made.model.rpartition(': ')[2]}",
     ]
     assert "  worker 1: this machine, 133 rows" in lines
