@@ -131,6 +131,15 @@ _INSTEAD = {
 }
 
 
+# Some of them exist only in calls with another argument.
+_NEEDED = {
+    "min_workers": "validation_data",
+    "max_workers": "validation_data",
+    "resume": "checkpoint",
+    "roles": "strategy",
+}
+
+
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
 
@@ -169,7 +178,8 @@ def _open_standard_streams() -> None:
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
     """Suggest a replacement for an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
-    return _INSTEAD.get(unknown) or (f"did you mean `{near[0]}`?" if near else None)
+    instead = _INSTEAD.get(unknown) if _NEEDED.get(unknown, unknown) in {*known, unknown} else None
+    return instead or (f"did you mean `{near[0]}`?" if near else None)
 
 
 def _explain(

@@ -93,8 +93,10 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, workers, epochs, batch_size, seed, resources, checkpoint, restarts, tensorboard
+    spark, epochs, batch_size, seed, resources, checkpoint, restarts, tensorboard
         As in `barrier_train`.
+    workers
+        Number of workers. None (default): 3, or the number of processes that join.
     path, limit
         As in `mnist`.
     verbose, timeout

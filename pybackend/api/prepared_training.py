@@ -169,7 +169,7 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             "after one is lost (with `checkpoint`, from the newest checkpoint)"
         )
     reason = None
-    if call.strategy is not None:
+    if check_strategy(call.strategy) is not None:
         reason = f"strategy={call.strategy!r}: its workers take steps independently, so "
         reason += "training continues anyway if one is lost"
     elif callable(call.data) or callable(call.validation_data):
@@ -181,4 +181,8 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         )
     if reason is not None:
         raise InputError(f"workers=Elastic(...) cannot be combined with {reason}")
-    return replace(call, workers=elastic.workers, elastic=elastic)
+    workers = elastic.workers
+    if workers is None:
+        workers = max(count_workers(launcher, None), elastic.min)
+        workers = min(workers, elastic.max or workers)
+    return replace(call, workers=workers, elastic=elastic)

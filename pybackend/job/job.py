@@ -349,7 +349,7 @@ def _check_training(job: TrainingJob) -> None:
 
 
 def check_elastic(job: TrainingJob) -> None:
-    """Reject contradictory numbers of workers, and options not allowed in elastic training.
+    """Reject options not allowed in elastic training.
 
     Raises
     ------
@@ -358,13 +358,6 @@ def check_elastic(job: TrainingJob) -> None:
     """
     if job.elastic is None:
         return
-    least, most = job.elastic.min, job.elastic.max
-    if least > job.workers or (most is not None and most < job.workers):
-        up_to = "" if most is None else f", and at most `max` ({most})"
-        raise InputError(
-            f"`workers` of Elastic is {job.workers}, the number at the start: it must be at least "
-            f"`min` ({least}){up_to}"
-        )
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
         named, reason = "exchange=LocalSteps(...)", "the weights of a lost worker would be lost"

@@ -124,7 +124,8 @@ class Elastic:
     Parameters
     ----------
     workers
-        Number of workers at the start. None (default): 2.
+        Number of workers at the start. None (default): as without `Elastic`, from ``min`` to
+        ``max``.
     min
         The training continues without workers that fail or are preempted, as long as this many are
         left.
@@ -148,6 +149,12 @@ class Elastic:
             if value is not None or name == "min":
                 checked = check_whole_number(name, value, least=1, most=MAX_WORKERS)
                 object.__setattr__(self, name, checked)
+        most = math.inf if self.max is None else self.max
+        if not self.min <= (self.min if self.workers is None else self.workers) <= most:
+            raise InputError(
+                "`workers` of Elastic must be at least `min` and at most `max`, but "
+                f"workers={self.workers}, min={self.min} and max={self.max}"
+            )
 
 
 @dataclass(frozen=True)
@@ -168,7 +175,7 @@ class ParameterServer:
     servers: int = 1
 
     def __post_init__(self) -> None:
-        checked = check_whole_number("servers", self.servers, least=1, most=MAX_WORKERS)
+        checked = check_whole_number("servers", self.servers, least=1, most=MAX_WORKERS - 2)
         object.__setattr__(self, "servers", checked)
 
 

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -40,13 +40,17 @@ from pybackend.job.resources import show_bytes
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked
-from pybackend.launchers.spares import popen, start_python
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
+# Not `python -m`: with it, files in the current directory would shadow installed modules.
+_START = (
+    "import sys; del sys.path[0]; import runpy; "
+    "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
+)
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
@@ -160,7 +164,15 @@ class Child:
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         try:
-            self._process = self._popen(descriptors)
+            self._process = subprocess.Popen(
+                [*self._interpreter(), str(self.folder), *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=descriptors,
+                env=self._variables(),
+                start_new_session=True,
+            )
         except OSError:
             os.close(events_out)
             raise
@@ -258,17 +270,13 @@ class Child:
                 return kind, path.read_bytes()
         return None
 
-    def _popen(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes]:
-        folder, variables = str(self.folder), self._variables()
+    def _interpreter(self) -> list[str]:
         if self._rscript is None:
-            # A function may change the environment before it imports TensorFlow.
-            may_be_spare = self.job.kind != "run"
-            return start_python(folder, descriptors, variables, may_be_spare)
+            return [sys.executable, "-u", "-c", _START]
         script = self.folder / "worker.R"
         # Copied, because this package may be in an archive.
         script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
-        command = [self._rscript, "--vanilla", str(script), folder, *map(str, descriptors)]
-        return popen(command, descriptors, variables)
+        return [self._rscript, "--vanilla", str(script)]
 
     def _variables(self) -> dict[str, str]:
         # The worker can import what this process can, including a zip sent by Spark; but not a zip

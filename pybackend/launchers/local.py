@@ -24,7 +24,6 @@ from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
-from pybackend.launchers.spares import keep_spares
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
@@ -63,18 +62,6 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         self.check(job)
-        try:
-            return self._launch(job, files, datasets, on_event)
-        finally:
-            keep_spares(job.workers)
-
-    def _launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if isinstance(job, TrainingJob) and job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:

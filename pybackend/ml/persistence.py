@@ -23,6 +23,7 @@ from pybackend.job.options import (
     DataOptions,
     Exchange,
     LocalSteps,
+    ParameterServer,
     ScaleLearningRate,
 )
 from pybackend.job.resources import Resources
@@ -48,7 +49,15 @@ _PIECE_BYTES = 16 << 20
 _DIGEST = "modelSha256"
 _TRAINED = "trained"
 _OPTIONS = "trainOptions"
-_OPTION_TYPES = (Checkpoint, DataOptions, Exchange, LocalSteps, Resources, ScaleLearningRate)
+_OPTION_TYPES = (
+    Checkpoint,
+    DataOptions,
+    Exchange,
+    LocalSteps,
+    ParameterServer,
+    Resources,
+    ScaleLearningRate,
+)
 
 
 def encode(

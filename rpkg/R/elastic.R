@@ -3,7 +3,8 @@
 #' Value for the `workers` argument of [barrier_train()]: training continues without workers that
 #' fail or are preempted, and other workers may join between two epochs.
 #'
-#' @param workers Number of workers at the start. `NULL` (default): 2.
+#' @param workers Number of workers at the start. `NULL` (default): as without `elastic()`, from
+#'   `min` to `max`.
 #' @param min Training continues as long as this many workers are left.
 #' @param max Workers are started until there are this many. `NULL` (default): lost workers are not
 #'   replaced.
@@ -23,5 +24,9 @@ elastic <- function(workers = NULL, min = 1, max = NULL) {
     min = check_count(min),
     max = check_count(max, allow_null = TRUE)
   )
+  most <- fields$max %||% Inf
+  if (fields$min > (fields$workers %||% most) || (fields$workers %||% fields$min) > most) {
+    abort_input("`workers` must be at least `min` and at most `max`.")
+  }
   new_options(fields, "tfdist_elastic")
 }

@@ -52,7 +52,7 @@ join_workers <- function(addresses, index, secret_file = NULL) {
 }
 
 # Environment variables with the rank of this session and the shared secret.
-place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE", "TFDIST_SPARES")
+place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE")
 
 # Python read the environment at its start: pass on what R has changed since then.
 open_place <- function(sc, call = caller_env()) {
@@ -62,11 +62,6 @@ open_place <- function(sc, call = caller_env()) {
   environ$update(as.list(set[!is.na(set)]))
   for (name in names(set)[is.na(set)]) {
     environ$pop(name, NULL)
-  }
-  spares <- getOption("tfdist.spares")
-  if (!is.null(spares)) {
-    check_flag(spares, arg = "options(tfdist.spares = )", call = call)
-    environ$update(list(TFDIST_SPARES = if (spares) "1" else "0"))
   }
   sc
 }

@@ -5,16 +5,12 @@
 #'
 #' * `tfdist.workers`: the default of `workers` in [barrier_train()], [train_mnist()],
 #'   [barrier_evaluate()], [barrier_predict()], [barrier_apply()], [ml_keras()] and the
-#'   [parsnip][parsnip_engine] engine. Not used if `roles` sets the number of workers. `NULL`
-#'   (default): each function's own default.
+#'   [parsnip][parsnip_engine] engine. Not used if `roles` of [barrier_apply()] sets the number of
+#'   workers. `NULL` (default): each function's own default.
 #' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
 #'   2 also what the workers print. `NULL` (default): each function's own default.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
-#' * `tfdist.spares`: after a call on this machine, one process per worker imports TensorFlow and
-#'   waits up to ten minutes, so that the next call starts sooner. Each takes about 500 MB of
-#'   memory; none is started if memory is scarce. `FALSE`, or the environment variable
-#'   `TFDIST_SPARES=0`, turns this off. The default is `TRUE`.
 #'
 #' In an interactive console that can redraw its last line, where `cli::is_dynamic_tty()` is `TRUE`,
 #' progress is a bar. cli's own options, such as `cli.progress_bar_style`, set its style. Elsewhere,

@@ -18,7 +18,6 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-os.environ["TFDIST_SPARES"] = "0"
 # Marks the processes of this test run; workers inherit it, including Spark's. It has a terminator,
 # so that it is not a prefix of another run's mark.
 os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."

@@ -282,16 +282,17 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "elastic workers": (lambda: Elastic("2"), "`workers` must be a whole number"),
     "elastic min": (lambda: Elastic(min=0), "`min` must be from 1 to 4096"),
     "elastic max": (lambda: Elastic(max=0.5), "`max` must be a whole number"),
-    "min above workers": (
-        train(workers=Elastic(min=8)),
-        "`workers` of Elastic is 2, the number at the start: it must be at least `min` (8)",
+    "min above workers": (lambda: Elastic(2, min=8), "but workers=2, min=8 and max=None"),
+    "max below workers": (lambda: Elastic(2, max=1), "but workers=2, min=1 and max=1"),
+    "max below min": (lambda: Elastic(min=3, max=2), "but workers=None, min=3 and max=2"),
+    "elastic and another strategy": (
+        train(workers=Elastic(), strategy="mirrored"),
+        "strategy='mirrored' is not needed",
     ),
-    "max below workers": (
-        train(workers=Elastic(2, max=1)),
-        "`workers` of Elastic is 2, the number at the start: it must be at least `min` (1), and",
-    ),
+    "mnist elastic": (digits(workers=Elastic(2)), "`workers` must be a whole number"),
+    "mnist min_workers": (digits(min_workers=2), "has no argument `min_workers`: "),
     "max above the rows": (
-        train(data=(X[:3], Y[:3]), workers=Elastic(max=4)),
+        train(data=(X[:3], Y[:3]), workers=Elastic(2, max=4)),
         "`data` has 3 rows, fewer than max=4",
     ),
     "elastic and local steps": (
@@ -362,7 +363,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(strategy="parameter_server", data=lambda context: None),
         "with strategy='parameter_server', `data` must be rows",
     ),
-    "servers": (lambda: pybackend.ParameterServer(0), "`servers` must be from 1 to 4096"),
+    "servers": (lambda: pybackend.ParameterServer(0), "`servers` must be from 1 to 4094"),
     "servers text": (lambda: pybackend.ParameterServer("2"), "`servers` must be a whole number"),
     "workers and servers": (
         train(strategy=pybackend.ParameterServer(3), workers=4095),

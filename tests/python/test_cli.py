@@ -85,7 +85,7 @@ def test_doctor_probes_a_cluster_of_its_own() -> None:
     assert first == socket.gethostname()
     assert lines[0] == f"  Python {platform.python_version()}, {sys.executable}"
     assert lines[-1] == "  2 slots here, which can reach all other workers"
-    assert verdict == "ready: 2 workers on 1 host, and each reaches all others"
+    assert verdict == "ready: 2 workers on 1 host, and each can reach all others"
 
 
 @pytest.mark.parametrize("scheme", ["spark", "sc"])

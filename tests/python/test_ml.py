@@ -18,7 +18,14 @@ from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionE
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 
-from pybackend import Checkpoint, InputError, LocalSteps, ScaleLearningRate, SerializationError
+from pybackend import (
+    Checkpoint,
+    InputError,
+    LocalSteps,
+    ParameterServer,
+    ScaleLearningRate,
+    SerializationError,
+)
 from pybackend.ml import KerasEstimator, KerasModel
 
 LEVELS = ["no", "may be", "yes"]
@@ -155,6 +162,7 @@ def test_an_estimator_is_saved_with_its_options(spark: Any, tmp_path: Path) -> N
         "exchange": LocalSteps(8, momentum=0.5),
         "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
         "checkpoint": Checkpoint("/shared/run", every="10min"),
+        "strategy": ParameterServer(servers=2),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}
     first = KerasEstimator(build_dense(), features=features, trainOptions=options, seed=3)

@@ -46,7 +46,7 @@ def address(held: socket.socket) -> str:
 def test_workers_of_this_machine() -> None:
     report = probe("local[3]")
     assert report["problems"] == []
-    assert report["verdict"] == "ready: 3 workers on 1 host, and each reaches all others"
+    assert report["verdict"] == "ready: 3 workers on 1 host, and each can reach all others"
     assert [worker["rank"] for worker in report["workers"]] == [0, 1, 2]
     for worker in report["workers"]:
         assert worker["reaches"]

@@ -205,7 +205,7 @@ def test_a_failing_job_is_a_cluster_error_and_leaves_nothing(spark: Any, tmp_pat
         ("map(id, id) AS m", "column 'm' has the type map"),
         ("array(array(id)) AS a", "column 'a' has the type array<array<long>>"),
         ("null AS n", "column 'n' has the type void"),
-        ("id, id", "several columns 'id'"),
+        ("id, id", "several columns named 'id'"),
         ("interval '1' day AS i", "column 'i' has the type interval day"),
     ],
 )

@@ -44,7 +44,6 @@ from pybackend.launchers.joined.gathering import (
 from pybackend.launchers.joined.joining import find_place
 from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member
-from pybackend.launchers.spares import keep_spares
 from pybackend.net.heartbeat import SHORTEST_SILENCE, find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
@@ -98,10 +97,7 @@ class JoinedLauncher:
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
-        try:
-            outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
-        finally:
-            keep_spares(1)
+        outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.
         JoinedLauncher.calls += 1

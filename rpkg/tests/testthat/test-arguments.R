@@ -80,6 +80,13 @@ for (name in names(counted_calls)) {
   })
 }
 
+test_that("the numbers of elastic() fit each other", {
+  expect_error(elastic(2, min = 3), class = "tfdist_error_input")
+  expect_error(elastic(2, max = 1), class = "tfdist_error_input")
+  expect_error(elastic(min = 3, max = 2), class = "tfdist_error_input")
+  expect_identical(elastic(2, min = 2, max = 2)$max, 2L)
+})
+
 test_that("a whole number may be a double or an integer", {
   for (arg in setdiff(of_barrier_train, "initial_epoch")) {
     for (value in list(2, 2L)) {

@@ -76,7 +76,7 @@ test_that("hosts are printed, then what to fix", {
   expect_snapshot(print_cluster(list(
     hosts = hosts,
     problems = character(),
-    verdict = "ready: 4 workers on 2 hosts, and each reaches all others"
+    verdict = "ready: 4 workers on 2 hosts, and each can reach all others"
   )))
   expect_snapshot(print_cluster(list(
     hosts = list(),

@@ -56,7 +56,6 @@ class Forge:
         return {
             VARIABLE: str(self.path),
             _PREFIX: sys.prefix,
-            "TFDIST_SPARES": "0",  # they would be forked as workers
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
 
