@@ -33,7 +33,7 @@ def test_failures_are_notes_until_there_are_too_many(tmp_path: Path) -> None:
     assert note.text.endswith("the newest one is from epoch 1")
     writer.submit(manifest(3), b"state")
     writer.finish(60)
-    with pytest.raises(ClusterError, match=r"2 checkpoints in a row .* is of epoch 1"):
+    with pytest.raises(ClusterError, match=r"2 checkpoints in a row .* is from epoch 1"):
         writer.check()
     folder.unlink()
     writer.submit(manifest(4), b"state")

@@ -57,7 +57,7 @@ def test_what_may_differ(own: Any) -> None:
         ),
         (
             {"rows": {**ROWS, "y": ROWS["y"].astype("int32")}},
-            "`y` of `data` is int32 (4,) in worker 1 (b:1), and int64 (4,) in worker 0 (a:1)",
+            "`y` of `data` is int32 (4,) in worker 1 (b:1), but int64 (4,) in worker 0 (a:1)",
         ),
         ({"rows": {"x": ROWS["x"]}}, "`y` of `data` is absent in worker 1"),
     ],

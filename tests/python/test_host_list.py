@@ -54,7 +54,7 @@ def test_hostfiles_of_horovod_and_open_mpi_are_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 2 of .*: 'slots=x' must have a whole number"):
         read_hostfile(file)
     file.write_text("# none\n")
-    with pytest.raises(InputError, match="contains no host"):
+    with pytest.raises(InputError, match="lists no hosts"):
         read_hostfile(file)
     with pytest.raises(InputError, match="cannot read the hostfile"):
         read_hostfile(tmp_path / "absent")

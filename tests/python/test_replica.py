@@ -45,7 +45,7 @@ def test_rows_that_do_not_fit_stay_on_disk(folder: Path) -> None:
     fits, (note,) = decide(folder, 60_000)
     assert not fits
     assert "the rows of worker 0 stay on disk, in the same order" in note
-    assert "are 40" in note
+    assert "has 40" in note
     assert "may use only 30000 bytes of memory" in note
 
 

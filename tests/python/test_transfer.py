@@ -272,7 +272,7 @@ def test_another_version_of_keras_is_named() -> None:
     content = encode_objects(_compiled(_stack()), [], {})[MODEL_OBJECTS]
     versions, _, pickled = content.partition(b"\n")
     older = json.dumps({**json.loads(versions), "keras": "3.0.5"}).encode()
-    with pytest.raises(ClusterError, match=r"the driver has Keras 3\.0\.5, and .*python.* has 3\."):
+    with pytest.raises(ClusterError, match=r"the driver has Keras 3\.0\.5, but .*python.* has 3\."):
         read_objects(older + b"\n" + pickled)
 
 
