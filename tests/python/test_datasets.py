@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import build_dense, full, largest_difference
+from conftest import build_dense, largest_difference
 
 from pybackend.data import datasets
 from pybackend.data.arrays import count_rows, nest, shard
@@ -75,11 +75,12 @@ def read(data: Any, repeats: bool = True) -> Any:
     ("make", "workers"),
     [
         pytest.param(batches, 2, id="2-Dataset"),
-        full(Slices, 3, id="3-PyDataset"),
-        full(batches, 3, id="3-Dataset"),
-        full(Slices, 2, id="2-PyDataset"),
+        pytest.param(Slices, 3, id="3-PyDataset"),
+        pytest.param(batches, 3, id="3-Dataset"),
+        pytest.param(Slices, 2, id="2-PyDataset"),
     ],
 )
+@pytest.mark.full
 def test_workers_train_as_one_process_on_the_data_set(make: Any, workers: int) -> None:
     keras.utils.set_random_seed(4)
     model = build_dense()

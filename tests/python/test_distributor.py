@@ -139,6 +139,7 @@ def test_the_value_of_the_first_process_comes_back(tmp_path: Path, capfd: Any) -
     assert "[1] arguments ['--rate', '0.5']" in capfd.readouterr().out
 
 
+@pytest.mark.full
 def test_a_script_runs_in_tasks_of_spark(spark: Any, tmp_path: Path) -> None:
     script, there = tmp_path / "train.py", tmp_path / "there"
     script.write_text(f"import os; open({str(there)!r} + os.environ['TFDIST_RANK'], 'w')")

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import pytest
-from replicas import Case, check_equal, named
+from replicas import Case, check_equal
 from test_exact_cases import X, Y, dense
 
 HELD_OUT = X[:30] + 0.5, Y[:30]
@@ -55,13 +55,8 @@ VALIDATED = {
 }
 
 
-# One of each type: `make test-full` trains the others, too.
-DAILY = [
-    "initial_epoch",
-]
-
-
-@pytest.mark.parametrize("name", named(CASES, DAILY))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.full
 def test_epochs_are_those_of_keras_fit(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
     _, history = check_equal(case, found, case.callbacks)

@@ -246,7 +246,8 @@ def test_text_of_more_values_than_there_are_classes_is_named(tmp_path: Any) -> N
         (model_with("sparse_categorical_crossentropy", 2), 2),
     ):
         for data in (frame, tmp_path / "rows.parquet"):
-            with pytest.raises(InputError, match=f"with 3 different values .'x', 'y', 'z'.* {classes} classes"):
+            said = f"with 3 different values .'x', 'y', 'z'.* {classes} classes"
+            with pytest.raises(InputError, match=said):
                 pybackend.barrier_train(None, model, data, workers=2, verbose=0)
 
 

@@ -80,7 +80,6 @@ CASES = {
 
 # One of each type: `make test-full` trains the others, too.
 DAILY = [
-    "sqrt, warm-up, decay",
     "a train_step of its own",
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from replicas import Case, Trained, check_equal, difference, named
+from replicas import Case, Trained, check_equal, difference
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
 from pybackend.data.sharding import Visits, count_steps, cut_rows, shard_slice
@@ -77,13 +77,8 @@ def simulate(case: Case) -> Any:
     return replicas[0]
 
 
-# One of each type: `make test-full` trains the others, too.
-DAILY = [
-    "local sgd",
-]
-
-
-@pytest.mark.parametrize("name", named(CASES, DAILY))
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.full
 def test_workers_do_what_the_definition_says(name: str, trained: dict[str, Any]) -> None:
     case, found = CASES[name], trained[name]
     assert isinstance(found, Trained), found

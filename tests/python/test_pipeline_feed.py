@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import full, largest_difference
+from conftest import largest_difference
 
 from pybackend import InputError, WorkerFailedError, barrier_train
 
@@ -65,7 +65,8 @@ def own_molecules(context: Any) -> Any:
     return tf.data.Dataset.from_generator(batches, output_signature=SPEC)
 
 
-@pytest.mark.parametrize("eagerly", [False, full(True)])
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.full
 def test_graphs_train_as_in_one_process(eagerly: bool, caplog: Any) -> None:
     with caplog.at_level("INFO", "tfdist"):
         result = barrier_train(

@@ -155,6 +155,7 @@ def test_slurm_gives_workers_their_resources(
             run(**wanted)
 
 
+@pytest.mark.full
 def test_a_worker_that_fails_says_why(cluster: Slurm) -> None:
     def fail(context: Any) -> None:
         print("before the end")

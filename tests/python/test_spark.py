@@ -354,6 +354,7 @@ def test_fewer_rows_than_workers_leave_an_empty_partition(spark: Any, rows: Any)
     assert np.isfinite(result.history["loss"]).all()
 
 
+@pytest.mark.full
 def test_bad_rows_are_named(spark: Any, rows: Any) -> None:
     from pyspark.sql.functions import when
 
@@ -411,6 +412,7 @@ def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
 
 
 @pytest.mark.launcher
+@pytest.mark.full
 def test_barrier_run_and_its_failures(spark: Any) -> None:
     def work(context: WorkerContext) -> Any:
         import os
