@@ -131,7 +131,7 @@ def _section(results: dict[str, pybackend.ScalingResult]) -> Iterator[str]:
     yield "`python benchmarks/run.py --only bench_scale` writes this section with `bench_scale()`."
     yield "It trains the small CNN with one core per worker. In strong scaling, the workers share a"
     yield f"batch of {BATCH} images; in weak scaling, each has its own batch of that size. All"
-    yield "hosts are network namespaces of one machine. Rows with a star have more"
+    yield "hosts are network namespaces on one machine. Rows with a star have more"
     yield "workers than cores; the projection is not fitted to them."
     for where, result in results.items():
         yield ""

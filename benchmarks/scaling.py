@@ -137,7 +137,7 @@ def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
         "Measured here": [
             f"All ranks share {os.cpu_count()} cores ({platform.machine()}) and the loopback"
             " interface. With more ranks than cores,",
-            "ranks wait for each other; the fit includes a factor of ranks per core. Values are"
+            "ranks wait for each other; the fit accounts for the ranks per core. Values are"
             " milliseconds",
             "(median, float32), with fitted values in brackets. Fit:"
             f" α = {model.latency_seconds * 1e6:.0f} µs,"

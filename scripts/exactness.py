@@ -42,7 +42,7 @@ Some cases are equal but not in the tables, because they are tested separately: 
 (arrays, data frames, Spark, files, `tf.data`, functions), every launcher, and the learning rates of
 `scale_lr`.
 
-These are not equal:
+These cases are not equal:
 
 - Dropout and other random layers: each worker draws numbers for its own rows. They are repeatable
   with a `seed`.
@@ -70,9 +70,9 @@ The audit makes no assumptions about losses, layers, metrics or a `train_step`.
   third, fifth, ninth epoch and so on. One of them is the first step. The others differ from epoch
   to epoch.
 
-If no weight changes in a step, a later step is audited. Steps whose gradients the optimizer
-accumulates, or that one call executes together, are compared together. With a `data` function, the
-first batch of an epoch is audited.
+If no weight changes in a step, a later step is audited. If the optimizer accumulates gradients over
+several steps, or one call executes several steps, these steps are compared together. With a `data`
+function, the first batch of an epoch is audited.
 
 ### What is compared
 
@@ -81,7 +81,7 @@ and therefore gradients), counters, moving averages, and metrics summed over the
 out random generators, and the moving statistics of batch normalization without `synchronized=True`.
 In the single process, such a layer also normalizes over each worker's rows separately.
 
-In some cases, all workers take the step again, and that step is compared:
+In some cases, all workers repeat the step, and the repeated step is compared instead:
 
 - **GPUs** round to three digits (TF32) and sum in no fixed order. The step runs again in full
   precision, without XLA, and without cuDNN in recurrent layers.
@@ -98,51 +98,52 @@ compiled.
 ### State without an optimizer
 
 Some variables change without an optimizer: moving averages, codebooks, centers and counters of
-layers, losses and `train_step`s, even if they are a `tf.Variable`. After each step, they have the
-same values as in one process:
+layers, losses and `train_step`s, even if they are plain `tf.Variable`s. After each step, they have
+the same values as in one process:
 
-- If a variable changes by a mean over rows, it changes by the mean of the workers' changes,
-  weighted by their numbers of rows.
-- If a variable changes equally on all workers with rows, it changes in the same way on workers
-  without rows.
+- If the change of a variable is a mean over rows, all workers apply the mean of the workers'
+  changes, weighted by the number of rows on each.
+- If a variable changes by the same amount on all workers with rows, workers without rows apply the
+  same change.
 - If a variable changes in any other way, such as by a maximum, training raises an error.
 
 On GPUs, the weights of two workers may drift apart because of rounding. In that case, all workers
-continue with the weights of worker 0 after each epoch, and a note reports it.
+continue with the weights of worker 0 after each epoch, and a note reports this.
 
 ### What is not audited
 
 - steps that draw random numbers in other ways (numpy, `tf.random.gamma`)
-- more than 128 steps that are executed together
+- groups of more than 128 steps that are executed together
 - custom layers, losses and train_steps that run eagerly, because they may change Python attributes
 - steps after a callback has changed attributes of layers, or anything else that the traced step
   reads in Python
 - validation
-- batches of a function whose arrays differ in their number of rows
+- batches from a `data` function, if their arrays have different numbers of rows
 
-`audit.skipped` and a note say what was not audited, and why.
+`audit.skipped` and a note report what was not audited, and why.
 
 ### Tolerance
 
-The audit accepts a difference of 2e-5 of the change (2^-8 for float16, 2^-5 for bfloat16), plus the
-rounding error of the variable. It compares a larger difference with the sensitivity of one process:
-it changes the weights, the rows, and the outputs of the layers with their gradients at random by
-2^-22 of their size (2^-11 for float16, 2^-8 for bfloat16), up to ten times. A difference that is
-more than eight times the largest effect of these changes is an error.
+The audit accepts a difference of up to 2e-5 times the change (2^-8 for float16, 2^-5 for bfloat16),
+plus the rounding error of the variable. It compares a larger difference with the sensitivity of one
+process. To measure the sensitivity, it randomly perturbs the weights, the rows, and the layers'
+outputs and gradients by 2^-22 of their size (2^-11 for float16, 2^-8 for bfloat16), up to ten
+times. A difference of more than eight times the largest effect of these perturbations is an error.
 
-Adam, for example, divides rounding errors by their own size. If an optimizer's state shows that the
-gradient of an element is only rounding error, and the rest of the state is equal, this element of
-the weight is not compared, which avoids a false alarm. Differences within the tolerance are not
-detected, such as one row in 50,000 that counts twice.
+Some optimizers magnify rounding errors. Adam, for example, divides a gradient by its typical size,
+so a gradient that consists only of rounding error still changes the weight noticeably. If the
+optimizer's state shows that this is the case for an element of a weight, and the rest of the state
+is equal, the element is not compared. This avoids false alarms. Differences within the tolerance
+are not detected: for example, if one row in 50,000 counts twice.
 
 ### If a difference is found
 
 Training stops before the next step. The error names the variables and the size of the difference,
 and says what to do. With `Exchange(audit="warn")`, a note appears instead. With `audit=False`,
 nothing is compared, and a loss that is not a mean over rows goes undetected. `LocalSteps` and
-asynchronous training are not exact and have no audit.
+asynchronous training are not exact and are not audited.
 
-`result.audit` contains the numbers of steps and rows, and the largest relative difference.
+`result.audit` contains the number of steps and of rows, and the largest relative difference.
 `print()`, `summary()` and the report show them: `audited on 9 of 3,000 steps against one process:
 largest relative difference 3e-07`.
 """
