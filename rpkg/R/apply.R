@@ -5,7 +5,7 @@
 #' without further setup. Use it for custom training loops; [barrier_train()] does not need it.
 #'
 #' On a sparklyr connection, the function runs under `sparklyr::spark_apply(barrier = TRUE)`: the
-#' executors need R with the package reticulate, and Python with the packages that `f` uses.
+#' executors need R with the reticulate package, and Python with the packages that `f` uses.
 #' Elsewhere, rpy2 runs it in a Python process, so the workers' machines need R, reticulate and
 #' rpy2. They never need tfdist itself.
 #'
@@ -42,8 +42,8 @@
 #'   `reticulate::import("pybackend")$model_to_base64(model)`.
 #'
 #' @section Errors:
-#' An error in `f` stops all workers and is raised here as a `tfdist_error_worker_failed` with the
-#' message, the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
+#' An error in `f` stops all workers and is raised in this session as a `tfdist_error_worker_failed`
+#' with the message, the `rank`, the `host`, and R's call stack as `traceback`. See [tfdist_error].
 #'
 #' @export
 #' @examples

@@ -5,7 +5,7 @@
 #' into data, compute, communication, and waiting for other workers.
 #'
 #' @param train A function of `workers` and `batch_size` that passes both to [barrier_train()] and
-#'   returns its fit; or the path of a script (R or Python) that calls it. A script runs in its own
+#'   returns its fit; or the path to a script (R or Python) that calls it. A script runs in its own
 #'   process, where `workers` and `batch_size` override the values in the script, and no checkpoint
 #'   is saved. A training run should take at least 50 steps; the first three are not measured.
 #' @param workers Numbers of workers to measure.
@@ -20,16 +20,17 @@
 #' @param arguments Command-line arguments for the script.
 #' @param project Largest number of workers to predict step times for, with a model that is fitted
 #'   to the measured steps. `NULL`: no prediction.
-#' @param verbose 1 prints a line per training run, 0 nothing.
+#' @param verbose 1 prints one line per training run; 0 prints nothing.
 #'
-#' @return A data frame with a row per mode and number of workers: `mode`, `workers`, `batch_size`
-#'   (rows per worker), `seconds` (per step) and its parts `data`, `compute`, `communication` and
-#'   `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is linear), `is_crowded` (more workers
-#'   than cores), `steps` (number of measured steps), `jitter` (standard deviation of the logarithm
-#'   of a worker's own part of a step) and `is_projected`. If you set `project`, it also has the
-#'   bounds of 90 % intervals (`seconds_low`, `seconds_high`, and so on); values that were not
-#'   measured or predicted for a row are `NA`. Speedups are relative to the smallest number of
-#'   workers, which is assumed to scale linearly. `print()` shows the most important columns.
+#' @return A data frame with one row for each combination of mode and number of workers: `mode`,
+#'   `workers`, `batch_size` (rows per worker), `seconds` (per step) and its parts `data`,
+#'   `compute`, `communication` and `waiting`, `rows_per_second`, `speedup`, `efficiency` (1 is
+#'   linear), `is_crowded` (more workers than cores), `steps` (number of measured steps), `jitter`
+#'   (how much the duration of a worker's own part of a step varies, as the standard deviation of
+#'   its logarithm) and `is_projected`. If you set `project`, it also has the bounds of 90%
+#'   intervals (`seconds_low`, `seconds_high`, and so on); values that were not measured or
+#'   predicted for a row are `NA`. Speedups are relative to the smallest number of workers, which is
+#'   assumed to scale linearly. `print()` shows the most important columns.
 #' @export
 #' @examples
 #' \dontrun{

@@ -1,15 +1,15 @@
 #' Save checkpoints and resume training
 #'
-#' `checkpoint()` returns a value for the `checkpoint` argument of [barrier_train()], which
+#' `checkpoint()` returns a value for the `checkpoint` argument of [barrier_train()]. The value
 #' specifies where and how often the training state is saved. A training run that resumes from
 #' there, with `resume = TRUE` or automatically with `restarts`, ends with weights and history that
 #' are bit-for-bit identical to those of an uninterrupted run. `load_checkpoint()` returns the saved
 #' model.
 #'
-#' A checkpoint holds the weights, the optimizer's state, the random number generators of each
-#' worker, callback attributes that are plain data, and the history. It is written in the
+#' A checkpoint holds the weights, the optimizer's state, the state of each worker's random number
+#' generators, callback attributes that are plain data, and the history. It is written in the
 #' background, and is either complete or absent. If the newest checkpoint is damaged, the previous
-#' one is used. If a worker gets SIGTERM, as before a preemption, all workers save one more
+#' one is used. If a worker gets SIGTERM, as happens before a preemption, all workers save one more
 #' checkpoint at the same step and exit.
 #'
 #' @param uri A folder used only by this training run: a path that the machines of all workers
@@ -28,8 +28,8 @@
 #'   into. It is required for models that Keras cannot write to a file.
 #' @inheritParams model_from_base64
 #'
-#' @return `checkpoint()` returns an object for [barrier_train()], `load_checkpoint()` a Keras
-#'   model. Invalid arguments raise an error of class `tfdist_error_input`.
+#' @return `checkpoint()` returns an object for [barrier_train()]; `load_checkpoint()` returns a
+#'   Keras model. Invalid arguments raise an error of class `tfdist_error_input`.
 #' @export
 #' @examples
 #' checkpoint("run-1", every = "10min", keep = 3)

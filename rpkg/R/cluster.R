@@ -10,8 +10,8 @@
 #' `make_tf_config()` does not start Python in this session. If Python is already running, set the
 #' variable in Python, too: `reticulate::import("os")$environ$update(list(TF_CONFIG = config))`.
 #'
-#' @param workers Addresses of the workers, as `"host:port"`. If they have names, the names are the
-#'   workers' indices, and some workers may be left out.
+#' @param workers Addresses of the workers, as `"host:port"`. If you name the addresses, each name
+#'   is the index of that worker, and you can leave out some workers.
 #' @param index Index of this process within its role, from 0. `NULL` if the role has only one
 #'   process.
 #' @param role `"worker"`, `"chief"`, `"ps"` or `"evaluator"`.

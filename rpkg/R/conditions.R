@@ -3,8 +3,9 @@
 #' Every error that tfdist raises has the class `tfdist_error` and a more specific class, so that
 #' `tryCatch()` can distinguish them:
 #'
-#' * `tfdist_error_input`: an argument, a model or data cannot be used. Nothing was started.
-#' * `tfdist_error_cluster`: workers cannot be started, reached or described.
+#' * `tfdist_error_input`: an argument, the model or the data cannot be used. Nothing was started.
+#' * `tfdist_error_cluster`: workers cannot be started or reached, or the description of the cluster
+#'   is invalid.
 #' * `tfdist_error_worker_failed`: the training code failed on a worker. The error reports the first
 #'   failure; its message lists the others.
 #' * `tfdist_error_peer_lost`: a worker disappeared without reporting an error.
@@ -13,9 +14,9 @@
 #'   Keras.
 #' * `tfdist_error_python`: the Python package is missing, or failed unexpectedly.
 #'
-#' The condition has the fields of the worker's report: `rank` (from 0), `host`, `exception_type`
-#' (the class of the Python exception), `traceback` and `log` (the last lines that the worker
-#' printed). Unknown fields are `NULL`.
+#' The condition contains the fields of the worker's report: `rank` (from 0), `host`,
+#' `exception_type` (the class of the Python exception), `traceback` and `log` (the last lines that
+#' the worker printed). Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples

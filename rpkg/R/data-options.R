@@ -2,24 +2,25 @@
 #'
 #' Value for the `data_options` argument of [barrier_train()] and [barrier_evaluate()].
 #'
-#' @param tensors Type and shape of one row of a column in tables and files, as a named list:
-#'   `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and arrays in
-#'   row-major order. `list("int32", NA)` allows rows of any length, which are padded with zeros to
-#'   the longest.
+#' @param tensors Data type and shape of the array in each row of a column, for tables and files, as
+#'   a named list: `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and
+#'   arrays in row-major order. `list("int32", NA)` allows rows of any length, which are padded with
+#'   zeros to the length of the longest.
 #' @param categories Possible values of columns, as a named list: `list(color = c("blue", "red"))`
 #'   encodes them as 0, 1, 2, ... Any other value raises an error.
 #' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
 #'   `"bytes"` or `"string"`, followed by `"[]"` for lists. `NULL` (default): the description that
-#'   [write_tfrecords()] writes next to the files, or else the types in the first records.
+#'   [write_tfrecords()] writes next to the files or, if there is none, the types in the first
+#'   records.
 #' @param encode Encoding of feature columns that contain text or factors or have `categories`.
 #'   `"one_hot"`: one number per value, 1 if the row has that value, else 0. `"integer"`: the code
-#'   of the value, for an embedding. To choose by column, pass a named vector such as
-#'   `c(color = "integer", year = "one_hot")`, which may also name columns of whole numbers. `NULL`
-#'   (default): text and factors are one-hot encoded, and columns with `categories` become codes. A
-#'   text column of a table or files is passed to the model as strings if it is the only column of
-#'   an input; so is a character column of a data frame if `model` has a string input for it.
-#'   Without `categories`, the values are a factor's levels, or the sorted values in the training
-#'   data.
+#'   of the value, for an embedding. To choose an encoding for each column, pass a named vector such
+#'   as `c(color = "integer", year = "one_hot")`, which may also name columns of whole numbers.
+#'   `NULL` (default): text and factors are one-hot encoded, and columns with `categories` become
+#'   codes. A text column of a table or files is passed to the model as strings if it is the only
+#'   column of an input; so is a character column of a data frame if `model` has a string input for
+#'   it. Without `categories`, the values are a factor's levels, or the sorted values in the
+#'   training data.
 #' @param repartition `FALSE` uses a table's existing partitions (there must be exactly `workers` of
 #'   them) and gives each worker one contiguous range of the rows in files. Reading is then faster,
 #'   but if the rows are sorted, the workers get different classes.

@@ -3,8 +3,8 @@
 #' Value for the `workers` argument of [barrier_train()]: training continues without workers that
 #' fail or are preempted, and other workers may join between two epochs.
 #'
-#' @param workers Number of workers at the start. `NULL` (default): as without `elastic()`, from
-#'   `min` to `max`.
+#' @param workers Number of workers at the start. `NULL` (default): the number that would be used
+#'   without `elastic()`, but at least `min` and at most `max`.
 #' @param min Training continues as long as this many workers are left.
 #' @param max Workers are started until there are this many. `NULL` (default): lost workers are not
 #'   replaced.

@@ -6,13 +6,13 @@
 #'
 #' @inheritParams barrier_evaluate
 #' @param object A [tfdist_fit].
-#' @param x,y The features and the labels. Or pass only `x`, with the rows in any form that
-#'   [barrier_evaluate()] accepts.
+#' @param x,y The features and the labels. Alternatively, pass only `x`, with the rows in any form
+#'   that [barrier_evaluate()] accepts.
 #' @param label The label column, as in [barrier_train()]. `NULL`: the label that the fit was
 #'   trained with.
 #'
-#' @return The same as from [barrier_evaluate()]: a named vector with the `loss` and each metric; a
-#'   list if a metric has several values.
+#' @return The same value that [barrier_evaluate()] returns: a named vector with the `loss` and each
+#'   metric; a list if a metric has several values.
 #' @exportS3Method generics::evaluate
 #' @rawNamespace S3method(tensorflow::evaluate, tfdist_fit)
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("generics")

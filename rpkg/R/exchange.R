@@ -9,26 +9,27 @@
 #' @param transport `"tcp"` (default), or `"tf"` for TensorFlow's collectives (NCCL between GPUs).
 #'   TensorFlow's servers accept any connection: use `"tf"` only on networks that you trust.
 #' @param compression `"fp16"` or `"bf16"` halves the traffic. Rounding errors are added back in
-#'   later steps, but the result is no longer the same as that of one process. `NULL` (default):
-#'   exact.
+#'   later steps, but the result is no longer the same as that of one process. `NULL` (default): no
+#'   compression, and an exact result.
 #' @param bucket_mb Megabytes of gradients per message. Messages are sent during the backward pass.
 #'   `Inf`: all gradients are sent at once, after the backward pass.
 #' @param loss_over Rows over which the loss is computed. `"rows"` (default): each worker computes
-#'   the loss of its own rows, which must be a mean over rows. `"global batch"`: in each step, the
-#'   workers exchange their outputs, labels and weights, and compute the loss of all rows. The loss
-#'   may then compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1, sums),
-#'   and a model with masks may have several losses.
+#'   the loss of its own rows. The loss must be a mean over rows. `"global batch"`: in each step,
+#'   the workers exchange their outputs, labels and weights, and compute the loss of all rows. The
+#'   loss may then compare or sum the rows of a batch (contrastive, ranking, correlation, soft F1,
+#'   sums), and a model with masks may have several losses.
 #' @param encrypt `TRUE` encrypts and authenticates the data that the workers exchange (TLS 1.3).
-#'   `NULL` (default): only between machines. `FALSE`: never, for fast networks that you trust.
+#'   `NULL` (default) encrypts only the traffic between machines. `FALSE` disables encryption: use
+#'   it only on fast networks that you trust.
 #' @param audit `TRUE` (default) repeats some steps in one process, on the rows of all workers, and
 #'   compares the results. It repeats the first and last steps of the first epoch, the first step of
-#'   the second epoch and, in later epochs, as many steps as fit into 2 % of the training time. A
-#'   difference that rounding does not explain raises an error. `"warn"` shows a note instead of the
-#'   error. Only the audit detects losses that are not a mean over rows. With `compression`, the
-#'   repeated step exchanges uncompressed gradients. `FALSE`: no audit.
+#'   the second epoch and, in later epochs, as many steps as fit into 2% of the training time. A
+#'   difference that rounding cannot explain raises an error. `"warn"` shows a note instead of
+#'   raising the error. Only the audit detects losses that are not a mean over rows. With
+#'   `compression`, the repeated step exchanges uncompressed gradients. `FALSE`: no audit.
 #' @param steps Number of steps, at least 2, that each worker takes before the weights are averaged.
-#' @param learning_rate,momentum Learning rate and momentum for applying the average change of the
-#'   weights. 0.7 and 0.9 give DiLoCo.
+#' @param learning_rate,momentum Learning rate and momentum for applying the average change in the
+#'   weights. Values of 0.7 and 0.9 correspond to DiLoCo.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

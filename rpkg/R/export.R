@@ -13,7 +13,7 @@
 #' @param ... Arguments for Keras's `model$export()`, such as `format`. Must be empty for
 #'   `bundle()`.
 #'
-#' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` a bundle.
+#' @return `export_savedmodel()` returns its `object`, invisibly; `bundle()` returns a bundle.
 #' @name export_fit
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("tensorflow")
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)

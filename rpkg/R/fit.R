@@ -15,7 +15,7 @@
 #'   that they waited; `NULL` if there is none;
 #' * `audit`: comparison of some steps with the same steps in one process, as a list: the number of
 #'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
-#'   reasons why some were `skipped`; `NULL` if the training was not audited (see [exchange()]);
+#'   reasons why some were `skipped`; `NULL` if training was not audited (see [exchange()]);
 #' * `workers_by_epoch`: number of workers in each epoch;
 #' * `generations`: with [elastic()], a data frame with a row for each worker group: its first
 #'   `epoch` and, as text, the numbers of its `workers` in rank order, of the workers that `joined`,
@@ -35,15 +35,16 @@
 #' * `label`, `tensors`: these arguments, as used in training;
 #' * `categories`, `encode`: the values of each encoded column, in the order of their codes, and its
 #'   encoding;
-#' * `feature_names`: names of the columns that the model gets, in order; those from a one-hot
-#'   column have the form `column_level`;
+#' * `feature_names`: names of the columns that are passed to the model, in order; names from a
+#'   one-hot column have the form `column_level`;
 #' * `formula`, `preparation`: the formula, and, for a recipe or a formula that transforms columns,
 #'   the steps to apply to new rows;
 #' * `model_base64`, `model_format`, `model_sha256`: the encoded model. With `model_uri`,
 #'   `model_base64` is empty;
 #' * `model_fn`: for a model with parts that are R functions or classes, a copy of the function that
-#'   builds it. `model_base64` then has only the weights and the optimizer's state (`"weights.h5"`).
-#'   `model` calls the function and loads them, even in a different session.
+#'   builds it. `model_base64` then contains only the weights and the optimizer's state
+#'   (`"weights.h5"`). When you use `model`, the function is called and this state is loaded into
+#'   the model that it returns, even in a different session.
 #'
 #' Any other name raises an error.
 #'

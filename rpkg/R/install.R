@@ -1,7 +1,7 @@
 #' Install the Python package of tfdist
 #'
 #' Creates a virtual environment and installs TensorFlow and the matching version of the Python
-#' package into it. tfdist finds the environment `r-tfdist` automatically. The output of pip goes to
+#' package into it. tfdist finds the `r-tfdist` environment automatically. The output of pip goes to
 #' a log, which is shown only if pip fails.
 #'
 #' @section Versions:
@@ -11,22 +11,23 @@
 #' Spark, specify it in `pip_options`, for example `"pyspark==3.5.8"`.
 #'
 #' @section Spark for sparklyr:
-#' PySpark contains a complete Spark. For `sparklyr::spark_connect(master = "local")` to use it,
-#' `SPARK_HOME` must be set to its folder. The installer prints this path at the end, and
-#' [tfdist_sitrep()] returns it: `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`.
-#' sparklyr finds a Spark installed by `sparklyr::spark_install()` without `SPARK_HOME`.
+#' PySpark contains a complete Spark installation. For `sparklyr::spark_connect(master = "local")`
+#' to use it, you must set `SPARK_HOME` to the folder of that installation. The installer prints
+#' this path at the end, and [tfdist_sitrep()] returns it:
+#' `Sys.setenv(SPARK_HOME = tfdist_sitrep(quiet = TRUE)$spark_home)`. If you install Spark with
+#' `sparklyr::spark_install()`, sparklyr finds it without `SPARK_HOME`.
 #'
 #' @param source Source of the Python package. `NULL` (default): the copy inside this R package.
-#'   Otherwise, the path of a wheel (`.whl`) or of a checkout (a directory with `pyproject.toml`).
+#'   Otherwise, the path to a wheel (`.whl`) or to a checkout (a directory with `pyproject.toml`).
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
-#'   PySpark, and `"r"` for a version of rpy2 that works with this R, which Python workers need to
-#'   run R functions (see [barrier_apply()]).
-#' @param python Path or version of the Python to create the environment with, from 3.10 to 3.13.
-#'   `NULL` (default): the newest of these that is found.
+#'   PySpark, and `"r"` for rpy2, in a version that works with your version of R. Python workers
+#'   need rpy2 to run R functions (see [barrier_apply()]).
+#' @param python Python interpreter to create the environment with, as a path or a version from 3.10
+#'   to 3.13. `NULL` (default): the newest of these versions that is found.
 #' @param pip_options Additional command-line arguments for `pip install`: options or requirements.
 #'
-#' @return The path of the environment, invisibly.
+#' @return The path to the environment, invisibly.
 #' @export
 #' @examples
 #' \dontrun{

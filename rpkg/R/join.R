@@ -8,8 +8,8 @@
 #' the sessions may be Python sessions, where the function is `pybackend.join()`.
 #'
 #' `join_workers()` sets the environment variable `TF_CONFIG`, as described in [make_tf_config()].
-#' You do not need it if the variable is already set, or if `mpirun` or Slurm's `srun` started the
-#' sessions.
+#' You do not need to call it if the variable is already set, or if `mpirun` or Slurm's `srun`
+#' started the sessions.
 #'
 #' All sessions must pass the same model, arguments and rows. tfdist distributes the rows. Any
 #' difference raises an error in all sessions. If each machine has its own rows, pass a function

@@ -8,17 +8,18 @@
 #' @param image Container image with TensorFlow and the same Python release as this session.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param namespace,context Namespace and context. `NULL` (default): those that `kubectl` uses.
-#' @param cpus,memory,gpus Resources of each worker, such as `4` or `"500m"`, `"8Gi"` and `1`.
+#' @param cpus,memory,gpus Resources for each worker, such as `4` or `"500m"`, `"8Gi"` and `1`.
 #' @param node_selector Labels of the nodes that may run workers, as a named vector.
 #' @param tolerations Taints to tolerate, as a list of named lists.
-#' @param secrets Names of Secrets whose keys become environment variables of the workers.
-#' @param service_account Service account of the pods.
+#' @param secrets Names of Secrets whose keys become environment variables in the workers.
+#' @param service_account Service account for the pods.
 #' @param image_pull_secrets Names of Secrets that nodes use to pull the image.
 #' @param time_limit Seconds after which Kubernetes terminates the Job. `NULL` (default): a week.
 #' @param ttl Seconds after which Kubernetes deletes a finished Job that this session could not
 #'   delete. `NULL` (default): 300.
-#' @param python Path or command of Python in the image. `NULL` (default): `"python3"`.
-#' @param labels Additional labels of the Job, its pods and the Service, as a named vector.
+#' @param python Path to Python in the image, or a command that starts it. `NULL` (default):
+#'   `"python3"`.
+#' @param labels Additional labels for the Job, its pods and the Service, as a named vector.
 #' @param patience Seconds to wait until all pods are running. `NULL` (default): 600.
 #'
 #' @return An object for the `sc` argument. Invalid arguments raise an error of class

@@ -3,14 +3,15 @@
 #' Value for the `scale_lr` argument of [barrier_train()]. A step of N workers covers N times as
 #' many rows as a step of one worker. The rate of each step is the optimizer's own rate, as compiled
 #' or as set by callbacks, multiplied by a factor. The optimizer's variable does not change, so the
-#' trained model and every checkpoint have the unscaled rate.
+#' trained model and every checkpoint contain the unscaled rate.
 #'
 #' @param rule `"linear"`: the rate times N (Goyal et al., 2017). `"sqrt"`: the rate times the
 #'   square root of N (Krizhevsky, 2014), which suits Adam and similar optimizers.
 #' @param warmup_epochs Number of epochs, possibly fractional, over which the rate rises step by
 #'   step from the unscaled to the scaled value.
-#' @param decay Factors that multiply the rate, each named by the number of completed epochs after
-#'   which it applies: `c("30" = 0.1, "60" = 0.01)`. `NULL` (default): no decay.
+#' @param decay Factors by which the rate is multiplied, as a named vector:
+#'   `c("30" = 0.1, "60" = 0.01)`. The name of each factor is the number of completed epochs after
+#'   which it applies. `NULL` (default): no decay.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

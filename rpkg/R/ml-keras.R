@@ -5,7 +5,7 @@
 #'
 #' @details
 #' The stage is an instance of the Python class `pybackend.ml.KerasEstimator`, which Spark's own
-#' pipelines cannot contain. Therefore an `ml_pipeline()` with such a stage becomes a
+#' pipelines cannot contain. An `ml_pipeline()` to which you add such a stage therefore becomes a
 #' `tfdist_ml_pipeline`. `ml_keras()` and [ml_add()] add more stages, and sparklyr's `ml_fit()`,
 #' `ml_transform()`, `ml_predict()` and `ml_save()` work as usual. `ml_save()` writes Spark ML's
 #' format, which `PipelineModel.load()` reads in Python. sparklyr's `ml_load()` cannot read it,
@@ -16,7 +16,7 @@
 #' other model adds `prediction_col`.
 #'
 #' @param x A `spark_connection`, an `ml_pipeline`, the result of `ml_keras()`, or a `tbl_spark`.
-#' @param model A compiled Keras model, a [tfdist_fit], or an R function without arguments that
+#' @param model A compiled Keras model, a [tfdist_fit], or an R function that takes no arguments and
 #'   returns a model. The function is called once, in this session.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param features_col,label_col,prediction_col,probability_col,raw_prediction_col Names of columns,
@@ -38,8 +38,8 @@
 #'
 #' @return
 #' * For a connection or a pipeline, a `tfdist_ml_pipeline`.
-#' * For a table, the result of `ml_fit()`: a `tfdist_ml_model`. Its `keras` is the trained stage, a
-#'   Python object with `keras$model`, `keras$history` and `keras$levels`.
+#' * For a table, the result of `ml_fit()`: a `tfdist_ml_model`. Its element `keras` is the trained
+#'   stage, a Python object with `keras$model`, `keras$history` and `keras$levels`.
 #' * `ml_load_keras()`: the saved `tfdist_ml_pipeline` or `tfdist_ml_model`.
 #'
 #' @inheritSection barrier_train Errors

@@ -1,18 +1,18 @@
 #' Load the MNIST images
 #'
 #' 60,000 training images and 10,000 test images of handwritten digits, each 28 x 28 pixels. They
-#' are read from `path`, from the file that the environment variable `TFDIST_MNIST` specifies, or
-#' from Keras's cache, in this order, or else downloaded. If none of these is available, a few
-#' thousand images included in this package are used instead, with a message.
+#' come from the first of these sources that is set or available: `path`, the file that the
+#' environment variable `TFDIST_MNIST` specifies, Keras's cache, or a download. If none of them is
+#' available, a few thousand images included in this package are used instead, with a message.
 #'
-#' @param path Path of a file in the format of Keras's `mnist.npz`, or `NULL`.
+#' @param path Path to a file in the format of Keras's `mnist.npz`, or `NULL`.
 #' @param limit Maximum number of training images and of test images. The first ones are used.
 #'   `NULL` (default): all.
 #'
 #' @return A list: `x_train` and `x_test`, integer arrays of shape images x 28 x 28 with gray values
 #'   from 0 to 255; `y_train` and `y_test`, the digits; `source`, where the images came from;
-#'   `subset`, `TRUE` if they are only those included in the package. All images take 220 MB as R
-#'   integers.
+#'   `subset`, `TRUE` if only the images included in the package were available. The full set takes
+#'   up 220 MB as R integers.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 100)

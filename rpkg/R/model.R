@@ -1,16 +1,16 @@
 #' Write and read models as text and files
 #'
 #' `model_to_base64()` encodes a Keras model as text that you can store in a database or a table, or
-#' send in a message. `model_from_base64()` decodes it. `write_model()` writes a model to a file, or
-#' a whole fit, which `read_fit()` can read back.
+#' send in a message. `model_from_base64()` decodes it. `write_model()` writes a model or a whole
+#' fit to a file. `read_fit()` reads a fit from such a file.
 #'
 #' @param model A Keras model (a Python object) or a [tfdist_fit].
-#' @param x A [tfdist_fit], a Keras model, or the text from `model_to_base64()`. The model of a fit
-#'   is written with the optimizer's state, in either format. Text is written in the format that it
-#'   was encoded in.
+#' @param x A [tfdist_fit], a Keras model, or the text from `model_to_base64()`. If `x` is a fit,
+#'   its model is written with the optimizer's state, in either format. Text is written in the
+#'   format that it was encoded in.
 #' @param format `"h5"` (HDF5) or `"keras"` (Keras's native format).
 #' @param include_optimizer `TRUE` includes the optimizer's state, so that training can continue
-#'   later. The text becomes up to three times as long.
+#'   later. This makes the text up to three times as long.
 #' @param text The text from `model_to_base64()`.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
@@ -19,8 +19,8 @@
 #' @param sha256 Expected digest of the decoded bytes, as 64 hexadecimal digits; for a fit, it is
 #'   `fit$model_sha256`. `NULL` uses the digest in the text, if there is one.
 #' @param compile `TRUE` returns a compiled model, ready to evaluate and train.
-#' @param path File to write. Its extension determines the format: `.h5` or `.keras`; or, for a
-#'   whole fit, `.json`, which `read_fit()` and `TrainResult.load()` in Python read.
+#' @param path File to write. Its extension determines the format: `.h5` or `.keras` for a model, or
+#'   `.json` for a whole fit. `read_fit()`, or `TrainResult.load()` in Python, reads a `.json` file.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` returns a Keras model;
 #'   `write_model()` returns its `path`, invisibly; `read_fit()` returns a [tfdist_fit].

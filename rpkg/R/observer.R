@@ -2,26 +2,26 @@
 #'
 #' Pass an observer in the `callbacks` argument of [barrier_train()], together with Keras's own
 #' callbacks, which run on the workers. Its R functions run in this session while the workers train.
-#' They may plot, log or store the metrics, and stop the training.
+#' They can plot, log or store the metrics, and can stop training.
 #'
-#' A function that returns `TRUE` stops the training on all workers after the same step: at the end
-#' of the epoch, or, within an epoch, at the next exchange of gradients. Any other value is ignored.
-#' An error in a function stops the training and is raised here. Messages are printed immediately,
-#' regardless of handlers; warnings are raised after the training.
+#' A function that returns `TRUE` stops training on all workers after the same step: at the end of
+#' the epoch, or, within an epoch, at the next exchange of gradients. Any other value is ignored. An
+#' error in a function stops training and is raised in this session. Messages are printed
+#' immediately, regardless of handlers; warnings are raised after training ends.
 #'
 #' @details
 #' In sessions that join ([join_workers()]), only the functions of the first session are called.
-#' With `strategy = "parameter_server"`, only `on_epoch_end` is called. Workers that sparklyr
-#' starts, because `model_fn` or the `data` function is R code, cannot be observed: `spark_apply()`
-#' blocks this session until they end.
+#' With `strategy = "parameter_server"`, only `on_epoch_end` is called. On a sparklyr connection, if
+#' `model_fn` is set or `data` is an R function, sparklyr starts the workers. They cannot be
+#' observed, because `spark_apply()` blocks this session until they end.
 #'
 #' @param on_epoch_end Function that is called as `on_epoch_end(epoch, logs)` with the number of the
 #'   epoch, from 1, and a list of the metrics over all rows, such as `logs$loss`, including
-#'   validation metrics. The workers wait until it returns. `NULL`: none.
+#'   validation metrics. The workers wait until it returns. `NULL`: no function is called.
 #' @param on_step_end Function that is called as `on_step_end(step, logs)` a few times a second, not
-#'   after every step. `step` is the number of the step in its epoch, from 1. `logs` has the metrics
-#'   over the rows that the first worker has trained on so far in the epoch. The workers do not wait
-#'   for it. `NULL`: none.
+#'   after every step. `step` is the number of the step in its epoch, from 1. `logs` contains the
+#'   metrics over the rows that the first worker has trained on so far in the epoch. The workers do
+#'   not wait for this function. `NULL`: no function is called.
 #'
 #' @return An object for `callbacks`.
 #' @export

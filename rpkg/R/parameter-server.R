@@ -1,14 +1,15 @@
 #' Train asynchronously on parameter servers
 #'
 #' Value for the `strategy` argument of [barrier_train()]: training with TensorFlow's
-#' `ParameterServerStrategy`. The weights are on parameter servers, and each worker takes steps on
-#' batches of its own rows without waiting for others. The result is *not* that of one process, and
-#' differs from run to run. An epoch has as many steps as all rows make batches; a faster worker
-#' takes more of them. Training continues without a lost worker, except on Spark and in sessions
-#' that join. The `workers` of [barrier_train()] take the steps; the servers, and a chief that
-#' schedules the steps and has the model at the end, are additional processes.
+#' `ParameterServerStrategy`. The weights are stored on parameter servers, and each worker takes
+#' steps on batches of its own rows without waiting for the others. The result is *not* the same as
+#' that of one process, and differs from run to run. An epoch has as many steps as there are batches
+#' in all rows; a faster worker takes more of these steps. Training continues without a lost worker,
+#' except on Spark and in sessions that join. The `workers` of [barrier_train()] take the steps. The
+#' parameter servers are additional processes, as is a chief, which schedules the steps and holds
+#' the final model.
 #'
-#' @param servers Number of parameter servers, which divide the weights.
+#' @param servers Number of parameter servers. The weights are divided among them.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

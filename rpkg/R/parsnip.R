@@ -14,14 +14,14 @@
 #' or with a recipe. `extract_fit_engine()` returns the [tfdist_fit].
 #'
 #' @param x,y The predictors, as a data frame, and the outcome: a factor, or numbers.
-#' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. Several
-#'   values of `hidden_units` give several layers.
+#' @param hidden_units,penalty,dropout,epochs,activation,learn_rate As in `parsnip::mlp()`. If
+#'   `hidden_units` has several values, each one adds a layer.
 #' @param sc,verbose As in [barrier_train()].
 #' @param ... Other arguments of [barrier_train()].
 #' @param object A [tfdist_fit].
 #' @param new_data A data frame.
 #'
-#' @return `train_mlp()` returns a [tfdist_fit], `score_mlp()` returns a matrix of the model's
+#' @return `train_mlp()` returns a [tfdist_fit]; `score_mlp()` returns a matrix of the model's
 #'   outputs.
 #' @name parsnip_engine
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready

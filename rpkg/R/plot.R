@@ -1,8 +1,9 @@
 #' @rdname tfdist_fit
 #' @param metrics Names of the metrics to plot, without `val_`. `NULL` (default): all.
-#' @param smooth `TRUE` draws a smooth line with `stats::lowess()`. A number of at least 0 and less
-#'   than 1 is the weight of the running mean in the next point, as in Python and TensorBoard; 0 and
-#'   `FALSE` draw no such line. The original values are drawn faintly behind the line.
+#' @param smooth `TRUE` draws a smooth line with `stats::lowess()`. A number from 0 to less than 1
+#'   draws an exponential moving average and sets the weight of the previous average, as in Python
+#'   and TensorBoard. With 0 or `FALSE`, there is no smooth line. The original values are drawn
+#'   faintly behind the smooth line.
 #' @param engine Graphics system: `"ggplot2"`, `"base"`, or `"auto"` (default), which uses ggplot2
 #'   if it is installed.
 #' @export

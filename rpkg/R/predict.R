@@ -6,19 +6,21 @@
 #'   a sparklyr table, whose rows stay in Spark.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param type Type of the predictions, with the names used in tidymodels:
-#'   * `"class"`: the column `.pred_class`;
-#'   * `"prob"`: a column `.pred_<level>` with the probability of each class. If the model uses a
+#'   * `"class"`: the `.pred_class` column;
+#'   * `"prob"`: a `.pred_<level>` column for each class, with its probability. If the model uses a
 #'     Keras loss with `from_logits`, this is the softmax or sigmoid of the output. Raises an error
 #'     if the model's outputs are not probabilities. For a model with one number per row and a
 #'     binary Keras loss, it is the probability of the second class;
-#'   * `"raw"`: the model's raw outputs, as an array; for a Spark table the column `.pred`, or
-#'     `.pred_<output>` for each of several outputs;
-#'   * `NULL` (default): `"raw"` for arrays. For data frames and tables: class and probabilities;
-#'     only the class, if the outputs distinguish classes but are not probabilities; for regression,
-#'     `.pred`, or `.pred_<output>` for each of several outputs. If the label of such an output was
-#'     a factor, its numbers are in the order of its levels in `object$categories`.
+#'   * `"raw"`: the model's raw outputs, as an array. For a Spark table, they are in the `.pred`
+#'     column, or in one `.pred_<output>` column for each of several outputs;
+#'   * `NULL` (default): `"raw"` for arrays. For data frames and tables, the columns depend on the
+#'     model. A classifier returns the class and, if its outputs are probabilities, the
+#'     probabilities, too. Any other model, such as one for regression, returns `.pred`, or
+#'     `.pred_<output>` for each of several outputs. If the label of such an output was a factor,
+#'     the output's numbers are in the order of the label's levels in `object$categories`.
 #' @param features,tensors,categories Columns of a Spark table to use, and their options; see
-#'   [barrier_train()] and [data_options()]. `NULL` (default): as in training, or else all columns.
+#'   [barrier_train()] and [data_options()]. `NULL` (default): as in training or, if the fit has no
+#'   feature columns, all columns.
 #' @param on_missing How to handle a row that has a missing value, or a value outside its column's
 #'   categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"` raises an
 #'   error.
@@ -26,14 +28,15 @@
 #'   table.
 #'
 #' @return
-#' * For types other than `"raw"`: a tibble, if the package tibble is installed, or else a data
-#'   frame, with a row for each row of `newdata`, in the same order. `.pred_class` is a factor. If
-#'   an output has several numbers per row, its column is a matrix.
+#' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
+#'   installed) with one row for each row of `newdata`, in the same order. `.pred_class` is a
+#'   factor. If an output has several numbers per row, its column is a matrix.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
 #'   several outputs. Its columns are named after the levels of the label, if it was a factor.
-#' * For a Spark table: a `tbl_spark` with all its columns and the predictions, for use with dplyr.
-#'   Spark computes it lazily, and again each time you use it; `dplyr::compute()` stores the rows.
-#'   It is a temporary view that exists until the connection is closed.
+#' * For a Spark table: a `tbl_spark` with all columns of `newdata` and the predictions, for use
+#'   with dplyr. Spark evaluates it lazily and recomputes it each time you use it;
+#'   `dplyr::compute()` stores the rows. It is a temporary view that exists until the connection is
+#'   closed.
 #' @seealso [barrier_predict()], which distributes the rows over several workers;
 #'   `generics::augment()`, which adds the predictions to the rows.
 #' @export

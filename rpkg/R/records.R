@@ -1,9 +1,9 @@
 #' Write and read TFRecord files in Spark
 #'
-#' `write_tfrecords()` writes a table as TFRecord files of `tf.train.Example`. Spark's tasks write
-#' one file for each partition. You can pass the path of the files to [barrier_train()] as `data`,
-#' and any TensorFlow tool can read them. `read_tfrecords()` reads such files, from any source, as a
-#' table.
+#' `write_tfrecords()` writes a table as TFRecord files, with a `tf.train.Example` for each row.
+#' Spark's tasks write one file for each partition. You can pass the path to the files to
+#' [barrier_train()] as `data`, and any TensorFlow tool can read them. `read_tfrecords()` reads such
+#' files, from any source, as a table.
 #'
 #' @details
 #' Integers, logical values, dates (as days) and timestamps (as microseconds since 1970) become

@@ -1,13 +1,13 @@
 #' Write a report on a training run as an HTML page
 #'
-#' Writes one HTML page that works offline. It shows the curves of all metrics, each worker's work
-#' and a breakdown of its step times, failures and restarts, the model, settings and versions. It
-#' has a light and a dark mode and adapts to wide and narrow screens. All numbers are also in
-#' tables. For programs, the HTML element `tfdist-run` contains them as JSON.
+#' Writes one HTML page that works offline. It shows the curves of all metrics, the work of each
+#' worker with a breakdown of its step times, failures and restarts, and the model, settings and
+#' versions. It has a light and a dark mode and adapts to wide and narrow screens. All numbers also
+#' appear in tables. For programs, the HTML element `tfdist-run` contains the numbers as JSON.
 #'
-#' @param x A [tfdist_fit], including one from `readRDS()`; or the error of a failed training (see
-#'   [tfdist_error]), for a page with the failure, its traceback and the last lines that the worker
-#'   printed.
+#' @param x A [tfdist_fit], including one from `readRDS()`. For a failed training run, pass its
+#'   error (see [tfdist_error]): the page then shows the failure, its traceback and the last lines
+#'   that the worker printed.
 #' @param path The file to write, `*.html`.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param title Title of the page. `NULL` (default): the model's name.

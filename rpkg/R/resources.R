@@ -4,13 +4,13 @@
 #' workers. It has the same meaning with every launcher. A launcher that cannot provide the
 #' resources raises an error before training starts.
 #'
-#' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): workers on the same
-#'   machine divide its cores.
-#' @param memory Memory limit of a worker and all processes that it starts: a number of bytes, or
+#' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): the machine's cores
+#'   are divided among its workers.
+#' @param memory Memory limit for a worker and all processes that it starts: a number of bytes, or
 #'   text such as `"4GB"`, `"512MiB"` or `"4g"` (`"4GiB"`, as in Spark and Slurm). A worker that
 #'   exceeds the limit is killed, and an error reports this. `NULL` (default): no limit.
 #' @param gpus Number of GPUs that each worker gets for its exclusive use; 0 hides all GPUs. `NULL`
-#'   (default): workers on the same machine are assigned its GPUs in turn.
+#'   (default): the machine's GPUs are assigned to its workers in turn.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

@@ -5,8 +5,8 @@
 #' `barrier_predict()` returns the model's predictions in the order of the rows.
 #'
 #' @inheritParams barrier_train
-#' @param model A [tfdist_fit], a Keras model, or an R function without arguments that returns one.
-#'   For evaluation, it must be compiled.
+#' @param model A [tfdist_fit], a Keras model, or an R function that takes no arguments and returns
+#'   a model. For evaluation, it must be compiled.
 #' @param data The rows to evaluate the model on, in any form that [barrier_train()] accepts. If
 #'   `model` is a fit, a factor label must have the same levels as in training.
 #' @param x The rows to predict for: an array with rows along the first dimension, a list of arrays
@@ -15,17 +15,17 @@
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. A text
 #'   label or text features require a fit that stores their values, or `categories` in
 #'   `data_options`. The default is the label that the fit was trained with. If the data do not have
-#'   that column, or `model` is not a fit, it is the column `label`. `NULL`: the rows have no
-#'   labels.
-#' @param features The feature columns, as in [barrier_train()]. `NULL` (default): those of the fit,
-#'   or else all columns that no other argument names.
-#' @param data_options As in [barrier_train()]. The defaults of `tensors`, `categories` and (for
-#'   each column) `encode` are the fit's own.
+#'   that column, or `model` is not a fit, the default is the column named `label`. `NULL`: the rows
+#'   have no labels.
+#' @param features The feature columns, as in [barrier_train()]. `NULL` (default): those of the fit
+#'   or, if there are none, all columns that no other argument names.
+#' @param data_options As in [barrier_train()]. By default, `tensors`, `categories` and (for each
+#'   column) `encode` are taken from the fit.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own. `NULL` (default): those of the fit.
 #' @param safe_mode As in [barrier_train()]. For a fit that was trained with `FALSE`, it is always
 #'   `FALSE`.
-#' @param verbose 0 and 1: silent; 2: what the workers print.
+#' @param verbose 0 and 1 show nothing; 2 shows what the workers print.
 #'
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has

@@ -3,18 +3,19 @@
 #' Set them with [options()], for a session or in `.Rprofile`. An invalid value raises an error in
 #' the call that uses it, and the error names the option.
 #'
-#' * `tfdist.workers`: the default of `workers` in [barrier_train()], [train_mnist()],
+#' * `tfdist.workers`: the default for `workers` in [barrier_train()], [train_mnist()],
 #'   [barrier_evaluate()], [barrier_predict()], [barrier_apply()], [ml_keras()] and the
-#'   [parsnip][parsnip_engine] engine. Not used if `roles` of [barrier_apply()] sets the number of
-#'   workers. `NULL` (default): each function's own default.
-#' * `tfdist.verbose`: the default of `verbose` in the same functions: 0 shows nothing, 1 progress,
-#'   2 also what the workers print. `NULL` (default): each function's own default.
+#'   [parsnip][parsnip_engine] engine. Not used if the `roles` argument of [barrier_apply()] sets
+#'   the number of workers. `NULL` (default): each function's own default.
+#' * `tfdist.verbose`: the default for `verbose` in the same functions: 0 shows nothing, 1 shows
+#'   progress, and 2 also shows what the workers print. `NULL` (default): each function's own
+#'   default.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #'
 #' In an interactive console that can redraw its last line, where `cli::is_dynamic_tty()` is `TRUE`,
-#' progress is a bar. cli's own options, such as `cli.progress_bar_style`, set its style. Elsewhere,
-#' as in documents and scripts, progress is one line per epoch.
+#' progress is shown as a bar. cli's own options, such as `cli.progress_bar_style`, set its style.
+#' Elsewhere, as in documents and scripts, it is shown as one line per epoch.
 #'
 #' @name tfdist_options
 #' @examples

@@ -8,8 +8,8 @@
 #' @param data A data frame.
 #'
 #' @return A whole number for the `input_shape` argument of `keras_model_sequential()`. If
-#'   `features` describes several inputs, a list of numbers, named after the inputs. The attribute
-#'   `feature_names` has the names of the columns.
+#'   `features` describes several inputs, a list of numbers, named after the inputs. The
+#'   `feature_names` attribute contains the names of the columns.
 #' @section Errors:
 #' The same errors about columns that [barrier_train()] raises.
 #' @seealso [barrier_train()], whose fit has `feature_names`, too.

@@ -4,8 +4,8 @@
 #' what is missing. If something does not work, run this first, and include its output in a bug
 #' report.
 #'
-#' With `sc`, a short barrier job also checks the host of every slot of the cluster, tests whether
-#' every worker can reach every other worker over TCP, and shows what to fix on which host.
+#' With `sc`, a short barrier job also checks the host behind every slot in the cluster, tests
+#' whether every worker can reach every other worker over TCP, and shows what to fix on which host.
 #'
 #' @param sc `NULL` for this machine only; or the cluster to check, as in [barrier_train()].
 #'   `"local[N]"` tests N workers on this machine; `"local"` tests two.
@@ -14,16 +14,16 @@
 #' @return A list, invisibly: `ready` (`TRUE` if this machine is ready to train), `r`, `packages`,
 #'   `python`, `python_version`, `python_reason`, `pybackend` (its version), `problem` (why
 #'   pybackend cannot be used), `versions_match`, `tensorflow`, `keras`, `pyspark`, `rpy2`,
-#'   `rpy2_problem` (why rpy2 cannot be used with this R), `spark_home` (the Spark that PySpark
-#'   contains, for `Sys.setenv(SPARK_HOME = )`), `spark_is_found` (`TRUE` if sparklyr finds a
-#'   Spark), `java`, `cores`. Elements that were not found are `NULL`.
+#'   `rpy2_problem` (why rpy2 cannot be used with this version of R), `spark_home` (the Spark
+#'   installation inside PySpark, for `Sys.setenv(SPARK_HOME = )`), `spark_is_found` (`TRUE` if
+#'   sparklyr finds a Spark installation), `java`, `cores`. Elements that were not found are `NULL`.
 #'
 #'   With `sc`, the list also has `cluster` and `problems`. `cluster` is a data frame with a row for
 #'   each worker: `rank`, `host`, `python`, `python_version`, `tensorflow`, `keras`, `r`, `cores`,
 #'   `memory_gb`, `gpus` (their number) and `reaches` (`TRUE` if it can reach all others), with `NA`
 #'   for anything that the host does not have. `problems` contains a sentence for each problem; if
-#'   it is empty, the cluster is ready. If the workers could not start, `problems` has the reason,
-#'   and `cluster` has no rows.
+#'   it is empty, the cluster is ready. If the workers could not start, `problems` contains the
+#'   reason, and `cluster` has no rows.
 #' @export
 #' @examples
 #' tfdist_sitrep()

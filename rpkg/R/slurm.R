@@ -2,15 +2,16 @@
 #'
 #' Value for the `sc` argument of [barrier_train()], [barrier_evaluate()], [barrier_predict()],
 #' [barrier_apply()] and [train_mnist()], in a session on a login node. Each call submits a job with
-#' one task per worker, shows its position in the queue and its progress, and returns the result. An
-#' interrupt, or the end of this session, cancels the job. Without `workers`, a call starts one
-#' worker per node, or as many per node as the option `"ntasks-per-node"` specifies. A training run
-#' with `checkpoint` is saved when Slurm sends the termination signal: 60 seconds before the time
-#' limit, if that is at least ten minutes, or as set by the option `signal`, such as `"TERM@300"`.
-#' Elastic training ([elastic()]) submits one job per worker.
+#' one task per worker, shows its position in the queue and its progress, and returns the result. If
+#' you interrupt the call or this session ends, the job is canceled. Without `workers`, a call
+#' starts one worker per node, or as many per node as the `"ntasks-per-node"` option specifies. A
+#' training run with `checkpoint` is saved when Slurm sends the termination signal. If the time
+#' limit is at least ten minutes, Slurm sends it 60 seconds before the limit. The `signal` option,
+#' for example `"TERM@300"`, changes this. Elastic training ([elastic()]) submits one job per
+#' worker.
 #'
 #' @param partition Partition to submit the job to. For this and the following arguments, `NULL`
-#'   (default) is the cluster's default, unless stated otherwise.
+#'   (default) means the cluster's default, unless stated otherwise.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param time Time limit in minutes, or in Slurm's format: `"1:30:00"`, `"2-12:00"`.
 #' @param nodes Number of nodes to spread the workers over. Each node has at least one worker.
@@ -21,10 +22,10 @@
 #' @param folder Folder in which a temporary folder is created for the job and removed at the end.
 #'   It must be on a file system that the nodes share with this machine. `NULL` (default):
 #'   `~/.tfdist`.
-#' @param python Path of Python on the nodes. It must have TensorFlow. `NULL` (default): the path of
-#'   this session's Python.
+#' @param python Path to Python on the nodes. TensorFlow must be installed for this Python. `NULL`
+#'   (default): the same path as in this session.
 #' @param address An address of this machine that the nodes can reach. `NULL` (default): the address
-#'   on the route to the nodes.
+#'   that this machine uses to connect to the nodes.
 #' @param patience Seconds that the job may wait in the queue. `NULL` (default): no limit.
 #'
 #' @return An object for the `sc` argument. Invalid arguments raise an error of class

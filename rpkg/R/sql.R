@@ -1,9 +1,9 @@
 #' Deploy a model to a database as SQL
 #'
-#' A trained model becomes SQL, so that a database can classify its own rows with one `SELECT`,
-#' without Python. `deploy_model()` deploys a model to a database as a view, and `undeploy_model()`
-#' removes it. `augment_sql()` adds predictions to a dbplyr table or query lazily: nothing is
-#' computed until rows are requested. `to_sql()` only returns the SQL.
+#' Translates a trained model to SQL, so that a database can compute predictions for its own rows
+#' with one `SELECT`, without Python. `deploy_model()` deploys a model to a database as a view, and
+#' `undeploy_model()` removes it. `augment_sql()` adds predictions to a dbplyr table or query
+#' lazily: nothing is computed until rows are requested. `to_sql()` only returns the SQL.
 #'
 #' @details
 #' Models built with `keras_model_sequential()` or `keras_model()` can be translated to SQL if they
@@ -18,27 +18,28 @@
 #'
 #' The features of a formula or a recipe are computed in SQL, too, with the numbers and levels from
 #' training: for a formula, arithmetic, logarithms, powers, `scale()`, conditions, factors and
-#' interactions; for a recipe, the steps that the package orbital can translate. Anything that
+#' interactions; for a recipe, the steps that the orbital package can translate. Anything that
 #' cannot be translated raises an error that names it. Before anything is created, the results for
 #' up to 50 rows of the table are compared with R's own, and any difference raises an error. For
 #' this comparison, `to_sql()` needs a connection, not just a dialect.
 #'
 #' Deployment runs in one transaction, in which the database's predictions are compared with those
-#' of Keras. If anything fails, nothing remains. (Spark has no transactions, so anything that was
-#' created is dropped again.) Deploying again under the same name creates the next version: the view
-#' `name` shows the newest version, and the views `name_v1`, `name_v2` and so on remain. The table
-#' `tfdist_models` records each deployment and its time.
+#' of Keras. If anything fails, nothing is left behind. (Spark has no transactions, so anything that
+#' was created is dropped again.) Deploying again under the same name creates the next version: the
+#' `name` view shows the newest version, and the `name_v1`, `name_v2`, ... views remain. The
+#' `tfdist_models` table records each deployment and its time.
 #'
 #' In SQLite, the SQL needs mathematical functions. RSQLite provides them in an extension, which
 #' tfdist loads. Any other session that reads the view must first call
 #' `RSQLite::initExtension(con, "math")`.
 #'
-#' The predictions are the columns `.pred_class`, and `.pred_<level>` with the probability of each
-#' class; or `.pred`, or `.pred_<output>` for each of several outputs, with the model's raw output.
-#' If the model uses a Keras loss with `from_logits`, the SQL computes the softmax or sigmoid, too.
-#' If the outputs are not probabilities, there are no columns `.pred_<level>`.
+#' The `.pred_class` column contains the predicted class, and the `.pred_<level>` columns contain
+#' the probability of each class. The model's raw output is in `.pred`, or in `.pred_<output>` for
+#' each of several outputs. If the model uses a Keras loss with `from_logits`, the SQL computes the
+#' softmax or sigmoid, too. If the outputs are not probabilities, there are no `.pred_<level>`
+#' columns.
 #'
-#' `augment_sql()` writes the model's weights to a temporary table in this connection. The table,
+#' `augment_sql()` writes the model's weights to a temporary table on this connection. The table,
 #' and therefore the query, exists only until the connection is closed.
 #'
 #' @param model A [tfdist_fit] or a Keras model.
@@ -55,17 +56,17 @@
 #'   `NULL` (default): the features used in training.
 #' @param type `"class"`, `"prob"`, `"raw"`, or `NULL` (default). The meaning of `NULL` depends on
 #'   the model, as in [predict.tfdist_fit()].
-#' @param levels Names of the classes. `NULL` (default): those from training, or else the class
-#'   numbers.
+#' @param levels Names of the classes. `NULL` (default): those from training or, if there are none,
+#'   the class numbers.
 #' @param weights Name of the table from which the query reads the weights.
 #' @param version Version to remove. `NULL` (default): all versions.
 #' @param x A dbplyr table or query. The result has the same groups.
 #'
-#' @return `deploy_model()`: a list of the `name`, the `version`, the names of the version's own
-#'   `view` and of its table of `weights`, and the largest `difference` between the predictions of
-#'   the database and those of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a
-#'   dbplyr query with all columns of `x` and the predictions. `to_sql()`: a list of the `dialect`,
-#'   the `query`, and the name and `rows` of the table of `weights`.
+#' @return `deploy_model()`: a list with the `name`, the `version`, the names of this version's view
+#'   (`view`) and weights table (`weights`), and the largest `difference` between the database's
+#'   predictions and those of Keras. `undeploy_model()`: `name`, invisibly. `augment_sql()`: a
+#'   dbplyr query with all columns of `x` and the predictions. `to_sql()`: a list with the
+#'   `dialect`, the `query`, the name of the weights table (`weights`), and its `rows`.
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && rlang::is_installed("duckdb")
 #' fit <- train_mnist("local", workers = 1, epochs = 1, limit = 640, verbose = 0)

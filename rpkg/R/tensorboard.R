@@ -1,20 +1,21 @@
 #' View a training run in TensorBoard
 #'
-#' Starts TensorBoard on a free port of this machine, reachable only from this machine, and opens it
-#' in the browser, or in RStudio's viewer. It stops when this session ends, or when you call
-#' `view$close()`. To watch a run with `tensorboard = TRUE` while it is training, use a second
-#' session or `tfdist tensorboard` on the command line.
+#' Starts TensorBoard on a free port, reachable only from this machine, and opens it in the browser
+#' or in RStudio's viewer. It stops when this session ends, or when you call `view$close()`. To
+#' watch a run with `tensorboard = TRUE` while it is training, use a second session or
+#' `tfdist tensorboard` on the command line.
 #'
-#' The packages keras3 and tensorflow have their own functions `tensorboard()`, which can show the
-#' same folder, `fit$tensorboard`.
+#' The keras3 and tensorflow packages each have their own `tensorboard()` function, which can show
+#' the same folder, `fit$tensorboard`.
 #'
-#' @param x A [tfdist_fit] from a training run with `tensorboard`; or a folder, or a URI. `NULL`
-#'   (default): the folder `logs`, where training runs with `tensorboard = TRUE` write.
+#' @param x A [tfdist_fit] from a training run with `tensorboard`, a folder, or a URI. `NULL`
+#'   (default): the `logs` folder, to which training runs with `tensorboard = TRUE` write.
 #' @param ... Must be empty: the arguments that follow must be named.
-#' @param open `TRUE` opens it in the browser. The default is `TRUE` only in interactive sessions.
+#' @param open `TRUE` opens TensorBoard in the browser. The default is `TRUE` only in interactive
+#'   sessions.
 #'
 #' @return The running TensorBoard, a Python object with `url`, `folder` and `close()`, invisibly.
-#'   This requires the Python package tensorboard.
+#'   It requires the Python package `tensorboard`.
 #' @export
 #' @examplesIf FALSE
 #' fit <- train_mnist("local", epochs = 5, tensorboard = TRUE)

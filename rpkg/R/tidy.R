@@ -2,13 +2,13 @@
 
 #' Tidy a fit
 #'
-#' Methods for generics from the package generics, which broom and tidymodels also export.
+#' Methods for functions in the generics package, which broom and tidymodels also export.
 #'
 #' @param x A [tfdist_fit].
 #' @param new_data As `newdata` in [predict.tfdist_fit()]: a data frame or a sparklyr table.
 #' @param ... For `augment()`: arguments of [predict.tfdist_fit()], such as `type`.
 #'
-#' @return Tibbles, if the package tibble is installed, or else data frames.
+#' @return Tibbles, or data frames if the tibble package is not installed.
 #' * `tidy()`: the history, as in `as.data.frame()`;
 #' * `glance()`: one row with `workers`, `epochs`, `rows`, `seconds`, `seed` and the last value of
 #'   each metric;

@@ -13,21 +13,21 @@
 #'   * a PySpark `SparkSession`, classic or Connect, obtained through reticulate;
 #'   * `NULL`: all R and Python sessions that were started together and make this call (see
 #'     [join_workers()]), or this machine if there is only this session.
-#' @param model A compiled Keras model, built through reticulate or the R package keras3; a
-#'   [tfdist_fit], to continue its training (see [update.tfdist_fit()]); or an R function without
-#'   arguments that returns a model. The function is called in this session, with `seed`, if given,
-#'   as Keras's seed.
-#' @param data The rows to train on: `list(x, y)` of arrays, a data frame, a Spark table, paths of
+#' @param model A compiled Keras model, built through reticulate or the keras3 package for R; a
+#'   [tfdist_fit], to continue its training (see [update.tfdist_fit()]); or an R function that takes
+#'   no arguments and returns a model. The function is called in this session. If you pass `seed`,
+#'   it is used as Keras's random seed.
+#' @param data The rows to train on: `list(x, y)` of arrays, a data frame, a Spark table, paths to
 #'   Parquet or TFRecord files, or an R function that returns a data set on each worker. See the
 #'   section on data.
 #' @param formula Instead of `label` and `features`: a formula, such as `y ~ a + b`, `y ~ .` or
 #'   `y ~ . - id`, or a recipe. See the section on formulas and recipes.
 #' @param ... Must be empty: the arguments that follow must be named.
-#' @param model_fn Instead of `model`: an R function without arguments that builds and compiles the
-#'   model on every worker. Layers, losses and metrics may then be R functions or classes, too. To
-#'   return such a model, the fit calls a copy of the function in this session and loads the trained
-#'   weights into the model. The function is sent to the workers like `f` in [barrier_apply()], with
-#'   the same requirements for their machines.
+#' @param model_fn Instead of `model`: an R function that takes no arguments. It builds and compiles
+#'   the model on every worker. Layers, losses and metrics may then be R functions or classes, too.
+#'   To return such a model, the fit calls a copy of the function in this session and loads the
+#'   trained weights into the model. The function is sent to the workers like `f` in
+#'   [barrier_apply()], with the same requirements for their machines.
 #' @param label The label column of a data frame, table or files: a string, or a bare name as in
 #'   dplyr, such as `label = Species`. For a model with several outputs, a named list of columns:
 #'   `label = list(price = price, sold = is_sold)`. Text becomes 0, 1, 2, ... in sorted order,
@@ -43,14 +43,14 @@
 #'   variable that holds strings is used if no column has its name; `all_of()` makes this explicit.
 #' @param weight Column with the weight of each row in the loss. `NULL` (default): all rows have the
 #'   same weight.
-#' @param data_options Options for reading columns and storing rows, made by [data_options()].
+#' @param data_options Options for reading columns and storing rows, created by [data_options()].
 #'   `NULL`: its defaults.
 #' @param workers Number of workers. `NULL`: 2, or the number of sessions that join (see
 #'   [join_workers()]). You can set the default as an option; see [tfdist_options]. With
-#'   [elastic()], training continues without lost workers, and new ones may join. With a number,
-#'   losing a worker ends the training.
-#' @param epochs Number of the last epoch. This is the number of passes over the rows, unless
-#'   `initial_epoch` skips some.
+#'   [elastic()], training continues without lost workers, and new ones may join. If `workers` is a
+#'   number, losing a worker ends training.
+#' @param epochs Number of the epoch to train up to. This is the number of passes over the rows,
+#'   unless `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as completed, for schedules and callbacks.
 #' @param batch_size Maximum rows per step on each worker. Rows are spread evenly over the steps.
 #' @param steps_per_epoch Number of steps in an epoch. `NULL` (default): as many as needed to cover
@@ -58,14 +58,14 @@
 #' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`
 #'   accepts.
 #' @param validation_split Fraction of the rows to use for validation, at least 0 and less than 1.
-#'   They are the last rows of the arrays or the data frame, before shuffling.
+#'   The last rows of the arrays or the data frame, before shuffling, are used.
 #' @param validation_freq Number of epochs between validations; or a vector of the epochs to
 #'   validate after.
-#' @param callbacks List of Keras callbacks (Python objects), which run on the workers, and of
-#'   observers, made by [observer()]: R functions that run in this session and may stop the
-#'   training. Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0
-#'   runs. On this machine, that is the working directory. On a cluster, use a full path that all
-#'   machines share.
+#' @param callbacks List of Keras callbacks and observers. Keras callbacks (Python objects) run on
+#'   the workers. Observers, created by [observer()], consist of R functions that run in this
+#'   session and may stop training. Files, such as those of `keras3::callback_csv_logger()`, are
+#'   written where worker 0 runs. On this machine, that is the working directory. On a cluster, use
+#'   a full path that all machines share.
 #' @param class_weight Weight of each class in the loss, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`. Classes that are left out have a weight of 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not in combination with row
@@ -76,47 +76,47 @@
 #' @param shuffle `TRUE` (default) or `"shard"`: each worker shuffles its own rows in each epoch.
 #'   `"global"`, for arrays, data frames and files: all rows are shuffled and redistributed in each
 #'   epoch, so every worker stores all rows. `FALSE`: rows keep their order.
-#' @param exchange Options for the data exchange between workers, made by [exchange()] or
+#' @param exchange Options for the data exchange between workers, created by [exchange()] or
 #'   [local_steps()]. `NULL`: the defaults of `exchange()`.
 #' @param scale_lr `"linear"` or `"sqrt"`: multiplies the learning rate by the number of workers or
 #'   by its square root, because a step covers the rows of all workers. [scale_learning_rate()] adds
 #'   warm-up and decay. The history records the rate of each epoch's last step as `learning_rate`.
 #'   `NULL` (default): the optimizer's rate.
-#' @param resources The cores, memory and GPUs of each worker, made by [resources()]. `NULL`
-#'   (default): workers on the same machine divide its cores and GPUs.
+#' @param resources Cores, memory and GPUs for each worker: an object created by [resources()].
+#'   `NULL` (default): the machine's cores and GPUs are divided among its workers.
 #' @param model_uri Where the first worker writes the trained model, `.h5` or `.keras`, instead of
 #'   sending it through this session: a path that all machines share, or a URI. The fit reads the
 #'   model from there. Needed for models of a gigabyte or more.
-#' @param checkpoint Where and how often to save the training state, made by [checkpoint()], or just
-#'   a folder. `NULL` (default): nothing is saved. To resume, pass
+#' @param checkpoint Where and how often to save the training state: an object created by
+#'   [checkpoint()], or just a folder. `NULL` (default): nothing is saved. To resume, pass
 #'   `checkpoint(folder, resume = TRUE)`.
-#' @param restarts Maximum number of times to restart the workers after one of them was lost,
-#'   killed, stopped or ran out of memory. Training resumes from the newest checkpoint, or else
-#'   starts from the beginning. With `checkpoint`, workers are also restarted after a preemption
-#'   (SIGTERM, an eviction) and after a job reaches its time limit. Errors that the model, the data
-#'   or a callback raises are not retried.
-#' @param strategy Asynchronous training, with a result that is *not* the same as that of one
-#'   process: made by [parameter_server()], or `"parameter_server"` for its defaults. `NULL`
-#'   (default): synchronous and exact.
+#' @param restarts Maximum number of times to restart the workers after one of them is lost, is
+#'   killed or stopped, or runs out of memory. Training resumes from the newest checkpoint or, if
+#'   there is none, starts again from the beginning. With `checkpoint`, workers are also restarted
+#'   after a preemption (SIGTERM, an eviction) and after a job reaches its time limit. Errors raised
+#'   by the model, the data or a callback do not cause a restart.
+#' @param strategy Strategy for asynchronous training, with a result that is *not* the same as that
+#'   of one process: an object created by [parameter_server()], or `"parameter_server"` for its
+#'   defaults. `NULL` (default): synchronous and exact.
 #' @param tensorboard Folder on this machine for TensorBoard event files. They contain the metrics
 #'   of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
 #'   cluster, the first worker sends them to this session at the end of each epoch and every 10
-#'   seconds. `TRUE`: a new folder in `logs`. If it is a URI that TensorFlow can write to, the
-#'   worker writes there directly. See [view_tensorboard()] and the `tensorboard` element of the
-#'   fit. For a profile, pass a `keras3::callback_tensorboard()` in `callbacks`. `NULL` (default):
-#'   nothing is written.
+#'   seconds. `TRUE`: a new folder in `logs`. If `tensorboard` is a URI that TensorFlow can write
+#'   to, the worker writes there directly. See [view_tensorboard()] and the `tensorboard` element of
+#'   the fit. For a profile, pass a `keras3::callback_tensorboard()` in `callbacks`. `NULL`
+#'   (default): nothing is written.
 #' @param custom_objects Named list of Python classes and functions that the model needs in addition
 #'   to Keras's own.
 #' @param safe_mode `FALSE`: a model that `model_fn` builds may be returned as a complete file even
 #'   if it contains Python code (a lambda layer). `TRUE` (default): only its weights are returned,
-#'   and a copy of `model_fn` rebuilds the model here. A model that you pass as `model` needs no
-#'   such permission.
-#' @param verbose 0: silent; 1: progress; 2: also what the workers print. In an interactive console,
-#'   progress is a bar with the loss, rows per second and the remaining time; elsewhere it is a line
-#'   for each epoch. See [tfdist_options].
-#' @param timeout Seconds that workers wait for each other to start. A worker that was stopped, or
-#'   whose machine does not answer, counts as lost after the same time. If a worker is only slow,
-#'   the others wait up to six hours for it, and a message names it once a minute.
+#'   and a copy of `model_fn` rebuilds the model in this session. A model that you pass as `model`
+#'   does not need this permission.
+#' @param verbose 0 shows nothing, 1 shows progress, and 2 also shows what the workers print. In an
+#'   interactive console, progress is a bar with the loss, rows per second and the remaining time;
+#'   elsewhere it is a line for each epoch. See [tfdist_options].
+#' @param timeout Seconds that workers wait for each other to start. A worker that is stopped, or
+#'   whose machine does not answer, is considered lost after the same number of seconds. If a worker
+#'   is only slow, the others wait up to six hours for it, and a message names it once a minute.
 #'
 #' @return A [tfdist_fit] object.
 #'
@@ -128,12 +128,12 @@
 #'   one per row, are passed to a string input. A factor `y` becomes codes from 0;
 #' * an array, a named list of arrays, or `list(x)`, for data without labels. The model is trained
 #'   as with Keras's `fit(x)`, so its `train_step` receives the same data as with `fit(x)`;
-#' * a data frame with the column `label`. The other columns, or those in `features`, form one
-#'   matrix. Factors and text become one-hot columns (see [data_options()]);
+#' * a data frame that contains the label column. The other columns, or those in `features`, form
+#'   one matrix. Factors and text become one-hot columns (see [data_options()]);
 #' * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet. Its
 #'   rows reach the workers without passing through R. Its columns contain numbers, arrays of
 #'   numbers, ML vectors, bytes or text;
-#' * paths or URIs (with a scheme that Python's fsspec supports) of Parquet or TFRecord files:
+#' * paths or URIs (with a scheme that Python's fsspec supports) for Parquet or TFRecord files:
 #'   files, folders or patterns such as `"day=*/rows.parquet"`. The workers read them themselves, so
 #'   all their machines must share the paths;
 #' * an R function `data(ctx)`, called on each worker with its context, that returns a
@@ -148,15 +148,15 @@
 #' @section Elastic training:
 #' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()],
 #' and on [slurm()] without `nodes`, where each worker is a job. Training starts with `workers`
-#' workers. When one fails, the processes of the others stay alive, and the epoch is repeated from
-#' its beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. As a result, each
-#' epoch uses each row exactly once, and the result is the same as that of one process that trains
-#' on the global batches of each epoch's number of workers (see `workers_by_epoch` in the fit).
-#' Every worker stores all rows.
+#' workers. When one fails, the other processes stay alive, and the epoch starts again from the
+#' beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. Each epoch therefore uses
+#' each row exactly once. The result is the same as that of one process that trains on global
+#' batches whose size in each epoch depends on the number of workers in that epoch (see
+#' `workers_by_epoch` in the fit). Every worker stores all rows.
 #'
-#' With `max`, workers are added at the beginning and whenever a worker is lost. They join
-#' between two epochs, as soon as they are ready. On [hosts()], all slots are used; a slot in which
-#' a worker fails to start is retried after 30 seconds, and then after intervals that double, up to
+#' With `max`, workers are added at the beginning and whenever a worker is lost. They join between
+#' two epochs, as soon as they are ready. On [hosts()], all slots are used. If a worker fails to
+#' start in a slot, the slot is retried after 30 seconds, and then at intervals that double, up to
 #' 16 minutes.
 #'
 #' @section Formulas and recipes:
@@ -171,19 +171,19 @@
 #' values into the formula. Predictions of `log(y)` are on the log scale. On a Spark table, a
 #' formula that transforms columns raises an error: use `dplyr::mutate()` first.
 #'
-#' A recipe from the package recipes is prepared (`prep()`) with all rows of the data frame `data`,
-#' unless it is already prepared. Its outcome is the label, its predictors are the features, and
-#' case weights are the weights of the rows. The fit stores the recipe and applies it to later data
+#' A recipe from the recipes package is prepared (`prep()`) with all rows of the data frame `data`,
+#' unless it is already prepared. Its outcome is used as the label, its predictors as the features,
+#' and its case weights as row weights. The fit stores the recipe and applies it to later data
 #' frames. Steps with `skip = TRUE` apply only to the training rows. If such a step changes the
 #' label, validation and evaluation raise an error, because their labels would not be changed. Spark
 #' tables raise an error, too, because recipes are R code for data frames.
 #'
-#' The columns are expanded in order, a one-hot column into a column `column_level` for each of its
-#' levels, also in order. The fit stores these names as `feature_names`. A model that expects a
-#' different number of columns raises an error with these names before training. Later, the
-#' prediction for a row with a value that was not in the training data is missing; in training or
-#' evaluation, such a row raises an error. With a recipe, the result depends on its steps:
-#' `step_dummy()` gives a missing value, `step_integer()` gives 0.
+#' The columns are expanded in order. A one-hot column becomes one column for each of its levels,
+#' named `column_level`, also in order. The fit stores these names as `feature_names`. A model that
+#' expects a different number of columns raises an error with these names before training. Later,
+#' the prediction for a row with a value that was not in the training data is missing; in training
+#' or evaluation, such a row raises an error. With a recipe, the result depends on its steps:
+#' `step_dummy()` produces a missing value, and `step_integer()` produces 0.
 #'
 #' @section Use with tfruns:
 #' In a script started by `tfruns::training_run()`, tfruns records the metrics of each epoch,
@@ -309,7 +309,7 @@ barrier_train <- function(
 #'
 #' @inheritParams barrier_train
 #'
-#' @return An object of class `tfdist_plan`, which prints as text. Its elements: `launcher`,
+#' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
 #'   submitted to Kubernetes or Slurm), and `later`: what is known only after training has started.

@@ -2,10 +2,10 @@
 
 #' Continue the training of a fit
 #'
-#' `update()` trains the model of a fit for more epochs, with the state of its optimizer. Arguments
-#' that you do not pass are the same as in the original call: settings have the same values, and
-#' variables that the call named, such as `data`, are looked up again where you call `update()`.
-#' `generics::fit()`, which keras3 also exports, does the same.
+#' `update()` trains a fit's model for more epochs, starting from the saved state of its optimizer.
+#' Arguments that you do not pass are the same as in the original call: settings have the same
+#' values, and variables that the call named, such as `data`, are looked up again where you call
+#' `update()`. `generics::fit()`, which keras3 also exports, does the same.
 #'
 #' @param object A [tfdist_fit].
 #' @param ... Named arguments of [barrier_train()] that differ from those of the original call, such
@@ -16,8 +16,8 @@
 #' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
 #'   same number as before.
 #'
-#' @return A new [tfdist_fit]. Its history has only the additional epochs; with the same data, they
-#'   match those of an uninterrupted run.
+#' @return A new [tfdist_fit]. Its history contains only the additional epochs; with the same data,
+#'   they match those of an uninterrupted run.
 #' @seealso [barrier_train()], which accepts a fit as its `model`, too.
 #' @exportS3Method stats::update
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
