@@ -107,7 +107,7 @@ def model_of(result: Any) -> Any:
 
 
 def read_model(uri: str, **options: Any) -> Any:
-    """Read the model that a training run wrote to ``model_uri``; options of `model_from_bytes`."""
+    """Read the model at a ``model_uri`` from training, with the options of `model_from_bytes`."""
     return model_from_bytes(read_model_file(uri), **options)
 
 
@@ -127,8 +127,8 @@ def restore_model(model: Any, weights: dict[str, str]) -> Any:
     Parameters
     ----------
     weights
-        The dict of `describe_weights`, with ``text``, the weights file in base64, and ``sha256``,
-        its digest.
+        The dict that `describe_weights` returned, with ``text``, the weights file in base64, and
+        ``sha256``, its digest.
     """
     from pybackend.job.job import WEIGHTS
     from pybackend.model.file_checks import check_digest
@@ -140,12 +140,12 @@ def restore_model(model: Any, weights: dict[str, str]) -> Any:
 
 
 def copy_model(uri: str, path: str) -> None:
-    """Write the model file of a ``model_uri`` to a path, with the checks of `save_model`."""
+    """Copy the model file at a ``model_uri`` to a path, with the checks of `save_model`."""
     save_model(read_model_text(uri), path)
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:
-    """Return the levels of the training's label if the model has the same number of classes."""
+    """Return the levels of the label used in training if the model has as many classes."""
     from pybackend.model.outputs import count_classes, has_logits, list_outputs
 
     outputs = list_outputs(model)
@@ -199,7 +199,7 @@ def predict_columns(
 
 
 def check_levels(model: Any, levels: list[str]) -> None:
-    """Reject levels of a label that the model's loss cannot distinguish, or uses as numbers."""
+    """Reject label levels that the model's loss cannot distinguish, or uses as numbers."""
     from pybackend.model.labels import check_levels
 
     check_levels(model, levels, "data")

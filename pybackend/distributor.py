@@ -25,8 +25,8 @@ class TFDistributor:
     local_mode
         True (default): processes on this machine. False: tasks of the active Spark session.
     use_gpu
-        True: one GPU per process; an error if there are fewer GPUs than processes. False: no GPU.
-        None (default): GPUs are used if there are any.
+        True: one GPU per process; it is an error if there are fewer GPUs than processes. False: no
+        GPU. None (default): GPUs are used if there are any.
 
     Raises
     ------

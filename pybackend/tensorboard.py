@@ -1,4 +1,4 @@
-"""Run TensorBoard in a separate process on this machine, at most as long as this process."""
+"""Run TensorBoard on this machine, in a separate process that ends no later than this one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
     ----------
     what
         A `TrainResult`, or a folder. None (default): ``logs``, where training runs with
-        ``tensorboard=True`` write.
+        ``tensorboard=True`` write their files.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Write, read and check TF_CONFIG, through which TensorFlow's processes find each other.
 
-With most mistakes in it, TensorFlow waits forever. Here, each mistake raises an error that names
-the entry. This is pure Python, and host names are not resolved.
+Most mistakes in it make TensorFlow wait forever. Here, each mistake raises an error that names the
+entry. This is pure Python, and host names are not resolved.
 """
 
 from __future__ import annotations

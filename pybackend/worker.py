@@ -416,7 +416,7 @@ def _traceback(error: BaseException) -> str:
 
 
 def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames from the first one outside this package on; all if there is none."""
+    """Return the frames, starting with the first one outside this package; all if there is none."""
     # As in the frames: code that was compiled elsewhere has the paths of that machine.
     ours = os.path.dirname(_skip_ours.__code__.co_filename)
     later = frames

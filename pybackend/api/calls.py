@@ -70,8 +70,8 @@ class PredictionCall(ModelCall):
 class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
-    ``elastic`` and ``roles`` are found from ``workers`` and ``strategy``, ``discards_checkpoints``
-    from a `BackupAndRestore`.
+    ``elastic`` and ``roles`` are derived from ``workers`` and ``strategy``, and
+    ``discards_checkpoints`` from a `BackupAndRestore`.
     """
 
     spark: Any
@@ -163,7 +163,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _open_standard_streams() -> None:
-    """Open missing standard streams, as in a daemon, on the null device.
+    """Open standard streams that are missing, as in a daemon, on the null device.
 
     Otherwise the next file or connection would get one of their descriptors and be used as a
     stream.

@@ -48,9 +48,10 @@ def load_checkpoint(
     Returns
     -------
     keras.Model
-        The model with the weights and the optimizer's state. In a checkpoint written within an
-        epoch, the moving averages of batch normalization are those of worker 0. With `LocalSteps`
-        this holds for all weights, because the workers differ until the next average.
+        The model with the weights and the optimizer's state. In a checkpoint written partway
+        through an epoch, the moving averages of batch normalization are those of worker 0. With
+        `LocalSteps`, all weights are those of worker 0, because the workers' weights differ until
+        they are averaged again.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     """Return the call with its checkpoint arguments resolved.
 
     A `BackupAndRestore` among the callbacks becomes a `Checkpoint`; a training run that resumes
-    without a seed gets the seed in its checkpoint, if this process can read it.
+    without a seed takes the seed from its checkpoint, if this process can read it.
 
     Raises
     ------

@@ -21,7 +21,7 @@ class Curve:
     Attributes
     ----------
     label
-        ``"training"`` or ``"validation"``, with a number for a metric of several values.
+        ``"training"`` or ``"validation"``, with a number if the metric has several values.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Curve:
     is_validation: bool = False
 
     def smoothed(self, weight: float) -> list[float]:
-        """Return exponential moving averages, in which ``weight`` is the decay of older values.
+        """Return exponential moving averages, where ``weight`` is the decay factor of older values.
 
         The weights always sum to 1, as in TensorBoard, so the first mean is the first value.
         """
@@ -55,7 +55,7 @@ def find_panels(
     epochs_of: Callable[[str], Sequence[int]],
     metrics: str | Sequence[str] | None = None,
 ) -> list[Panel]:
-    """Return a panel for each metric with values, training and validation together.
+    """Return a panel for each metric that has values, with training and validation together.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def check_smoothing(smooth: Any) -> float:
 def _cut(series: Sequence[Any], epochs: list[int], key: str) -> Iterator[Curve]:
     """Yield one curve, or one for each of a metric's several values.
 
-    Yield nothing if a callback added values in some epochs only: the history does not record which
+    Yield nothing if a callback added values in only some epochs: the history does not record which
     ones.
     """
     if len(series) != len(epochs):
@@ -159,7 +159,7 @@ class _Scale:
 
 
 def find_ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Return about ``most`` round numbers that cover ``low`` to ``high``, at most two more."""
+    """Return about ``most`` round numbers, at most two more, that cover ``low`` to ``high``."""
     if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin

@@ -63,7 +63,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
     """Reject rows that the model or its loss cannot take.
 
     Return some of the training rows, as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, if the
-    driver has them, else None. TensorFlow is already loaded, by the model.
+    driver has them, else None. The model has already loaded TensorFlow.
     """
     from pybackend.data.rows import to_rows
     from pybackend.model.inputs import (

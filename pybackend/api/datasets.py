@@ -124,7 +124,7 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
 
 
 def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-    """Split one data set into training and validation data: the last rows validate, as in Keras."""
+    """Split one data set into training data and, as in Keras, the last rows as validation data."""
     check_can_be_split(data)
     frame = FrameRows.of(data, columns, job.floatx, "data") if holds_frame(data) else None
     found = frame.columns if frame else arrays.flatten_data(data, job.floatx, "data")

@@ -24,7 +24,7 @@ Tell = Callable[[str, Mapping[str, Any]], object]
 
 
 class Display(AbstractContextManager[None]):
-    """Base class of displays, which shows nothing.
+    """Base class of displays; it shows nothing itself.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Lines(Display):
 class Relay(Lines):
     """Pass progress to an R session, which may only be called from the thread that called Python.
 
-    Events on other threads, as happens with workers started by sparklyr, become plain lines.
+    Events on other threads, such as those of workers started by sparklyr, become plain lines.
     """
 
     def __init__(self, tell: Tell, shows_printed: bool, shows_steps: bool) -> None:
@@ -189,7 +189,7 @@ class Live(Lines):
         )
 
     def epoch(self, event: EpochEnded, text: str) -> None:
-        """Reset the bar for the next epoch, and print the line of this one."""
+        """Reset the bar for the next epoch, and print the line for this one."""
         self._speed.end_epoch()
         if self._task is not None:
             following = min(event.epoch + 1, event.epochs)

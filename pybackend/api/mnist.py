@@ -31,7 +31,8 @@ def mnist(path: str | Path | None = None, *, limit: int | None = None) -> Mnist:
     Parameters
     ----------
     path
-        An ``mnist.npz``. The file must exist, as must the file in TFDIST_MNIST if that is set.
+        An ``mnist.npz``. The file must exist, as must the file that TFDIST_MNIST names, if it is
+        set.
     limit
         Maximum number of training images and of test images; the first ones are used.
 

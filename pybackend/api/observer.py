@@ -80,7 +80,7 @@ class Observers:
         return any(one.on_step_end for one in self._observers)
 
     def __call__(self, event: Event) -> Answer | None:
-        """Call the functions for an event, and return the answer to the workers."""
+        """Call the functions for an event, and return the answer to send to the workers."""
         if not self._observers or event.rank != 0:
             return None
         if isinstance(event, EpochEnded):

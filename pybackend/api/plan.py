@@ -57,7 +57,7 @@ class PlannedWorker:
 
 @dataclass(frozen=True)
 class Plan:
-    """Description of a training run that was not started, as `plan` returns it.
+    """Description of a training run that was not started, as returned by `plan`.
 
     Attributes
     ----------

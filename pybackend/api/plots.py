@@ -1,4 +1,4 @@
-"""The history of a training run as a figure (imports matplotlib: the extra ``plots``)."""
+"""Plot the history of a training run; this imports matplotlib, from the extra ``plots``."""
 
 from __future__ import annotations
 

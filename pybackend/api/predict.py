@@ -48,8 +48,8 @@ def predict_spark(
     """Add a model's predictions to a Spark DataFrame.
 
     Spark computes them lazily, when it is asked for rows, in ordinary tasks on all of its slots.
-    The numbers are those of ``model.predict``. Each of Spark's Python processes loads a model once
-    and caches its last three models for later tasks and queries.
+    The numbers equal those of ``model.predict``. Each of Spark's Python processes loads a model
+    once and caches its last three models for later tasks and queries.
 
     Parameters
     ----------
@@ -61,28 +61,29 @@ def predict_spark(
         As in `barrier_train` and `DataOptions`. None (default): as in the `TrainResult`; without a
         `TrainResult`, all columns are features. Rows of any length (``(dtype, (None,))``) are
         padded with zeros to the length of the model's input. If that length is not fixed, they are
-        padded to the longest row that Spark sends in the same batch.
+        padded to the length of the longest row that Spark sends in the same batch.
     type
         - ``"class"``: the column ``.pred_class``, the class with the largest number;
         - ``"prob"``: a column ``.pred_<class>`` for each class's probability. If the loss is one of
           Keras's with ``from_logits``, this is the softmax or sigmoid of the output. For a model
           with one number per row and one of Keras's binary losses, the number is the probability of
-          class 1, and class 0 gets 1 minus that. An error if the numbers are not probabilities;
+          class 1, and class 0 gets 1 minus that. Raises an error if the numbers are not
+          probabilities;
         - ``"raw"``: the column ``.pred``, or ``.pred_<output>`` for each of several outputs. A
           single number per row becomes a number; several become arrays, nested like the output's
           shape;
-        - None (default): class and probabilities, if the model's outputs are probabilities; only
-          the class, if they are not, but ``levels`` or a categorical loss show that they represent
+        - None (default): class and probabilities if the model's outputs are probabilities; only the
+          class if they are not, but ``levels`` or a categorical loss shows that they represent
           classes; otherwise ``"raw"``.
     levels
         Names of the classes 0, 1, 2, ... None (default): those of the `TrainResult`, or else
         numbers.
     on_missing
         Treatment of a row that has a null, a NaN or a value outside its column's categories.
-        ``"null"`` (default): its predictions are null. ``"error"``: an error, as in training,
-        where a NaN is passed to the model.
+        ``"null"`` (default): its predictions are null. ``"error"``: as in training, a null or an
+        unknown category raises an error, and a NaN is passed to the model.
     batch_size
-        Rows that a task computes at a time.
+        Number of rows that a task predicts at a time.
     custom_objects, safe_mode
         As in `barrier_train`.
 

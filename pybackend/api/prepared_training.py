@@ -151,7 +151,7 @@ def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
 
 
 def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
-    """Return the call with a number as ``workers``, and with the limits of an elastic training.
+    """Return the call with a number as ``workers``, and with the limits of elastic training.
 
     Raises
     ------

@@ -61,7 +61,8 @@ def write_tfrecords(
     compression
         ``"gzip"``, ``"zlib"`` or None.
     overwrite
-        True replaces the records in the folder. The old ones are removed when the new are complete.
+        True replaces the records in the folder. The old ones are removed once the new ones are
+        complete.
     partitions
         Number of files. None (default): the number of partitions that have rows.
 

@@ -19,7 +19,7 @@ _CELL = f"padding:2px 12px 2px 0;{_LINE};color:inherit"
 
 
 def write_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table; numbers are aligned to the right."""
+    """Return a table with right-aligned numbers."""
     first = "".join(f'<th style="{_CELL};text-align:left">{escape(head)}</th>' for head in heads)
     lines = "".join(f"<tr>{''.join(map(_write_cell, row))}</tr>" for row in rows)
     return (

@@ -146,7 +146,7 @@ def prepare(
 
 
 def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
-    """Return the job with the steps of a data set of batches, and with class weights by code."""
+    """Return the job with the steps that a data set of batches has, and class weights by code."""
     if isinstance(data, Batches):
         job = data.adapt(job)
     return code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)

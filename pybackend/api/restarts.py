@@ -43,7 +43,8 @@ def run_with_restarts(
     WorkerFailedError
         The last run failed, or any run failed because of the code that a worker ran.
     ClusterError
-        The workers could not be started, at first or until no restarts were left.
+        The workers could not be started in the first run, or in later runs until no restarts were
+        left.
     """
     show, checkpoint = printer(request.job.verbose), request.job.checkpoint
     where = "the beginning" if checkpoint is None else "the newest checkpoint"

@@ -98,7 +98,7 @@ class TrainResult:
         ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
         ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
         tensorflow, keras and numpy in the calling process, and, with Spark, of pyspark. None: not
-        used. Numbers that JSON does not have are text: ``"inf"``.
+        used. Numbers that JSON cannot represent are text: ``"inf"``.
     inputs
         Shape and dtype of each input of a row, nested as in the model. They are used to build a
         model that has no weights before its first call.
@@ -237,8 +237,8 @@ class TrainResult:
     ) -> dict[str, Any]:
         """Evaluate the model on other rows, in this process.
 
-        The values are those of ``model.evaluate``. For more rows than one process can handle, pass
-        this result to `barrier_evaluate`.
+        The values equal those of ``model.evaluate``. For more rows than one process can handle,
+        pass this result to `barrier_evaluate`.
 
         Parameters
         ----------
@@ -283,8 +283,8 @@ class TrainResult:
     ) -> Any:
         """Predict with the model, in this process.
 
-        The numbers are those of ``model.predict``. For more rows than one process can handle, pass
-        this result to `barrier_predict` or `predict_spark`.
+        The numbers equal those of ``model.predict``. For more rows than one process can handle,
+        pass this result to `barrier_predict` or `predict_spark`.
 
         Parameters
         ----------
@@ -293,7 +293,7 @@ class TrainResult:
             path or URI of files, or a TensorFlow or Keras data set of batches. Columns of tables
             are read as in training: `features`, `tensors` and `categories`.
         batch_size
-            Number of rows to compute at a time. A data set has its own batches.
+            Number of rows to predict at a time. A data set has its own batches.
         type
             ``"raw"``: the model's unchanged outputs. ``"class"`` or ``"prob"``: the columns
             ``.pred_class``, or ``.pred_<level>`` for each class, as in `predict_spark`. None
@@ -303,16 +303,17 @@ class TrainResult:
         on_missing
             Treatment of a data frame's row that has a null, a NaN or a value outside its column's
             categories. ``"null"`` (default): its predictions are null (NaN in arrays). ``"error"``:
-            an error, as in training, where a NaN is passed to the model.
+            as in training, a null or an unknown category raises an error, and a NaN is passed to
+            the model.
 
         Returns
         -------
         pandas.DataFrame
-            With ``"class"`` and ``"prob"``, and by default for a data frame. It has the index of
-            that data frame.
+            If ``type`` is ``"class"`` or ``"prob"``, and by default if ``x`` is a data frame. It
+            has the index of that data frame.
         numpy array, or a list or dict of arrays if the model has several outputs
-            Otherwise. One entry per row, in row order. For a text label, the numbers of its output
-            are in the order of its `categories`.
+            In all other cases: one entry per row, in row order. For a text label, the numbers of
+            its output are in the order of its `categories`.
 
         Raises
         ------
@@ -352,7 +353,7 @@ class TrainResult:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """Rank that the others waited for, and the seconds that each waited; None if none did."""
+        """Rank that the others waited for, and how many seconds each waited; None if none did."""
         return find_straggler(self.workers)
 
     def plot(
@@ -479,8 +480,8 @@ class TrainResult:
     def record(self) -> str:
         """JSON text of all values without the model file; `report` is written from it.
 
-        The content of `to_dict`, with ``rows_per_second`` for each worker. Numbers that JSON does
-        not have are text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
+        The content of `to_dict`, with ``rows_per_second`` for each worker. Numbers that JSON cannot
+        represent are text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
         return encode_record(self.to_dict())
 
@@ -488,7 +489,7 @@ class TrainResult:
 def encode_record(fields: Mapping[str, Any]) -> str:
     """Return the JSON text of `TrainResult.to_dict`, without the model file.
 
-    Each worker also has ``rows_per_second``. Numbers that JSON does not have are text:
+    Each worker also has ``rows_per_second``. Numbers that JSON cannot represent are text:
     ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as Python's ``float()`` reads them.
     """
     record = {name: value for name, value in fields.items() if name not in _LEFT_OUT}

@@ -210,7 +210,7 @@ def check_function(fn: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     Raises
     ------
     InputError
-        ``fn`` is neither, or does not take these named arguments.
+        ``fn`` is neither a function nor a script, or does not take these named arguments.
     """
     if isinstance(fn, (str, os.PathLike)):
         script = read_script(fn)

@@ -1,6 +1,6 @@
-"""A training run whose script was started by `tfdist bench-scale`, with its number of workers.
+"""Training runs in scripts that `tfdist bench-scale` starts with different numbers of workers.
 
-The script makes its normal call. A `ScaleOrder` in an environment variable sets the number of
+The script makes its usual call. A `ScaleOrder` in an environment variable sets the number of
 workers, whether they share the batch, and the folder for the measurements.
 """
 

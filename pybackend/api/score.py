@@ -49,7 +49,7 @@ def barrier_evaluate(
     verbose: int = 1,
     timeout: float = 300.0,
 ) -> dict[str, float]:
-    """Evaluate a model on several workers, with the same values that one process computes.
+    """Evaluate a model on several workers, with the same values as in one process.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def barrier_evaluate(
     As in Keras itself, some values depend on which rows share a batch: a loss that compares rows or
     that leaves out masked time steps, a metric computed from one batch, and the loss of each of
     several outputs, which is a mean over batches. These values are computed from the batches that
-    `replay_batches` lists with ``shuffle=False``, which have even sizes of at most ``workers *
+    `replay_batches` lists with ``shuffle=False``, which are evenly sized, with at most ``workers *
     batch_size`` rows.
     """
     launcher = launcher_for(spark)
@@ -135,8 +135,8 @@ def barrier_predict(
         As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
     on_missing
         Treatment of a data frame's row that has a null, a NaN or a value outside its column's
-        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: an error, as in
-        training, where a NaN is passed to the model.
+        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: as in training, a
+        null or an unknown category raises an error, and a NaN is passed to the model.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
@@ -182,7 +182,7 @@ class _InputReader:
         self.complete: Any = None
 
     def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
-        """Return the columns for launchers; no data set if there are no rows to compute."""
+        """Return the columns for launchers; no data set if there are no rows to predict."""
         if is_frame(self._x):
             rows = FrameRows.of(
                 self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete

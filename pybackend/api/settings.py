@@ -1,4 +1,4 @@
-"""The settings of a training run as plain data, with Keras's global ones."""
+"""The settings of a training run as plain data, including Keras's global settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_versions(launcher: Launcher) -> dict[str, str | None]:
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert names, and numbers that JSON does not have, to text."""
+    """Convert names, and numbers that JSON cannot represent, to text."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -74,7 +74,7 @@ def read_keras_defaults() -> dict[str, Any]:
     Raises
     ------
     InputError
-        A setting ends every training run early, which workers would not know.
+        A setting ends every training run early; the workers would not know about it.
     """
     keras = sys.modules.get("keras")
     if keras is None:

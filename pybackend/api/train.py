@@ -68,9 +68,10 @@ def barrier_train(
 ) -> TrainResult:
     """Train a Keras model on several workers.
 
-    The result is that of one process on the same global batches, up to rounding, unless an option
-    changes that. Most calls need only some of the arguments up to ``weight``. The arguments after
-    it are for special needs. The notes describe ``data``, elastic training and resuming in full.
+    The result equals that of one process on the same global batches, up to rounding, unless an
+    option changes that. Most calls need only some of the arguments up to ``weight``. The arguments
+    after it are for special needs. The notes describe ``data``, elastic training and resuming in
+    full.
 
     Parameters
     ----------
@@ -80,8 +81,8 @@ def barrier_train(
         processes that were started together (`join`), or this machine if there is only one process.
     model
         A compiled Keras 3 model, which stays unchanged; a function without arguments that returns
-        one, called on every worker; or a `TrainResult`, whose model is trained further, as by a
-        second ``fit``.
+        one, called on every worker; or a `TrainResult`, whose model is trained further, as in a
+        second call of ``fit``.
     data
         ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays; a data frame; paths of Parquet or
         TFRecord files; a data set of global batches; or a function that returns a data set for its
@@ -111,9 +112,9 @@ def barrier_train(
         from 1.
     callbacks
         Keras callbacks. Each worker runs its own copies, whose attributes stay on the worker.
-        ``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor`` and callbacks with a
-        true attribute ``rank_0_only`` run on rank 0 only. Files with relative paths are written to
-        the folder of rank 0. If one callback stops the training, all workers stop after the same
+        ``ModelCheckpoint``, ``CSVLogger``, ``TensorBoard``, ``RemoteMonitor`` and callbacks whose
+        attribute ``rank_0_only`` is true run only on rank 0. Files with relative paths are written
+        to rank 0's folder. If one callback stops the training, all workers stop after the same
         step. ``BackupAndRestore`` is replaced by a `Checkpoint` that resumes, with the same folder.
         An `Observer` runs in this session.
     class_weight
@@ -141,7 +142,7 @@ def barrier_train(
         `DataOptions`: dtypes and shapes of columns, categories, and where workers store their rows.
     exchange
         `Exchange` (default): gradients are averaged in every step. `LocalSteps`: for slow networks;
-        the result is no longer that of one process.
+        the result no longer equals that of one process.
     scale_lr
         ``"linear"`` or ``"sqrt"``: multiplies the learning rate by the number of workers or by its
         square root, because a step uses the rows of all workers. `ScaleLearningRate` adds warm-up
@@ -157,10 +158,10 @@ def barrier_train(
         `Checkpoint`, or only its folder: saves the state of training, so that a call with
         ``Checkpoint(..., resume=True)`` can resume.
     restarts
-        Number of times that the workers are restarted after one was lost, killed, stopped or out of
-        memory: from the newest checkpoint, or else from the beginning. With ``checkpoint`` also
-        after a preemption (SIGTERM, an eviction) and after the time limit of a job. Errors that the
-        model, the data or a callback raises are not retried.
+        Number of times that the workers are restarted after one was lost, killed or stopped, or ran
+        out of memory: from the newest checkpoint, or else from the beginning. With ``checkpoint``,
+        they are also restarted after a preemption (SIGTERM, an eviction) and after the time limit
+        of a job. Errors that the model, the data or a callback raises are not retried.
     strategy
         `ParameterServer`, or ``"parameter_server"`` for its defaults: asynchronous training, with a
         result that differs from that of one process. Then ``workers`` is the number of workers that
@@ -234,18 +235,18 @@ def barrier_train(
 
     **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on
     `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. When a worker fails,
-    the other processes stay alive and only reconnect, and the epoch is repeated from its beginning.
+    the other processes stay alive and only reconnect, and the epoch is repeated from the beginning.
     A preempted worker (SIGTERM) leaves at the end of its epoch. So each epoch uses each row exactly
     once, and the result equals that of one process on the batches for the number of workers in each
     epoch (`TrainResult.workers_by_epoch`). Every worker stores all rows, and holds the state at the
     epoch's beginning in memory. With ``max``, workers are started at the beginning and whenever a
-    worker is lost. They join between two epochs, as soon as they are ready. On `hosts` all slots
+    worker is lost. They join between epochs, as soon as they are ready. On `hosts` all slots
     are used; a slot in which a worker fails to start is retried after 30 seconds, and then after
     pauses that double up to 16 minutes.
 
     **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or
     settings raise an error, but ``epochs`` may be larger. The result, including its history, is
-    that of an uninterrupted run. ``workers`` may change between two epochs. Then training continues
+    that of an uninterrupted run. ``workers`` may change between epochs. Then training continues
     from the weights, the optimizer state and the history in the checkpoint, as one process would on
     the batches for the new number of workers, but with different dropout masks.
 

@@ -81,7 +81,7 @@ class Alone:
 
 
 def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Array:
-    """Sum a few numbers over all ranks; returns an array with the shape of ``values``."""
+    """Sum a few numbers over all ranks; return an array with the shape of ``values``."""
     array = np.array(values, dtype=dtype)
     flat = np.ascontiguousarray(array).reshape(-1)
     collective.all_reduce(flat)

@@ -250,7 +250,7 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
 
 
 def _time_fastest(work: Callable[[], object], rounds: int) -> float:
-    """Return the seconds of the fastest of several runs: disturbances can only slow a run down."""
+    """Return the time of the fastest of several runs, in seconds: noise only slows runs down."""
     seconds = []
     for _ in range(rounds):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One collective call: streams of buffers over links, with a check that all peers do the same."""
+"""One collective call: buffers sent over links, with a check that all peers make the same call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Cursor:
         self._position = 0
 
     def window(self, stop: int) -> list[memoryview]:
-        """Return the rest of the current buffer; a header together with the buffer after it."""
+        """Return the rest of the current buffer; a header comes with the buffer that follows it."""
         index, position = self.index, self._position
         first = self.buffers[index]
         if index == 0 and stop > 1:
@@ -157,7 +157,7 @@ class Call:
         stop: int,
         arrived: Callable[[int], None] | None,
     ) -> int:
-        """Use the received buffers from ``first`` to ``stop``; returns how many contain data."""
+        """Use the received buffers from ``first`` to ``stop``; return how many contain data."""
         if first == 0 and into:
             self._verify(into, bytes(theirs))
             first = 1
@@ -195,7 +195,7 @@ class Call:
                 return
 
     def _check_header(self, link: Link) -> bool:
-        """Check a header on a link that is not being read; returns whether none has arrived yet.
+        """Check a header on a link that is not being read; return whether none has arrived yet.
 
         A peer may be ahead, and one that has finished may have exited, so a different header is an
         error only if it belongs to this call or an earlier one.

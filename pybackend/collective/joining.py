@@ -1,4 +1,4 @@
-"""Construction of a mesh: each rank connects to some ranks and accepts the other ones."""
+"""Construction of a mesh: each rank connects to some ranks, and the others connect to it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def join_mesh(
     algorithm
         Algorithm of the mesh, as for `Mesh`.
     connect_timeout
-        Seconds to wait for a peer now, if not ``timeout``: peers may have to read data first. A
-        peer that died is detected anyway.
+        Seconds to wait for a peer now, if different from ``timeout``: peers may have to read data
+        first. A peer that has died is detected regardless.
     patience
         How long the mesh waits for peers, as for `Mesh`.
     encrypt
@@ -83,8 +83,8 @@ def join_mesh(
 def connects_to(rank: int, other: int, world_size: int) -> bool:
     """Return whether ``rank`` connects to ``other`` rather than the other way round.
 
-    Every rank connects to the next one, so that it detects immediately if that one died; in other
-    pairs, and if there are only two ranks, the lower one connects.
+    Every rank connects to the next one, so that it notices immediately if that one has died; in
+    other pairs, and if there are only two ranks, the lower one connects.
     """
     if world_size > 2 and (rank - other) % world_size in (1, world_size - 1):
         return (rank + 1) % world_size == other
@@ -121,7 +121,7 @@ class _Joining:
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()
 
     def wait(self) -> dict[int, Stream]:
-        """Wait for all connections; returns them by rank."""
+        """Wait for all connections; return them by rank."""
         while self._made.keys() != self._wanted:
             try:
                 other, result = self._results.get(timeout=_CHECK_SECONDS)
@@ -213,7 +213,7 @@ class _Joining:
         raise self._make_error(other, "connected too late")
 
     def _is_rejected(self, stream: Stream) -> bool:
-        """Wait until the other end begins; returns whether it closed the connection instead.
+        """Wait until the other end begins; return whether it closed the connection instead.
 
         It may still be importing TensorFlow: its socket already accepts connections.
         """

@@ -36,14 +36,14 @@ class Link:
         stream.probe(timeout)
 
     def send(self, window: list[memoryview]) -> int:
-        """Send as much as the system accepts now; returns the number of bytes, possibly 0."""
+        """Send as much as the system accepts now; return the number of bytes, possibly 0."""
         try:
             return self.stream.send_some(window)
         except OSError as error:
             raise self._explain(error) from error
 
     def receive(self, window: list[memoryview]) -> int:
-        """Receive what has arrived; returns the number of bytes, possibly 0."""
+        """Receive what has arrived; return the number of bytes, possibly 0."""
         try:
             return self.stream.receive_some(window)
         except OSError as error:
@@ -96,12 +96,12 @@ _SETTLED_SECONDS = 2.0
 
 @dataclass
 class Patience:
-    """Limits and reports of the wait for a peer that does not join a call.
+    """Limits on the wait for a peer that does not join a call, and reports about it.
 
     Parameters
     ----------
     on_wait
-        Called twice a minute with the peer's rank, the seconds that this rank has waited, and
+        Called twice a minute with the peer's rank, how many seconds this rank has waited, and
         whether this is the second report of the minute. By then all ranks have sent the first one.
     longest
         Seconds after which a peer counts as lost although its machine answers.

@@ -36,7 +36,7 @@ def start_runtime(addresses: Sequence[str], rank: int, timeout: float) -> None:
 class GraphReduce:
     """Sum of tensors over all workers, as part of a TensorFlow graph.
 
-    The sums of one step run one after the other, in the same order on all workers.
+    The sums of one step run one after another, in the same order on all workers.
     """
 
     def __init__(self, world_size: int, timeout: float) -> None:

@@ -123,7 +123,7 @@ def shard(columns: Columns, workers: int, rank: int) -> Columns:
 def check_enough_rows(
     rows: int, workers: int, name: str = "data", argument: str = "workers"
 ) -> None:
-    """Raise an error if there are fewer rows than workers, whose number ``argument`` sets."""
+    """Raise an error if there are fewer rows than workers; ``argument`` sets their number."""
     if rows == 0:
         raise InputError(f"`{name}` has no rows")
     if rows < workers:

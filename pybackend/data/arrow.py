@@ -98,7 +98,7 @@ def has_views(kind: Any) -> bool:
 
 
 class TensorReader:
-    """Converts batches to tensors; all rows of a column must be as long as the first ones.
+    """Converter of batches to tensors; all rows of a column must be as long as the first ones.
 
     An `InputError` names the column and the row that holds a null, a NaN label, an unknown
     category, or a value of a different size.

@@ -45,16 +45,16 @@ class Manifest:
     epoch, step
         Completed epochs, and completed steps of the next one.
     workers, seed
-        Of the training run.
+        Those of the training run.
     is_stopped
-        Whether a callback stopped the training run there.
+        Whether a callback stopped the training run at that point.
     job
         Settings that must be the same in a run that resumes from here, by name.
     model
         File of the model with its initial weights.
     model_format, model_weights, inputs
-        Suffix of the model's file, the `hash_weights` of the model, and the `describe_inputs` of
-        the rows.
+        Suffix of the model's file, the result of `hash_weights` for the model, and that of
+        `describe_inputs` for the rows.
     state
         File with everything that training changes.
     run
@@ -233,7 +233,7 @@ class CheckpointStore:
         Raises
         ------
         InputError
-            Another training wrote a checkpoint since this store was opened.
+            Another training run has written a checkpoint since this store was opened.
         """
         self._check_is_alone()
         stem = manifest.name.removesuffix(".json")
@@ -245,7 +245,7 @@ class CheckpointStore:
         self._intact[manifest.name] = manifest
 
     def prune(self, keep: int) -> None:
-        """Remove all but the last ``keep`` checkpoints, and damaged ones; call after a commit.
+        """Remove damaged checkpoints, and all others but the last ``keep``; call after a commit.
 
         If it fails, no file in use has been removed.
         """
@@ -337,7 +337,7 @@ class CheckpointStore:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Raise `ClusterError` if the file system fails, unlike a damaged or missing file."""
+    """Raise `ClusterError` if the file system fails, but not for a damaged or missing file."""
     try:
         yield
     except (TfdistError, ValueError, FileNotFoundError):

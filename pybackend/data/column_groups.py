@@ -77,7 +77,7 @@ def group_columns(
 
 
 class _GroupBuilder:
-    """Builds `ColumnGroup` objects and collects the columns that they read."""
+    """Builder of `ColumnGroup` objects, which collects the columns that they read."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__"
 class ColumnSpec:
     """Columns to use, and their roles: the arguments of `barrier_train` with the same names.
 
-    With ``finds_levels`` False, text gets the codes of ``categories``, and other values raise an
+    If ``finds_levels`` is False, text is encoded with ``categories``, and other values raise an
     error. ``known_from`` is text for messages: the source that determines the columns' types.
     """
 
@@ -63,7 +63,7 @@ class ColumnKind:
     holds
         ``"number"``, ``"binary"``, ``"text"`` or ``"other"``.
     dtype
-        numpy's name of a number's type; None for other kinds.
+        numpy's name for a number's type; None for other kinds.
     depth
         Number of arrays that the values are nested in: 0 for one value per row.
     name

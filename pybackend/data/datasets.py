@@ -36,7 +36,7 @@ class Batches:
     columns
         Its rows in order, by name as in `pybackend.data.arrays`.
     sizes
-        Number of rows of each batch, without empty batches.
+        Number of rows in each batch, without empty batches.
     """
 
     columns: Columns
@@ -69,7 +69,7 @@ class Batches:
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether data are a ``tf.data.Dataset`` or ``PyDataset``, without importing either."""
+    """Return whether data is a ``tf.data.Dataset`` or ``PyDataset``, without importing either."""
     return _is_tensorflows(data) or _is_keras(data)
 
 

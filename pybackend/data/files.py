@@ -1,4 +1,4 @@
-"""Files and folders by path or URI: local ones directly, all others through fsspec."""
+"""Access to files and folders by path or URI: local ones directly, others through fsspec."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def get_size(uri: str) -> int:
 
 
 def check_folder(uri: str, argument: str) -> None:
-    """Raise an error if a local file's folder cannot be created or written to; writes nothing.
+    """Raise an error if a local file's folder cannot be created or written to; write nothing.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""A table in memory as training data: its columns become tensors through Arrow.
+"""In-memory tables as training data: their columns become tensors through Arrow.
 
-The table is a pandas DataFrame, or one of a library that exports Arrow streams (polars, pyarrow,
+A table is a pandas DataFrame, or comes from a library that exports Arrow streams (polars, pyarrow,
 DuckDB). Labels and weights may be separate arrays.
 """
 
@@ -64,7 +64,7 @@ class FrameRows(TableRows):
     def of(
         cls, data: Any, spec: ColumnSpec, floatx: str, name: str, *, skips_incomplete: bool = False
     ) -> FrameRows:
-        """Convert the columns that are used to tensors, following the rules for a Spark DataFrame.
+        """Convert the selected columns to tensors, following the rules for a Spark DataFrame.
 
         Without `categories`, the sorted values of an encoded column become the codes 0, 1, 2, ...
 
@@ -79,8 +79,8 @@ class FrameRows(TableRows):
         Raises
         ------
         InputError
-            Names the column, and the row of a null, of a label that is NaN, of an unknown category
-            or of an array of a different length.
+            Names the column, and the row that has a null, a label that is NaN, an unknown category
+            or an array of a different length.
         """
         frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
         table = _read_table(frame, name)
@@ -176,7 +176,7 @@ def is_pandas(data: Any) -> bool:
 
 
 def holds_frame(data: Any) -> bool:
-    """Return whether the data is a table x, or (x,), (x, y) or (x, y, sample_weight) with one.
+    """Return whether x is a table, in data of the form x, (x,), (x, y) or (x, y, sample_weight).
 
     A table with labels as a list or dict of arrays (several outputs) counts as arrays.
     """
@@ -389,7 +389,7 @@ def _name_row(rows: Array, row: int) -> str:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate parts of a column; ragged numbers are padded with zeros to the longest row."""
+    """Concatenate parts of a column; ragged numbers are zero-padded to equal length."""
     if not isinstance(parts[0], Ragged):
         return np.concatenate(parts)
     column = concatenate(parts)

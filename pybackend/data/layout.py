@@ -32,7 +32,7 @@ class Kind:
     Attributes
     ----------
     dtype
-        numpy's name of the values' type.
+        numpy's name for the values' type.
     shape
         Shape of a row; None for a ragged column, whose rows are padded with zeros to ``longest``.
     longest

@@ -37,16 +37,17 @@ class ParquetFiles:
     Attributes
     ----------
     groups
-        Rows of each row group, by file.
+        Number of rows in each row group, by file.
     schema
         A ``pyarrow.Schema``.
     index
         Columns that are the index of the pandas data frame that was written.
     partitions
-        Columns in the names of folders (``day=1/``), last in the schema: one value per file.
+        Columns encoded in folder names (``day=1/``): one value per file. They come last in the
+        schema.
     nulls
         For each column that has nulls according to the statistics, the number of the first file
-        with some.
+        that has any.
     """
 
     files: tuple[str, ...]
@@ -94,12 +95,12 @@ class ParquetFiles:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Rows of each file."""
+        """Number of rows in each file."""
         return tuple(map(sum, self.groups))
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows in all files."""
         return sum(self.counts)
 
     def pieces(
@@ -141,7 +142,7 @@ class ParquetFiles:
 
 
 def find_partitions(uri: Places, files: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Return the columns in the names of folders (Hive partitions), with one value per file.
+    """Return the columns encoded in folder names (Hive partitions), with one value per file.
 
     A column becomes integers, or else floats, if all of its values can be parsed as such; otherwise
     it is text.
@@ -243,7 +244,7 @@ def _read_ranges(
 def _cut_ranges(
     batch: Any, place: int, ranges: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the parts of a batch that are in the ranges; ``place`` is its first row number."""
+    """Yield the parts of a batch in the ranges; ``place`` is the number of its first row."""
     for first, last in ranges:
         begin, end = max(first, place), min(last, place + batch.num_rows)
         if begin < end:

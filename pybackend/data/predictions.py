@@ -21,7 +21,7 @@ _TABLE_DTYPES = {"float64": "float64", "int64": "int64", "uint32": "int64", "uin
 class Output:
     """One output of a model: its name, type and the shape of a row, where None stands for any size.
 
-    If a model has only one output, that needs no name.
+    If a model has only one output, the output needs no name.
     """
 
     name: str

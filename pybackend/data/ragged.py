@@ -29,7 +29,7 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        """Number of values of each row."""
+        """Number of values in each row."""
         return np.diff(self.offsets)
 
     def __getitem__(self, rows: slice) -> Ragged:

@@ -48,7 +48,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class RowStoreWriter:
-    """Writes rows into a new folder.
+    """Writer of rows into a new folder.
 
     Parameters
     ----------

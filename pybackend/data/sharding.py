@@ -1,7 +1,7 @@
 """Assignment of rows to workers and steps: each row is used exactly once per epoch.
 
 With c_w rows on worker w and at most b rows per local batch, an epoch has
-S = max over w of ceil(c_w / b) steps, and worker w takes at step s its rows
+S = max over w of ceil(c_w / b) steps, and at step s worker w takes its rows
 [floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, so that none
 waits for a missing batch; no row is dropped, and unequal shards end at the same step.
 """
@@ -113,7 +113,7 @@ class Visits:
 
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
-    """Return the rows of a block of visits; drawing them as a block is faster."""
+    """Return the rows of a block of visits; drawing a whole block at once is faster."""
     is_own = visits.shared_by is None
     step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
     keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
@@ -123,12 +123,12 @@ def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:
-    """Return a rank's shard of an array: every ``workers``-th row, which spreads sorted data."""
+    """Return a rank's shard of an array: every ``workers``-th row, to spread sorted data."""
     return slice(rank, rows, workers)
 
 
 def count_sharded(rows: int, workers: int) -> list[int]:
-    """Return the number of rows in each rank's shard of `shard_slice`."""
+    """Return the number of rows in each rank's `shard_slice`."""
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
@@ -151,7 +151,7 @@ def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) 
 
 
 def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
-    """Return the start of a worker's share of each batch, as a row of its shard of `shard_slice`.
+    """Return the start of a worker's share of each batch, as a row number in its `shard_slice`.
 
     Parameters
     ----------
@@ -177,14 +177,14 @@ def replay_batches(
     Parameters
     ----------
     rows
-        Number of rows. Rows of arrays and data frames are numbered in order, those of files one
-        file after the other, as their paths sort or are listed. The rows of a Spark DataFrame have
-        no order.
+        Number of rows. Rows of arrays and data frames are numbered in order. Rows of files are
+        numbered file by file, in the order of the sorted paths or of the list of paths. The rows of
+        a Spark DataFrame have no order.
     workers, batch_size, seed, shuffle
         As in `barrier_train`. If none was passed to training, use ``result.seed``.
     epoch
         Index of the epoch, from 0. With ``steps_per_epoch``, an epoch here still uses all rows:
-        training takes its steps from these lists, one after the other.
+        training takes its steps from these lists, one after another.
 
     Returns
     -------

@@ -105,7 +105,7 @@ class FileRows(TableRows):
 
     @property
     def rows(self) -> int:
-        """Number of rows of all files."""
+        """Number of rows in all files."""
         return self.files.rows
 
     def counts(self, workers: int) -> list[int]:

@@ -36,7 +36,7 @@ def encode_state(value: Any) -> bytes:
 
 
 def decode_state(data: bytes) -> Any:
-    """Decode the bytes of `encode_state`.
+    """Decode bytes that `encode_state` returned.
 
     Raises
     ------

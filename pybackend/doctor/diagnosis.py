@@ -35,7 +35,7 @@ def find_problems(workers: Sequence[Worker], driver: Worker, on_spark: bool) -> 
     driver
         Result of `inspect_machine` on the driver.
     on_spark
-        True if Spark started the workers, which needs pyarrow.
+        True if Spark started the workers, which then need pyarrow.
     """
     return [
         *explain_missing_packages(workers, on_spark),
@@ -163,7 +163,7 @@ def _unreached(workers: Sequence[Worker]) -> list[str]:
 
 
 def _is_foreign_loopback(worker: Worker, other: Worker) -> bool:
-    """Return whether this is another host's loopback address, so that the network is not tested."""
+    """Return whether this is another host's loopback address, which does not test the network."""
     return _is_loopback(other) and worker["hostname"] != other["hostname"]
 
 

@@ -52,7 +52,7 @@ def doctor() -> dict[str, Any]:
 
 
 def inspect_machine() -> dict[str, Any]:
-    """Return versions and hardware of this machine as plain data, fast enough for every worker.
+    """Return this machine's versions and hardware as plain data, fast enough for every worker.
 
     Returns
     -------

@@ -2,13 +2,13 @@
 
 The rows of all workers go to rank 0. It restores the variables from before the step, takes Keras's
 own step on the global batch, and compares every change with that of the workers; then the state
-after the step is restored, bit for bit. This assumes nothing about losses, layers or a train_step,
-because one process has executed them, too.
+after the step is restored, bit for bit. This assumes nothing about the losses, the layers or the
+train_step, because a single process runs them, too, and only the results are compared.
 
-A difference counts as rounding if one process shows it as well when its weights and rows change by
-about as much as their type rounds (Adam divides a gradient that consists only of rounding errors by
-its own size). If the step draws random numbers, all workers repeat it with constants in their
-place, and that result is compared; on GPUs they repeat it in full precision.
+A difference counts as rounding if a single process shows a similar one when its weights and rows
+change by about the rounding error of their type (Adam divides a gradient that consists only of
+rounding errors by its own size). If the step draws random numbers, all workers repeat it with
+constants in their place, and that result is compared; on GPUs they repeat it in full precision.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
 @dataclass
 class _Window:
-    """Steps that are compared as one: those whose gradients the optimizer adds up, or only one.
+    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
 
     ``before`` has the values before the first step, ``memory`` the size of the process at that
     time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
@@ -162,7 +162,7 @@ class Auditor:
         self.ending = keras.callbacks.LambdaCallback(on_train_batch_end=self._end)
 
     def _plan(self, epoch: int, logs: Any = None) -> None:
-        """Choose on rank 0 which steps of an epoch to audit, based on the time of past audits."""
+        """Choose on rank 0 which steps of an epoch to audit, based on how long past audits took."""
         now = time.monotonic()
         spent, passed, last = self._spent, now - self._began, now - self._epoch_began
         self._epoch, self._epoch_began = epoch, now
@@ -407,7 +407,7 @@ class Auditor:
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
     def _repeat(self, window: _Window) -> tuple[Values, str | None]:
-        """Return the variables after the workers have repeated the steps, or the reason why not."""
+        """Return the variables after the workers have repeated the steps, or why they cannot."""
         self._state.write(window.before)
         reason = None
         try:
@@ -442,7 +442,7 @@ class Auditor:
         return encode_state({"rows": rows, **changes})
 
     def _lacks_memory(self, window: _Window) -> bool:
-        """Return whether a step with the rows of all workers may need more memory than there is."""
+        """Return whether a step on the rows of all workers may exceed the available memory."""
         # The most that this worker's own rows have taken.
         self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
         needed = self._collective.world_size * self._own_memory + self._state.count_bytes()

@@ -26,7 +26,7 @@ from pybackend.job.notice import PreemptedError
 
 
 class CheckpointWriter:
-    """Thread that writes one checkpoint at a time; if several wait, only the newest.
+    """Thread that writes one checkpoint at a time; if several are waiting, only the newest.
 
     A checkpoint that cannot be written is reported, and training continues without it, until
     ``keep`` (at least two) have failed in a row, or another training run writes to the folder.
@@ -65,7 +65,7 @@ class CheckpointWriter:
         ClusterError
             ``keep`` checkpoints, at least two, have failed in a row.
         InputError
-            Another training writes to the folder.
+            Another training run writes to the folder.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -78,7 +78,7 @@ class CheckpointWriter:
             )
 
     def finish(self, seconds: float) -> None:
-        """Wait until all is written, up to a time limit, and report failures."""
+        """Wait until everything is written, up to a time limit, and report failures."""
         if not self._wait(seconds):
             self._failures.append(
                 f"the last checkpoint was not written to {self._store.uri!r} within {seconds:g} s; "
@@ -107,7 +107,7 @@ class CheckpointWriter:
         self._report()
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until nothing is left to write; False if the time limit passed."""
+        """Wait until nothing is left to write; return False if the time limit passed."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._is_busy and self._waiting is None, seconds
@@ -294,7 +294,7 @@ class Checkpointing(keras.callbacks.Callback):
         self._schedule.restart()
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
-        """End this training run after the last checkpoint is written, together on all ranks."""
+        """End this training run on all ranks together, once the last checkpoint is written."""
         place, is_kept = describe_place(epoch, step), np.zeros(1, np.int64)
         if self._checkpoints.writer is not None:
             self._checkpoints.writer.finish(self._job.timeout)
@@ -305,7 +305,7 @@ class Checkpointing(keras.callbacks.Callback):
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
-    """Callbacks of a training run that resumes within an epoch, which takes two calls of ``fit``.
+    """Callbacks of a training run that resumes mid-epoch, which takes two calls of ``fit``.
 
     To the callbacks, this looks like one call, with the step numbers of an uninterrupted epoch.
     """

@@ -211,7 +211,7 @@ class EpochKeeper(keras.callbacks.Callback):
         return self._collective.rank, self._collective.world_size
 
     def _keep(self, epoch: int) -> tuple[bool, bool]:
-        """Return whether this worker was preempted, and whether any was or a new one joins."""
+        """Return whether this worker was preempted, and whether any was or a new one is joining."""
         memory = self._memory
         memory.next = EpochState(epoch, self._state.read(self._collective))
         is_preempted = memory.notice()
@@ -232,7 +232,7 @@ class Membership:
     host
         Address at which the others can reach this machine.
     server
-        Listening socket on which it accepts the other workers of the first generation.
+        Listening socket on which it accepts connections from the others in the first generation.
     wait
         Waits for the `Order` to join a generation.
     is_asked

@@ -60,7 +60,7 @@ class GradientExchange:
     over
         The values that are computed from the rows of the global batch.
     clock
-        Records for how long exchanges delay the steps.
+        Records how long exchanges delay the steps.
 
     Attributes
     ----------
@@ -245,7 +245,7 @@ class GradientExchange:
 
     @property
     def mean_loss(self) -> float | None:
-        """Loss of the epoch, if Keras's own local means cannot be averaged weighted by rows."""
+        """Loss of the epoch, if a row-weighted mean of Keras's local means would be incorrect."""
         return None if self._valid is None else self._host.mean_loss
 
     def begin_step(self, rows: Any) -> Any:
@@ -261,7 +261,7 @@ class GradientExchange:
         return share
 
     def weigh_means(self, share: Any) -> AbstractContextManager[None]:
-        """Weight means that have one value per step, within this context."""
+        """Apply weights to means that have one value per step, within this context."""
         return self._means.weigh(share)
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
@@ -291,7 +291,7 @@ class GradientExchange:
         variables
             Variables of these gradients; None for all trainable variables.
         weight, loss
-            Scalars: this worker's weight in the means, e.g. its rows, and its mean loss.
+            Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
         """
         self._kinds = [self._classify(gradient) for gradient in gradients]
         dense = [n for n, kind in enumerate(self._kinds) if kind == "dense"]

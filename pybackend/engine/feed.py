@@ -36,8 +36,8 @@ class Feed:
         ``"shard"`` (or True): a new order of the worker's rows in each epoch; ``"global"``: a new
         order of all rows, sharded across the workers; False: the original order.
     limit
-        Steps per epoch; None: as many as all rows need. With fewer steps, the next epoch continues
-        with the remaining rows; after all rows, a new order begins.
+        Steps per epoch; None: as many as it takes to use all rows. With fewer steps, the next epoch
+        continues with the remaining rows; after all rows, a new order begins.
     batches
         Number of rows in each global batch, if ``batch_size`` does not determine it.
 

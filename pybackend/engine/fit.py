@@ -107,7 +107,7 @@ def fit(
 def _fit_from(
     start: Start, model: Any, feed: Feed | PipelineFeed, callbacks: list[Any], options: Any
 ) -> dict[str, list[Any]]:
-    """Train from an epoch and step on, as if this process had trained up to that point.
+    """Train, starting at an epoch and step, as if this process had trained up to that point.
 
     Returns the history.
     """

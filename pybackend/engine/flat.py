@@ -240,7 +240,7 @@ class FlatExchange:
         Parameters
         ----------
         weight
-            Weight of this worker's arrays, e.g. its rows.
+            Weight of this worker's arrays, e.g. its number of rows.
         loss
             This worker's mean loss, to be averaged in the same way.
         """

@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class OverBatch:
-    """Values that are computed from the rows of the global batch; others are worker sums."""
+    """Values computed from the rows of the global batch; all others are summed over workers."""
 
     loss: bool = False
     metrics: bool = False
@@ -64,8 +64,8 @@ class GatheredRows:
     Parameters
     ----------
     find_order
-        Returns, for a step, the order of the batch among the rows listed by rank; None if they are
-        already in that order.
+        Returns, for a step, the order of the batch among the rows listed by rank; None if the rows
+        are already in that order.
 
     Attributes
     ----------
@@ -91,8 +91,8 @@ class GatheredRows:
     ) -> tuple[Sequence[Any], Sequence[Any], Any, Sequence[Any] | None]:
         """Return the rows before and after each of the worker's own tensors, and n / n_w.
 
-        The last value is the order of the batch for each tensor, or None if it is already in that
-        order.
+        The last value is, for each tensor, the order of the batch, or None if the rows are already
+        in that order.
 
         Parameters
         ----------

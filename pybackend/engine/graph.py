@@ -38,7 +38,7 @@ class GraphAgreement:
 
     @property
     def is_agreed(self) -> bool:
-        """True if some worker requests either; all workers know this from the same step on."""
+        """True if some worker requests either; all workers learn this at the same step."""
         return bool(self.agreed.numpy())
 
 

@@ -41,7 +41,7 @@ class HostExchange:
     knows_totals
         True if each worker knows the total weight of a step without communication.
     clock
-        Records for how long exchanges delay the steps.
+        Records how long exchanges delay the steps.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HostExchange:
         self._loss_sum, self._rows_sum = 0.0, 0
 
     def read_state(self) -> dict[str, Any]:
-        """Return the state between two steps: the epoch's sums, and what has not been sent yet."""
+        """Return the state between steps: the epoch's sums, and what has not been sent yet."""
         flats = {repr(key): flat.read_state() for key, flat in self._flats.items()}
         return {
             "step": self._position.step,
@@ -145,7 +145,7 @@ class HostExchange:
         shared
             For each sparse gradient, whether its indices are the same on all workers.
         weight, loss
-            Scalars: this worker's weight in the means, e.g. its rows, and its mean loss.
+            Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
         anchor
             A variable that every step updates; buckets wait for it.
         number

@@ -44,7 +44,7 @@ class Start:
 
     @property
     def is_within_epoch(self) -> bool:
-        """True if training resumes within an epoch."""
+        """True if training resumes partway through an epoch."""
         return self.step > 0
 
 
@@ -96,7 +96,7 @@ class Lifecycle:
         """Save what the last callbacks changed, and wait until everything is saved."""
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
-        """End after rank 0 has written the model; returns a function that cleans up, or None."""
+        """End after rank 0 has written the model; return a function that cleans up, or None."""
         return None
 
 

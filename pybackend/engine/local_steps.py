@@ -1,4 +1,4 @@
-"""Local steps on each worker, with the weights averaged only now and then: for slow networks.
+"""Local steps on each worker, with weights averaged only every few steps, for slow networks.
 
 Local SGD (Stich, "Local SGD converges fast and communicates little", 2019) averages the weights
 after every H steps. DiLoCo (Douillard et al., "DiLoCo: distributed low-communication training of
@@ -65,9 +65,9 @@ class OuterOptimizer:
         Parameters
         ----------
         rows
-            Number of rows on which this worker has trained since the last average, which is how
-            much its weights count in the new one (McMahan et al., "Communication-efficient learning
-            of deep networks from decentralized data", 2017).
+            Number of rows on which this worker has trained since the last average: the weight of
+            this worker in the new one (McMahan et al., "Communication-efficient learning of deep
+            networks from decentralized data", 2017).
         """
         change = [last - weight for last, weight in zip(self._last, weights, strict=True)]
         means, _ = self._exchange.exchange(rows, 0.0, change)
@@ -90,7 +90,7 @@ class WeightAveraging:
     Parameters
     ----------
     every
-        Steps between two averages, H. Weights are also averaged at the end of each epoch.
+        Number of steps between averages, H. Weights are also averaged at the end of each epoch.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ class OneProcess:
         noise: float,
         generator: np.random.Generator,
     ) -> None:
-        """Take steps on the rows of all workers, each normalized as on its worker.
+        """Take steps on all workers' rows, normalizing each worker's rows as that worker does.
 
         Parameters
         ----------

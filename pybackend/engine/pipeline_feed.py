@@ -26,17 +26,17 @@ def count_rows(data: Any) -> Any:
 class PipelineFeed:
     """Custom ``tf.data.Dataset`` as local batches, in place of a `Feed`.
 
-    An epoch has ``limit`` steps, or as many as the longest data set of any worker has batches. If a
-    worker's own batches end earlier, batches without rows follow. If a data set's length is
-    unknown, it is read once to count its batches, unless there is a ``limit``.
+    An epoch has ``limit`` steps, or else one step for each batch of the longest data set of any
+    worker. If a worker's own batches end earlier, batches without rows follow. If a data set's
+    length is unknown, it is read once to count its batches, unless there is a ``limit``.
 
     Parameters
     ----------
     data
         Data set of ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     limit
-        Steps per epoch; required if any worker's data set is endless; it then continues from epoch
-        to epoch.
+        Steps per epoch; required if any worker's data set is endless, which then continues from
+        epoch to epoch.
 
     Attributes
     ----------

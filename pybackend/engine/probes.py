@@ -110,7 +110,7 @@ def _compute_total(loss: _LossOfParts) -> float:
 
 
 class _LossOfParts:
-    """Loss computed in parts of the rows; predictions are changed unless ``amount`` is zero."""
+    """Loss computed on parts of the rows; predictions are changed unless ``amount`` is zero."""
 
     def __init__(self, model: Any, rows: Any) -> None:
         self.count = count_rows(rows)

@@ -1,4 +1,4 @@
-"""One worker's replica of the model: built once, with everything that was determined about it."""
+"""One worker's replica of the model: built once, along with everything determined about it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class CheckpointedLifecycle(Lifecycle):
     _keeper: Checkpointing | None = None
 
     def begin(self, replica: Replica) -> None:
-        """Open the checkpoints, and prepare to resume; raises the errors of `open_checkpoints`."""
+        """Open the checkpoints, and prepare to resume; errors as in `open_checkpoints`."""
         job, model, plan = self.job, replica.model, replica.plan
         rows = replica.rows if isinstance(replica.feed, Feed) else None
         sets = {"train": rows, "validation": replica.validation_rows}

@@ -56,7 +56,7 @@ class SavingPlan:
 def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
-    Called before training, because an error after hours would be too late.
+    Called before training, because an error after hours of training would come too late.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def _check_size(size: int, job: TrainingJob) -> None:
 def write_model(
     loaded: LoadedModel, plan: SavingPlan, folder: Path, uri: str | None, emit: Emit
 ) -> str:
-    """Write ``trained.h5`` or ``trained.keras`` atomically, or to a URI; returns its SHA-256."""
+    """Write ``trained.h5`` or ``trained.keras`` atomically, or to a URI; return its SHA-256."""
     data = encode_trained(loaded, plan)
     if plan.trained != find_trained(loaded.model):
         emit(Note(_OTHERS_TRAINED[plan.format == WEIGHTS]))

@@ -1,4 +1,4 @@
-"""One worker's part of an evaluation or prediction, with the metrics and order of one process."""
+"""One worker's part of an evaluation or prediction, with the results of a single process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pybackend.model.load import load_job_model
 
 @dataclass(frozen=True)
 class Score:
-    """Result of one worker: its value, its number of rows, and the seconds that it took."""
+    """Result of one worker: its value, its number of rows, and how many seconds it took."""
 
     value: Any
     rows: int

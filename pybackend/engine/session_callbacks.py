@@ -70,7 +70,7 @@ class StepReports(keras.callbacks.Callback):
 
 
 class StopWhenAsked(keras.callbacks.Callback):
-    """Callback that stops the training on an observer's request, after an epoch or within one.
+    """Callback that stops the training on an observer's request, after an epoch or during one.
 
     It runs after the custom callbacks and before the callback that makes all ranks stop together.
     """
@@ -148,7 +148,7 @@ class _TensorBoard(keras.callbacks.TensorBoard):
 
     @property
     def summary(self) -> Any:
-        """Module that Keras writes with."""
+        """Module that Keras uses to write summaries."""
         return _Summary(self._flush_millis)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -52,7 +52,7 @@ class SplitStep:
         self._step = StepOrSkip(model, self._take_step, self._skip_step)
 
     def __call__(self, data: Any) -> Any:
-        """Take the step; returns its logs."""
+        """Take the step; return its logs."""
         return self._step(data)
 
     def _take_step(self, data: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Make a model's weights, optimizer state and random states equal on all workers, or compare."""
+"""Make weights, optimizer state and random states equal on all workers, or compare them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def find_trained(model: Any) -> tuple[int, ...]:
 
 
 def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
-    """Return to all the ranks whose weights differ from rank 0's, with the first such weight.
+    """Find, on all ranks, which ranks' weights differ from rank 0's, and the first such weight.
 
     Weights are compared by checksums (CRC-32).
     """
@@ -98,7 +98,7 @@ def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]
 
 
 def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], float]:
-    """Send rank 0's weights and optimizer state to all ranks, if they differ by rounding.
+    """Send rank 0's weights and optimizer state to all ranks, if they differ only by rounding.
 
     GPUs add up the gradients of an embedding row in any order, and choose the fastest way to
     compute a sum, so two GPUs that take the same step may differ in the last digits.

@@ -22,7 +22,7 @@ _MOST = 4096
 
 
 class Arrivals:
-    """Times at which the batches of an epoch were ready, recorded as they are read, often ahead."""
+    """Times at which an epoch's batches were ready; they are often read ahead of time."""
 
     def __init__(self) -> None:
         self._noted: deque[tuple[int, float]] = deque(maxlen=_MOST)
@@ -60,8 +60,8 @@ _QUANTILES = 21
 class StepClock(keras.callbacks.Callback):
     """First of the callbacks: times each step, without an extra call to the host.
 
-    A step lasts until the next one begins; the last step of an epoch, until it ends itself. A step
-    has waited for data if its batch arrived after the step began. `held` records how long an
+    A step lasts until the next one begins; the last step of an epoch lasts until its own end. A
+    step has waited for data if its batch arrived after the step began. `held` records how long an
     exchange delayed the step; the rest of its time is computing. Several steps per execution are
     timed together, and are assumed to be equal except for how long they waited for data.
     """
@@ -174,9 +174,10 @@ class StepClock(keras.callbacks.Callback):
 
 
 def _find_wait(began: float, ended: float, steps: int, there: Sequence[float]) -> float:
-    """Return how long consecutive steps waited for their batches, which were ready at these times.
+    """Return how long consecutive steps waited, given when their batches were ready.
 
-    From each time at which a step could begin, the remaining steps took at most until the end.
+    From each time at which a step could begin, the remaining steps took at most the time until the
+    end.
     """
     left = [(began, steps), *((at, steps - number) for number, at in enumerate(there))]
     longest = min((ended - at) / count for at, count in left)

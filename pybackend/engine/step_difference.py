@@ -161,7 +161,7 @@ def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
 
 
 def _distance(one: Array, other: Array) -> float:
-    """Return the norm of the difference, where two NaNs or two equal infinities are equal."""
+    """Return the norm of the difference, treating NaNs and equal infinities as equal."""
     if one.shape != other.shape:
         return np.inf
     if not is_number(one):

@@ -1,7 +1,7 @@
-"""Means of one number per step, such as the losses of several outputs, over all rows.
+"""Means over all rows of metrics with one value per step, such as losses of several outputs.
 
-Keras averages such values over the steps, whatever their numbers of rows. A worker's value is
-weighted by its share of the step's rows, so that the values of all workers together count as one
+Keras averages such values over the steps, regardless of how many rows they have. A worker's value
+is weighted by its share of the step's rows, so that the values of all workers together count as one
 step.
 """
 
@@ -102,7 +102,7 @@ def build_losses(model: Any, rows: Rows) -> None:
 
 
 class StepMeans:
-    """Weights of one value per step, in steps traced while `weigh` is active.
+    """Weights for means of one value per step, in steps traced while `weigh` is active.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class StepMeans:
         return counted
 
     def compute_weight(self, own: Any) -> Any:
-        """Return this worker's part of the total loss weight, in proportion to all rows of `x`."""
+        """Return this worker's part of the total loss weight, based on its share of the rows."""
 
         def compute(rows: Any, own: Any) -> Any:
             total, weights = self._add_up([float(rows), float(own)])

@@ -75,7 +75,7 @@ class StepOrSkip:
         self._logged: dict[str, Any] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Run the step, or skip it; returns the logs."""
+        """Run the step, or skip it; return the logs."""
         rows = count_rows(data)
         if tf.executing_eagerly():
             return self._take_step(data) if rows > 0 else self._skip_step()

@@ -29,12 +29,12 @@ from pybackend.model.layers import is_of_keras
 
 
 class Preemption:
-    """Preempted ranks: each knows of its own preemption immediately, all at the same step.
+    """Preempted ranks: each knows about itself at once; all learn of others at the same step.
 
     Parameters
     ----------
     is_any_step
-        True if they may leave within an epoch.
+        True if they may leave before an epoch ends.
     """
 
     def __init__(self, collective: Collective, notice: Notice, is_any_step: bool) -> None:
@@ -45,7 +45,7 @@ class Preemption:
 
     @property
     def is_asked(self) -> bool:
-        """True if this rank was preempted and requests that all ranks leave within the epoch."""
+        """True if this rank was preempted and requests that all leave before the epoch ends."""
         return self._is_any_step and self._notice()
 
     def agree(self, stops: bool, is_preempted: bool) -> bool:
@@ -255,10 +255,11 @@ def _may_stop_within(callback: Any) -> bool:
 class StopTogether(keras.callbacks.Callback):
     """Last of the callbacks: if one rank requests a stop, all stop after the same step.
 
-    A rank that stopped alone within an epoch would miss exchanges that the others are waiting for.
+    A rank that stopped alone in the middle of an epoch would miss exchanges that the others are
+    waiting for.
 
-    If a custom callback may stop within an epoch, on any rank, each step ends with an exchange of
-    all workers; other requests are sent with the exchange of the next step.
+    If a custom callback may stop training in the middle of an epoch, on any rank, each step ends
+    with an exchange of all workers; other requests are sent with the exchange of the next step.
     """
 
     def __init__(

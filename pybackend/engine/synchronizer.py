@@ -1,4 +1,4 @@
-"""Synchronizers, which couple a model's steps to those of the other workers, chosen for a job."""
+"""Choice of the synchronizer, which couples a model's steps to those of the other workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Synchronizer(Protocol):
 
     @property
     def mean_loss(self) -> float | None:
-        """The epoch's loss, if averaging the workers' own losses by rows would be incorrect."""
+        """The epoch's loss, if a row-weighted mean of the workers' losses would be incorrect."""
 
     @property
     def shared_variables(self) -> Sequence[Any]:
@@ -57,7 +57,7 @@ class Synchronizer(Protocol):
         """End an epoch, after its last step."""
 
     def read_state(self) -> dict[str, Any]:
-        """Return this worker's state between two steps, as plain data and arrays."""
+        """Return this worker's state between steps, as plain data and arrays."""
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from what `read_state` returned, after `begin_training`."""
@@ -96,7 +96,7 @@ class NoExchange:
 
 
 def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
-    """Make the synchronizer for a job; may switch off the model's ``jit_compile``, with a note."""
+    """Make a job's synchronizer; this may turn off the model's ``jit_compile``, with a note."""
     model, collective, feed = replica.model, replica.collective, replica.feed
     job = replica.job
     if collective.world_size == 1:

@@ -109,7 +109,7 @@ def train(
 
 
 def _write_model(replica: Replica, lifecycle: Lifecycle, folder: Path, weights: str) -> str | None:
-    """Write the trained model on rank 0; returns the file's digest."""
+    """Write the trained model on rank 0; return the file's digest."""
     job, plan = replica.job, replica.plan
     is_same = job.model_uri is None or _is_same_everywhere(replica.collective, weights)
     lifecycle.finish()

@@ -166,7 +166,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def continue_log(callback: Any) -> None:
-    """Make a `CSVLogger` of a resumed training append to its file."""
+    """Make a `CSVLogger` of a resumed training run append to its file."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         callback.append = True
 
@@ -232,7 +232,7 @@ class TrainingState:
                 self._first[number] = describe_callback(one)
 
     def gather(self, collective: Collective, is_within_epoch: bool) -> bytes:
-        """Return, on rank 0, all that `restore` needs on every rank; nothing on the other ranks.
+        """Return, on rank 0, everything that `restore` needs on every rank; elsewhere, nothing.
 
         Most variables and callbacks are the same on all ranks: the others send only those that
         differ from rank 0's.
@@ -259,7 +259,7 @@ class TrainingState:
         return encode_state({"variables": arrays, "ranks": ranks})
 
     def read(self, collective: Collective) -> bytes:
-        """Return what `restore` needs, on any rank, to get back to this state between two epochs.
+        """Return what `restore` needs, on any rank, to get back to this state between epochs.
 
         Each rank stores its own callbacks, and those of rank 0 that do not run on it.
         """

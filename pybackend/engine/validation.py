@@ -61,7 +61,7 @@ class Validation:
     def evaluate(
         self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()
     ) -> dict[str, Any]:
-        """Return loss and metrics over all workers' rows, after `prepare`; equal on all ranks.
+        """Return loss and metrics over all workers' rows, equal on all ranks; call `prepare` first.
 
         Callbacks get these values at the end of the evaluation.
         """

@@ -165,7 +165,7 @@ class Feeder:
         return known
 
     def _begin(self, begins: Begins) -> _Conversation:
-        """Connect to a worker, if possible on this host; of two, the one that fewer tasks feed."""
+        """Connect to a worker, preferring this host and, of two, the one that fewer tasks feed."""
         hosts = {rank: split_address(address)[0] for rank, address in self.addresses.items()}
         near = [rank for rank, host in hosts.items() if _is_here(host)]
         far = [rank for rank in self.addresses if rank not in near]

@@ -192,7 +192,7 @@ class RowQueue:
         return columns, self._has_ended and taken < count
 
     def give(self, results: Sequence[Any]) -> None:
-        """Add results for the rows that were taken first, in row order.
+        """Add results, in row order, for the first taken rows that have none yet.
 
         Raises
         ------

@@ -27,8 +27,8 @@ class RankZero:
     fn
         The function.
     gpus
-        Total number of GPUs, divided over the workers as evenly as possible; None: each worker uses
-        all GPUs that it was given.
+        Total number of GPUs, divided among the workers as evenly as possible; None: each worker
+        uses all GPUs that it was given.
     chosen
         GPUs of a single worker.
     is_mirrored
@@ -89,7 +89,7 @@ class Script:
     content: bytes = field(repr=False)
 
     def __call__(self, context: WorkerContext, *arguments: Any) -> None:
-        """Run the script as ``__main__``, with these arguments as text."""
+        """Run the script as ``__main__``, with these arguments converted to text."""
         path = self._find()
         sys.argv = [path, *map(str, arguments)]
         sys.path.insert(0, os.path.dirname(path))

@@ -1,4 +1,4 @@
-"""Replacement of Spark's task context in a worker, for functions written for barrier tasks.
+"""Replacement for Spark's task context in a worker, for functions written for barrier tasks.
 
 A worker is not Spark's own Python process but a child of it, or runs without Spark. There,
 ``BarrierTaskContext.get()`` returns an object that communicates with the other workers itself.

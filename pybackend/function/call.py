@@ -70,7 +70,7 @@ def call_function(
     order: Order,
     hooks: Hooks,
 ) -> tuple[str, float]:
-    """Call the function in the folder; return its value as text, and the seconds that it took.
+    """Call the function in the folder; return its value as text, and how many seconds it took.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def take_part(
     patient: Set[int] = frozenset(),
     tell: Callable[[Set[int]], object] = lambda ended: None,
 ) -> T:
-    """Make a call that shares values with those of the other workers; also used for servers.
+    """Make a call that shares values with the other workers' calls; also used for servers.
 
     Parameters
     ----------

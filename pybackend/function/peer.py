@@ -1,4 +1,4 @@
-"""The connection from any other rank to rank 0, for what the workers of a function do together."""
+"""The connection of any other rank to rank 0, for the joint operations of a function's workers."""
 
 from __future__ import annotations
 

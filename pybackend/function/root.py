@@ -1,4 +1,4 @@
-"""Rank 0's side of what the workers of a function do together; all others connect to it."""
+"""Rank 0's side of the joint operations of a function's workers; all others connect to it."""
 
 from __future__ import annotations
 

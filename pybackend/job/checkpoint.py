@@ -37,8 +37,8 @@ class Checkpoint:
     If a worker receives SIGTERM, as happens before a preemption, all workers save one more
     checkpoint, at the same step, and exit.
 
-    With ``jit_compile=True``, this holds only if the uninterrupted run uses a checkpoint, too,
-    because XLA rounds differently without one.
+    With ``jit_compile=True``, the results are identical only if the uninterrupted run uses a
+    checkpoint, too, because XLA rounds differently without one.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 def check_checkpoint(value: Any) -> Checkpoint | None:
-    """Check the argument ``checkpoint``; a path or URI is a `Checkpoint` with its defaults."""
+    """Check the argument ``checkpoint``; a path or URI becomes a `Checkpoint` with its defaults."""
     if value is None or isinstance(value, Checkpoint):
         return value
     if isinstance(value, (str, os.PathLike)):

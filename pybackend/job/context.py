@@ -46,7 +46,7 @@ class WorkerContext:
             object.__setattr__(self, "index", self.rank)
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers, by rank. All workers must call it equally often.
+        """Return the values of all workers, by rank. All must call it the same number of times.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class WorkerContext:
         Yields
         ------
         dict
-            Column name to numpy array with one entry per row of the batch.
+            Maps each column name to a numpy array with one entry per row of the batch.
 
         Raises
         ------

@@ -62,7 +62,7 @@ def argument_of(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """The work that every worker does, independent of the launcher: the base of all kinds of jobs.
+    """The work that every worker does, independent of the launcher: base class of all jobs.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Job:
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between epochs."""
         return False
 
     @property
@@ -166,7 +166,7 @@ class FunctionJob(Job):
 
 @dataclass(frozen=True)
 class ModelJob(Job):
-    """Job with a Keras model: the base of training, evaluation and prediction.
+    """Job with a Keras model: base class of training, evaluation and prediction jobs.
 
     Attributes
     ----------
@@ -256,7 +256,7 @@ class TrainingJob(ModelJob):
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the number of workers may change between two epochs."""
+        """Return whether the number of workers may change between epochs."""
         return self.elastic is not None
 
     @property

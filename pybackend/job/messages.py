@@ -64,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Waits:
-    """Event: a worker has waited for the worker of rank ``peer`` for some seconds.
+    """Event: a worker has waited for the worker with rank ``peer`` for several seconds.
 
     It is sent twice. By the second time, all waiting workers have sent it once.
     """
@@ -123,7 +123,7 @@ class Standby:
     Attributes
     ----------
     address
-        ``host:port`` at which it accepts the others from now on.
+        ``host:port`` at which it accepts connections from the others from now on.
     orders
         Number of `Order` messages that it has received so far.
     epoch
@@ -141,7 +141,7 @@ class Standby:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Event: training resumed from the checkpoint at some point, e.g. ``"epoch 2, step 5"``."""
+    """Event: training resumed from the checkpoint at this point, e.g. ``"epoch 2, step 5"``."""
 
     place: str
     rank: int = 0
@@ -197,11 +197,11 @@ class Order:
     token
         The job's secret, which proves the identity of both ends of each connection.
     peers
-        ``host:port`` at which each rank accepts the others.
+        ``host:port`` at which each rank accepts connections from the others.
     reserved
         ``host:port`` reserved for each rank's TensorFlow server; empty if the job needs none.
     counts
-        Number of rows of each rank by data set, if the rows are in the workers' folders.
+        Number of rows on each rank, by data set, if the rows are in the workers' folders.
     seed
         Replaces the seed of the job. Processes that you start yourself each draw their own.
     rank

@@ -118,7 +118,7 @@ class PreemptedError(TfdistError):
 
 
 class LeftError(PreemptedError):
-    """This worker was preempted, and left elastic training between two epochs.
+    """This worker was preempted, and left elastic training between epochs.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Less common options of a training run, in groups that reject wrong combinations."""
+"""Less common options of a training run, in groups that reject invalid combinations."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ScaleLearningRate:
         ``"linear"``: N times the rate (Goyal et al., 2017). ``"sqrt"``: the square root of N times
         the rate (Krizhevsky, 2014), which suits Adam and similar optimizers.
     warmup_epochs
-        Epochs, not necessarily whole, over which the rate rises step by step from the unscaled to
-        the scaled one: gradual warm-up (Goyal et al., 2017).
+        Number of epochs, possibly fractional, over which the rate rises step by step from the
+        unscaled to the scaled one: gradual warm-up (Goyal et al., 2017).
     decay
         Maps the number of completed epochs to the factor for the rate from then on: ``{30: 0.1, 60:
         0.01}``. None (default): no decay.
@@ -119,13 +119,13 @@ ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 @dataclass(frozen=True)
 class Elastic:
-    """Let workers leave and join a training between two epochs, as the argument ``workers``.
+    """Let workers leave and join between epochs: a value for the argument ``workers``.
 
     Parameters
     ----------
     workers
-        Number of workers at the start. None (default): as without `Elastic`, from ``min`` to
-        ``max``.
+        Number of workers at the start. None (default): the same as without `Elastic`, but at least
+        ``min`` and at most ``max``.
     min
         The training continues without workers that fail or are preempted, as long as this many are
         left.
@@ -159,7 +159,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """Train asynchronously on parameter servers, as the argument ``strategy``.
+    """Train asynchronously on parameter servers: a value for the argument ``strategy``.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class ParameterServer:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Average the gradients in every step, so that the result is that of one process.
+    """Average the gradients in every step, so that the result equals that of one process.
 
     With one worker these options have no effect.
 
@@ -192,7 +192,7 @@ class Exchange:
         TensorFlow's servers accept every connection: use ``"tf"`` only on networks that you trust.
     compression
         ``"fp16"`` or ``"bf16"`` halves the number of bytes sent. Rounding errors are added to later
-        steps (error feedback), but the result is no longer that of one process. None (default):
+        steps (error feedback), but the result no longer equals that of one process. None (default):
         exact. Needs ``transport="tcp"``.
     bucket_mb
         Megabytes of gradients per message, sent while the backward pass is still running.
@@ -209,9 +209,9 @@ class Exchange:
     audit
         True (default) repeats some steps in one process, on the rows of all workers, and compares
         the results: the first and last step of the first epoch, the first step of the second, and
-        in later epochs as many steps as take 2 % of the time. A difference that rounding does not
-        explain raises an error; with ``"warn"``, it produces a note. Only the audit finds losses
-        that are not a mean over rows. With ``compression``, the repeated step is exchanged
+        in later epochs as many steps as fit into 2 % of the time. A difference that rounding does
+        not explain raises an error; with ``"warn"``, it produces a note. Only the audit finds
+        losses that are not a mean over rows. With ``compression``, the repeated step is exchanged
         uncompressed. False: no audit.
 
     Raises
@@ -252,7 +252,7 @@ class LocalSteps:
     Parameters
     ----------
     steps
-        Steps between two averages, at least 2.
+        Number of steps between averages, at least 2.
     learning_rate, momentum
         Learning rate and momentum with which the average change of the weights is applied. 0.7 and
         0.9 correspond to DiLoCo.
@@ -289,12 +289,12 @@ class DataOptions:
     Parameters
     ----------
     tensors
-        Maps columns to the ``(dtype, shape)`` of a row: how bytes are read (little-endian), and the
-        shape that arrays must have. ``(dtype, (None,))`` allows arrays of any length, which are
-        padded with zeros to the longest row on any worker.
+        Maps columns to the ``(dtype, shape)`` of a row, which specify how to read bytes
+        (little-endian) and what shape arrays must have. ``(dtype, (None,))`` allows arrays of any
+        length, which are padded with zeros to the length of the longest row on any worker.
     categories
-        Maps columns to the list of their values, which become 0, 1, 2, ... Any other value is an
-        error.
+        Maps columns to the list of their values, which become 0, 1, 2, ... Any other value raises
+        an error.
     tfrecord_spec
         Maps features to ``"int64"``, ``"float32"``, ``"bytes"`` or ``"string"``, with ``[]``
         appended for lists. None (default): taken from the manifest of the files, or inferred from
@@ -308,7 +308,7 @@ class DataOptions:
         Without ``categories``, the values are those of the training data, sorted
         (`TrainResult.categories`).
     repartition
-        False uses a DataFrame's own partitions, which must number ``workers``, and gives each
+        False uses a DataFrame's own partitions, whose number must be ``workers``, and gives each
         worker one contiguous range of the rows in files. This reads faster, but sorted rows then
         give the workers different classes.
     in_memory

@@ -31,7 +31,7 @@ SET_PYSPARK_PYTHON = "set PYSPARK_PYTHON to a Python that has it on every host"
 
 
 def read_versions() -> dict[str, Any]:
-    """Return the path of this Python, as ``python``, and the `find_version` of each package."""
+    """Return the path of this Python, as ``python``, and the version of each package."""
     found: dict[str, Any] = {"python": sys.executable}
     for package in BUILDS:
         found[package] = find_version(package)
@@ -83,7 +83,7 @@ def _pip(python: str, package: str, wanted: str | None) -> str:
 
 
 def find_version(package: str) -> str | None:
-    """Return the version of a package; None if absent, ``"unknown"`` if without metadata."""
+    """Return the version of a package; None if absent, ``"unknown"`` if it has no metadata."""
     for name in BUILDS.get(package, (package,)):
         with suppress(PackageNotFoundError):
             # The part after "+" names the build.

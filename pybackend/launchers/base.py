@@ -56,7 +56,7 @@ class Checking(Protocol):
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts the workers of a job, and waits until all have ended."""
+    """Object that starts the workers of a job, and waits until all have ended."""
 
     @property
     def where(self) -> str:
@@ -64,7 +64,7 @@ class Launcher(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """True if its workers, at least rank 0, run in this process's working directory."""
+        """True if its workers (at least rank 0) run in this process's working directory."""
 
     @property
     def session(self) -> Any:

@@ -85,7 +85,8 @@ class Child:
     rscript
         Path of the Rscript that runs the worker, with Python embedded; None: Python itself.
     server
-        Listening socket on which the worker accepts the others; None: a new one on ``host``.
+        Listening socket on which the worker accepts connections from the others; None: a new one on
+        ``host``.
     give_up
         Polled: returns the reason to stop waiting for the worker, or None.
     notice

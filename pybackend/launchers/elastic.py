@@ -203,7 +203,7 @@ class _Training:
         return any(member.is_done for member in self._group)
 
     def advance(self) -> None:
-        """Handle the next message of a worker, if there is one, and act on it."""
+        """Act on the next message from a worker, if there is one."""
         with suppress(queue.Empty):
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             self._take(self._said.get(timeout=0.1))
@@ -268,7 +268,7 @@ class _Training:
             self._rest(member.place)
 
     def _rest(self, place: int) -> float:
-        """Leave a slot empty for a time that doubles with each call; return the seconds."""
+        """Leave a slot empty for a time that doubles with each call; return this time."""
         seconds = _REST_SECONDS * 2.0 ** min(self._rested[place], _MOST_DOUBLED)
         self._rested[place] += 1
         self._rests[place] = time.monotonic() + seconds
@@ -356,7 +356,7 @@ class _Training:
             self._on_event(Note("; ".join(said)))
 
     def _pass_on(self, event: Event) -> None:
-        """Forward an event; if all ranks send the same, forward only rank 0's, and notes once."""
+        """Forward an event, but only rank 0's if all ranks send it, and each note only once."""
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
         elif self._members[event.rank] is not self._group[0]:
@@ -375,7 +375,7 @@ class _Training:
             self._on_event(Note(text))
 
     def _give_up_if_failed(self) -> None:
-        """Raise the failures of workers, except losses, after a short time for the others."""
+        """Raise the failures of workers, except losses, after waiting briefly for others."""
         had = [member for member in self._members if member.orders or not self._generations]
         failures = [member.failure for member in had if member.failure is not None]
         causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]

@@ -99,7 +99,7 @@ class LocalLauncher:
 
 
 def launcher_of(target: Any) -> LocalLauncher | None:
-    """A launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
+    """Return a launcher if ``target`` means this machine: None, ``"local"``, ``"local[N]"``."""
     is_text = isinstance(target, str) and re.fullmatch(r"local(\[(\d+|\*)\])?", target)
     return LocalLauncher() if target is None or is_text else None
 

@@ -51,12 +51,12 @@ def share_of_machine(
     resources: Resources | None = None,
     gpus: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
-    """Divide this machine's cores and GPUs among the workers, unless the user did so.
+    """Divide this machine's cores and GPUs among the workers, unless the user already has.
 
     Parameters
     ----------
     environment
-        Environment variables in which the user may have done so.
+        Environment variables with which the user may have divided them.
     resources
         The resources requested for each worker; not checked against the machine, unlike in
         `find_shortage`.

@@ -25,7 +25,7 @@ _PARENT, _SESSION = 1, 3
 
 
 class MemoryWatch:
-    """Watches a process that leads a session; ``limit`` is in bytes, None for no limit."""
+    """Watch on a process that leads a session; ``limit`` is in bytes, None for no limit."""
 
     def __init__(self, pid: int, limit: int | None) -> None:
         self._pid = pid
@@ -103,7 +103,7 @@ _LATEST_SECONDS = 1.0
 
 
 class OomWatch:
-    """Distinguishes an out-of-memory kill just now from earlier kills of other processes."""
+    """Watch that distinguishes a new out-of-memory kill from earlier kills of other processes."""
 
     def __init__(self) -> None:
         self._seen = deque([(time.monotonic(), _count_kills())])

@@ -48,7 +48,7 @@ def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     """Kill all descendants of a process that has adopted orphans, and wait for them to end.
 
     A killed child's own children become children of this process, so each round goes one generation
-    deeper. The wait for a process that hangs in the kernel ends after some seconds, and ``spared``
+    deeper. The wait for a process that hangs in the kernel ends after a few seconds, and ``spared``
     children are not killed.
     """
     kill_all(lambda: set(children()) - set(spared), seconds, reap)
@@ -104,7 +104,7 @@ _STALL_LOOK_SECONDS = 0.5
 
 
 class StallWatch:
-    """Watches one process, which counts as lost after it has been stalled for ``limit`` seconds."""
+    """Watch on one process, which counts as lost once it has stalled for ``limit`` seconds."""
 
     def __init__(self, pid: int, limit: float) -> None:
         self._pid = pid

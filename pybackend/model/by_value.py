@@ -58,7 +58,7 @@ def pickle_objects(value: Any) -> bytes:
 
 
 def unpickle_objects(content: bytes) -> Any:
-    """Unpickle the bytes of `pickle_objects`. Only for data from this job's own driver."""
+    """Unpickle bytes that `pickle_objects` returned. Only for data from this job's own driver."""
     return cloudpickle.loads(content)
 
 

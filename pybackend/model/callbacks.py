@@ -46,13 +46,14 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     """Return the callbacks that run on one rank.
 
-    Callbacks that write files, and those with a true attribute ``rank_0_only``, run on rank 0 only.
+    Callbacks that write files, and those whose attribute ``rank_0_only`` is true, run only on rank
+    0.
     """
     return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the class names and metrics of callbacks that monitor a metric missing in epochs."""
+    """Return the class name and metric of each callback whose metric is not among ``names``."""
     return [
         (type(callback).__name__, callback.monitor)
         for callback in callbacks

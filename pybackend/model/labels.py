@@ -350,7 +350,7 @@ def _find_shapes(model: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def _name_output(model: Any, key: str) -> str:
-    """Describe to which of several outputs the labels with a key belong."""
+    """Describe which of several outputs the labels with a key belong to."""
     name = key.partition("/")[2]
     if name.startswith("#"):
         name = model.output_names[int(name[1:])]

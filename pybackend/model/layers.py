@@ -211,7 +211,7 @@ def is_defined_by_user(kind: Any) -> bool:
 
 
 def _derives_from_keras(kind: type) -> bool:
-    """Return whether a class is from Keras, or is derived from a Keras class."""
+    """Return whether a class is a Keras class, or is derived from one."""
     return any(base.__module__.startswith("keras.") for base in kind.__mro__) and hasattr(
         kind, "__dict__"
     )

@@ -112,8 +112,8 @@ def has_class_loss(model: Any) -> bool:
 def gives_probabilities(model: Any, outputs: Sequence[Output]) -> bool:
     """Return whether the model's outputs for its classes are probabilities.
 
-    They are if the activation of the last layer returns probabilities or, if the activation is
-    unknown, if one of Keras's losses interprets the outputs as probabilities.
+    They are if the activation of the last layer returns probabilities. If the activation is
+    unknown, they are if one of Keras's losses interprets the outputs as probabilities.
     """
     ends_in = _find_activation(model)
     if ends_in is not None:

@@ -103,7 +103,7 @@ def model_from_bytes(
     sha256: str | None = None,
     compile: bool = True,
 ) -> Any:
-    """Decode the bytes of `model_to_bytes`; the format is recognized from the content.
+    """Decode bytes that `model_to_bytes` returned; the format is recognized from the content.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 strictly; white space (line breaks of R's encoders) is allowed.
+    """Decode base64 strictly; whitespace (line breaks from R's encoders) is allowed.
 
     Raises
     ------

@@ -143,7 +143,7 @@ def _try_copy(model: Any, copy: Any, kind: Kind, rows: Any) -> list[str]:
 
 
 def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Decode the model, callbacks and custom objects of `encode_objects`, in a worker.
+    """Decode the model, callbacks and custom objects that `encode_objects` encoded, in a worker.
 
     Raises
     ------
@@ -183,9 +183,9 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     kind
         File name extension: h5, keras, or weights.h5 if the file has only weights.
     inputs
-        `describe_inputs` of the training rows.
+        Result of `describe_inputs` for the training rows.
     digest
-        `hash_weights` of the trained model.
+        Result of `hash_weights` for the trained model.
 
     Raises
     ------

@@ -37,7 +37,7 @@ def greet_as_client(
     patience: float = GREETING_SECONDS,
     encrypt: bool | None = None,
 ) -> None:
-    """Prove the token to the listening end, and check its proof.
+    """Prove knowledge of the token to the listening end, and check its proof.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def greet_as_client(
 
 
 def greet_as_server(stream: Stream, token: str, purpose: str, encrypt: bool | None = None) -> int:
-    """Check the proof of a connected client, prove the token to it, and return its rank.
+    """Check a client's proof, prove knowledge of the token to it, and return its rank.
 
     ``encrypt`` is as in `greet_as_client`: it is enough if one end requests encryption.
 

@@ -32,7 +32,7 @@ class Beat:
 
 
 def find_silence(timeout: float) -> float:
-    """Return the seconds of silence after which a process counts as lost, given a job's timeout."""
+    """Return after how many silent seconds a process counts as lost, given a job's timeout."""
     return max(SHORTEST_SILENCE, timeout)
 
 

@@ -180,13 +180,13 @@ class MeetingServer:
             return None if parts is None else bytes(parts)
 
     def missing(self) -> tuple[list[int], float]:
-        """Return the ranks that have not joined yet, and the seconds since the first one joined."""
+        """Return the ranks that have not joined yet, and the seconds since the first joined."""
         with self._lock:
             absent = [rank for rank in range(self._workers) if rank not in self._joined]
             return absent, max(0.0, time.monotonic() - self._first)
 
     def rejected(self) -> int:
-        """Return the number of connections that did not prove the token."""
+        """Return the number of connections that did not prove that they know the token."""
         return self._acceptor.rejected if self._acceptor else 0
 
     def has_left(self, rank: int) -> bool:

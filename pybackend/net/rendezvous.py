@@ -116,7 +116,7 @@ def own_address(peer: str) -> str | None:
 
 
 def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:
-    """Connect and exchange proofs of the token, each within ``seconds``.
+    """Connect, and exchange proofs of knowing the token, each within ``seconds``.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -
 
 
 class Acceptor:
-    """Accept connections in the background, and pass on those that prove the token.
+    """Accept connections in the background, and pass on those that prove that they know the token.
 
     Each greeting has its own thread, so that a silent client does not delay others. While
     ``most_greetings`` greetings are in progress, further connections are closed immediately.

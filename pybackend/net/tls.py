@@ -6,9 +6,9 @@ or installed for this, and processes without the token have neither the key nor 
 Only the derivation is implemented here; OpenSSL handles connection keys, encryption and
 verification.
 
-Each end presents the certificate of the job, and accepts no other one. So other processes and
-network devices cannot read the data, or alter, repeat or drop a part of it unnoticed. OpenSSL works
-in memory: the stream waits for the socket, and no thread holds the lock while waiting.
+Each end presents the job's certificate, and accepts no other. So other processes and network
+devices cannot read the data, or alter, repeat or drop a part of it unnoticed. OpenSSL works in
+memory: the stream waits for the socket, and no thread holds the lock while waiting.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Tls:
         self._is_full = True  # what came with the handshake may hold more
 
     def shake_hands(self) -> bool:
-        """Continue the handshake; return whether the other end has proved the token.
+        """Continue the handshake; return whether the other end has proved that it knows the token.
 
         Raises
         ------

@@ -92,7 +92,7 @@ class RFunction:
         Raises
         ------
         RError
-            R's own error with its call stack; or names what is missing to run R here.
+            R's own error with its call stack, or an error that names what is missing to run R here.
         """
         global exchange
         # An R function may call Python, which may call R again.

@@ -43,7 +43,7 @@ class Trains(Protocol):
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """Runs a function ``train(workers=..., batch_size=...)`` that returns a `TrainResult`."""
+    """Callable that runs ``train(workers=..., batch_size=...)``, which returns a `TrainResult`."""
 
     train: Callable[..., Any]
     batch_size: int
@@ -66,7 +66,7 @@ class FunctionRun:
 
 @dataclass(frozen=True)
 class ScaledScript:
-    """Runs a script in its own process, whose output goes to standard error."""
+    """Callable that runs a script in its own process, whose output goes to standard error."""
 
     command: tuple[str, ...]
     batch_size: int | None
@@ -116,7 +116,7 @@ def make_run(
     Raises
     ------
     InputError
-        ``train`` is neither, or cannot be called or read.
+        ``train`` is neither a function nor a path, or cannot be called or read.
     """
     if isinstance(train, (str, os.PathLike)):
         return ScaledScript(_read_command(os.fspath(train), arguments), batch_size, steps)
@@ -188,9 +188,9 @@ def bench_scale(
         A function, called as ``train(workers=..., batch_size=...)``, that passes both to
         `barrier_train` and returns its result; or the path of a script that calls `barrier_train`.
         A script runs in its own process, where `barrier_train` uses the number of workers and the
-        batch size from here instead of the script's, and does not save checkpoints. If it is called
-        several times, the last call counts. A training run should take at least 50 steps: the first
-        three are not measured.
+        batch size given here instead of the script's, and does not save checkpoints. If it is
+        called several times, the last call counts. A training run should take at least 50 steps:
+        the first three are not measured.
     workers
         The numbers of workers.
     mode

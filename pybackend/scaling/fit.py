@@ -1,6 +1,6 @@
 """Model of a step's duration, fitted to measurements with a few numbers of workers.
 
-Computing and waiting for data take a fixed time and a time per row. Communication follows the
+Computing and waiting for data take a fixed time plus a time per row. Communication follows the
 all-reduce's cost model, whose latency and bandwidth are fitted. A step lasts until the slowest
 worker has finished: if the workers' own times have a log-normal distribution, this is the mean of
 the largest of N (David and Nagaraja, "Order Statistics", 2003).
@@ -158,7 +158,7 @@ def _fit_costs(
 
 
 def _predict_as(chosen_by: CostModel, costs: CostModel, nbytes: float, workers: int) -> float:
-    """Return the seconds with the algorithm that the workers chose based on ``chosen_by``."""
+    """Predict the seconds for the algorithm that the workers chose according to ``chosen_by``."""
     if chosen_by.choose(nbytes, workers) == "ring":
         return costs.predict_ring(nbytes, workers)
     return costs.predict_doubling(nbytes, workers)
@@ -175,7 +175,7 @@ def _fit_spread(rows: Sequence[ScalingRow], parts: Sequence[Array]) -> float:
 
 
 def _solve(lines: Array, wanted: Array) -> Array:
-    """Solve least squares with no value below zero, by trying all choices of zero values."""
+    """Solve least squares with no value below zero, by trying every choice of zero values."""
     count = lines.shape[1]
     best, least = np.zeros(count), float((wanted**2).sum())
     for size in range(1, count + 1):

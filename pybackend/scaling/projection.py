@@ -125,7 +125,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Seconds per step by target: the best estimate, and those from other samples."""
+    """Seconds per step by target: the best estimate, and estimates from resampled data."""
 
     rows: Sequence[ScalingRow]
     best: Seconds
@@ -207,7 +207,7 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
 
 
 def find_batch_size(rows: Sequence[ScalingRow], target: Target) -> float:
-    """Return the rows per worker: measured, or derived from the measured rows."""
+    """Return the number of rows per worker: as measured, or derived from other measurements."""
     mode, workers = target
     own = [row for row in rows if row.mode == mode]
     exact = next((row.batch_size for row in own if row.workers == workers), None)

@@ -188,7 +188,7 @@ def ask(
     categories: Mapping[str, Sequence[Any]] | None,
     encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None,
 ) -> Question:
-    """Return a `Question` for a dialect from the arguments of `to_sql`, without weights table."""
+    """Return a `Question` for a dialect from the arguments of `to_sql`, without a weights table."""
     if dialect not in DIALECTS:
         listed = ", ".join(map(repr, DIALECTS))
         raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
@@ -302,7 +302,7 @@ def match_features(
     features: str | Sequence[str] | Mapping[str, str | Sequence[str]],
     encodings: Mapping[str, Encoding],
 ) -> dict[str, str | tuple[str, ...]]:
-    """Return the columns of each of the graph's inputs."""
+    """Return the columns for each of the graph's inputs."""
     names = [node.name for node in graph.inputs]
     if not isinstance(features, Mapping):
         if len(names) > 1:

@@ -170,7 +170,7 @@ class Connection:
 
     @contextmanager
     def _named(self, sql: str) -> Iterator[None]:
-        """Convert the driver's errors to `DatabaseError` with the statement."""
+        """Convert the driver's errors to a `DatabaseError` that includes the statement."""
         try:
             yield
         except TfdistError:
@@ -303,7 +303,7 @@ class Postgres(Connection):
         self.execute(f"SELECT pg_advisory_xact_lock({_TURN})")
 
     def replace_view(self, view: str, query: str) -> None:
-        """Replace the query; grants stay, but dependent views only if the columns are equal."""
+        """Replace the query; grants are retained, dependent views only if the columns are equal."""
         grants = self.execute(_GRANTS, [view])
         self.execute("SAVEPOINT tfdist")
         try:
@@ -427,7 +427,7 @@ class Spark(Connection):
             return list(self.raw.table(table).columns)
 
     def check_free(self, view: str) -> None:
-        """Look the name up now: Spark would notice it only seconds later, after the weights."""
+        """Look the name up now: Spark would find it only seconds later, after the weights."""
         with self._named(f"DESCRIBE {view}"):
             if self.raw.catalog.tableExists(view):
                 raise InputError(

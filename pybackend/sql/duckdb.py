@@ -1,4 +1,4 @@
-"""DuckDB: a query in levels of one operation each, over lists.
+"""DuckDB: a query in levels, each with one operation on lists.
 
 In DuckDB, numbers are vectors over all rows, and values that a lambda captures are copied for every
 element. So arrays are combined by zipping them, and sums of products over windows are written out.
@@ -59,7 +59,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """Return the query, and the weights that it needs."""
+    """Return the query and the weights that it needs."""
     return _DuckdbCompiler(question).compile()
 
 

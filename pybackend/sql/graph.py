@@ -1,4 +1,4 @@
-"""Graph of what a trained network computes for one row, with a few kinds of operations.
+"""Graph of what a trained network computes for one row, built from a few kinds of operations.
 
 Every value is a flat array of a tensor's numbers in row-major order. A dialect of SQL only needs to
 implement each of these operations.
@@ -43,7 +43,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Map:
-    """Function applied to each number, by Keras's name for the activation, with its constants."""
+    """Function applied to each number: Keras's name for the activation, and its constants."""
 
     function: str
     constants: tuple[float, ...] = ()
@@ -106,7 +106,7 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Graph that is applied to the parts of an array one after the other.
+    """Graph that is applied to the parts of an array one after another.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class Fold:
         Size of a state.
     shown
         How many numbers at the start of a state form the result: from the last step or, with
-        ``keeps_all``, from all steps one after the other.
+        ``keeps_all``, from all steps one after another.
     """
 
     graph: Graph
@@ -277,7 +277,7 @@ def _count_uses(nodes: dict[str, Node], graph: Graph, name: str) -> int:
 
 
 def drop_unused(graph: Graph) -> Graph:
-    """Return the graph without nodes that no output needs."""
+    """Return the graph without the nodes that no output needs."""
     used = set(graph.outputs)
     for node in reversed(list(graph.nodes.values())):
         if node.name in used:

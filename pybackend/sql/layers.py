@@ -104,7 +104,7 @@ def _bias(layer: Any) -> Array | None:
 
 
 def _with_channels(windows: Array, channels: int) -> Array:
-    """Return the positions of all channels of spots, with an additional axis; -1 is padding."""
+    """Return the positions of all channels at each spot, on an additional axis; -1 is padding."""
     places = windows[..., None] * channels + np.arange(channels)
     return np.where(windows[..., None] < 0, -1, places)
 

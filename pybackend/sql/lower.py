@@ -1,4 +1,4 @@
-"""Translate a Keras model to a graph with a few kinds of operations."""
+"""Translate a Keras model to a graph built from a few kinds of operations."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _call_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> list
 
 
 def _is_sequential(model: Any) -> bool:
-    """Return whether a model only computes one layer after the other."""
+    """Return whether a model only computes one layer after another."""
     return isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call
 
 

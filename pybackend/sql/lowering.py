@@ -118,7 +118,7 @@ class Value:
 
 
 class Lowering:
-    """Builds a graph from the operations of layers.
+    """Builder of a graph from the operations of layers.
 
     Attributes
     ----------

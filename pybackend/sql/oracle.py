@@ -1,4 +1,4 @@
-"""Oracle: table expressions of one operation each, over rows of one number each.
+"""Oracle: table expressions, each with one operation on rows of one number.
 
 It is standard SQL except for its functions, so other databases can run a translation of it; it was
 not tested in Oracle itself. Every expression has the key columns, ``i`` (the position of the
@@ -61,7 +61,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """Return the query, and the weights that it needs."""
+    """Return the query and the weights that it needs."""
     return _OracleCompiler(question).compile()
 
 

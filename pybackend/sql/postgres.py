@@ -1,4 +1,4 @@
-"""PostgreSQL: lateral subqueries of one operation each, over arrays.
+"""PostgreSQL: lateral subqueries, each with one operation on arrays.
 
 The query computes each row separately, so a condition on its key is applied before anything is
 computed. ``OFFSET 0`` prevents PostgreSQL from recomputing a value each time it is used.
@@ -46,7 +46,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question, *, has_vectors: bool = False) -> QueryAnswer:
-    """Return the query, and the weights that it needs.
+    """Return the query and the weights that it needs.
 
     Parameters
     ----------

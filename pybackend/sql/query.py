@@ -1,4 +1,4 @@
-"""Input and output of a dialect: a graph with rows and columns to show, and the query."""
+"""Input of a dialect (a graph, its rows, the columns to show), and its output (a query)."""
 
 from __future__ import annotations
 

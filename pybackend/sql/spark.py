@@ -1,4 +1,4 @@
-"""Spark SQL: a query in levels of one operation each, over arrays, without Python on executors."""
+"""Spark SQL: a query in levels, each with one operation on arrays, without Python on executors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """Return the query, and the weights that it needs."""
+    """Return the query and the weights that it needs."""
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
     emitter = _SparkEmitter(question, answer, prefix)

@@ -1,4 +1,4 @@
-"""SQLite: common table expressions of one operation each, over arrays as JSON text.
+"""SQLite: common table expressions, each with one operation on arrays as JSON text.
 
 ``MATERIALIZED`` prevents SQLite from recomputing a value each time it is used. The weights table
 has a row per number: the weight of input number ``i`` for output number ``o``.
@@ -54,7 +54,7 @@ def text(value: str) -> str:
 
 
 def compile_query(question: Question) -> QueryAnswer:
-    """Return the query, and the weights that it needs."""
+    """Return the query and the weights that it needs."""
     answer = QueryAnswer()
     prefix = free_prefix(question.keys)
     emitter = _SqliteEmitter(question, answer, prefix)

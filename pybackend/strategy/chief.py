@@ -236,7 +236,7 @@ def _find_obstacle(model: Any) -> str | None:
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Return the variables in the order of all checkpoints: weights, others, the optimizer's."""
+    """Return the variables in the order used in checkpoints: weights, others, the optimizer's."""
     weights = {id(variable) for variable in model.weights}
     others = [variable for variable in model.variables if id(variable) not in weights]
     return [*model.weights, *others, *model.optimizer.variables]

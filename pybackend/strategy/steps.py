@@ -21,7 +21,7 @@ from pybackend.strategy.shares import NUMBER, TRAIN
 
 
 class Steps:
-    """Steps of the workers, each on batches of its own rows.
+    """The workers' steps; each worker uses batches of its own rows.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Steps:
         return override(count, "assign_add", lambda value: count.value.assign_add(value))
 
     def run(self, number: int) -> dict[str, Any]:
-        """Take a number of steps, on any worker that is ready; returns the metrics."""
+        """Take a number of steps, on any worker that is ready; return the metrics."""
         for _ in range(number):
             self._coordinator.schedule(self._step, args=(self._batches,))
         self._coordinator.join()

@@ -420,7 +420,7 @@ class _LaunchedCluster:
         raise self._error or ClusterError(reason)
 
     def give_up(self, reason: str) -> None:
-        """Stop the workers that are still running, and wait a while for them to exit."""
+        """Stop the workers that are still running, and wait some time for them to exit."""
         self._reason = self._reason or reason
         self._thread.join(_END_SECONDS)
 
@@ -520,7 +520,7 @@ def run(
 def _count_roles(
     num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
 ) -> dict[str, int]:
-    """Return the number of nodes of each role, in the order of ranks."""
+    """Return the number of nodes with each role, in the order of ranks."""
     count = check_whole_number("num_executors", num_executors, least=1)
     servers = check_whole_number("num_ps", num_ps, least=0)
     if master_node not in (None, "", "chief", "master"):

@@ -36,8 +36,8 @@ def run(
     num_executors
         Number of runs.
     use_barrier
-        True: all run at the same time; an error if Spark has too few slots. False: as many run at a
-        time as there are slots.
+        True: all run at the same time; it is an error if Spark has too few slots. False: as many
+        run at a time as there are slots.
 
     Raises
     ------

@@ -187,7 +187,7 @@ def _python_value(value: Any) -> Any:
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """Return the ``StructType`` of the rows that `fromTFExample` makes from such examples.
+    """Return the ``StructType`` of the rows that `fromTFExample` makes from examples like this.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from pybackend.tfos.TFCluster import InputMode
 
 
 class TFTypeConverters:
-    """Converters of the values of Params."""
+    """Converters for Param values."""
 
     @staticmethod
     def toDict(value: Any) -> dict[Any, Any]:
@@ -26,7 +26,7 @@ class TFTypeConverters:
 
 
 class HasBatchSize(Params):
-    """Has the Param ``batch_size``."""
+    """Mixin with the Param ``batch_size``."""
 
     batch_size = param("batch_size", "number of rows per batch", TypeConverters.toInt)
     setBatchSize = setter("batch_size")
@@ -34,7 +34,7 @@ class HasBatchSize(Params):
 
 
 class HasClusterSize(Params):
-    """Has the Param ``cluster_size``."""
+    """Mixin with the Param ``cluster_size``."""
 
     cluster_size = param("cluster_size", "number of nodes of the cluster", TypeConverters.toInt)
     setClusterSize = setter("cluster_size")
@@ -42,7 +42,7 @@ class HasClusterSize(Params):
 
 
 class HasEpochs(Params):
-    """Has the Param ``epochs``."""
+    """Mixin with the Param ``epochs``."""
 
     epochs = param("epochs", "number of times that the rows are fed", TypeConverters.toInt)
     setEpochs = setter("epochs")
@@ -50,7 +50,7 @@ class HasEpochs(Params):
 
 
 class HasGraceSecs(Params):
-    """Has the Param ``grace_secs``."""
+    """Mixin with the Param ``grace_secs``."""
 
     grace_secs = param(
         "grace_secs", "ignored: shutdown waits for the functions", TypeConverters.toInt
@@ -60,7 +60,7 @@ class HasGraceSecs(Params):
 
 
 class HasInputMapping(Params):
-    """Has the Param ``input_mapping``."""
+    """Mixin with the Param ``input_mapping``."""
 
     input_mapping = param(
         "input_mapping", "mapping from columns to inputs", TFTypeConverters.toDict
@@ -70,7 +70,7 @@ class HasInputMapping(Params):
 
 
 class HasInputMode(Params):
-    """Has the Param ``input_mode``, which must be ``InputMode.SPARK``."""
+    """Mixin with the Param ``input_mode``, which must be ``InputMode.SPARK``."""
 
     input_mode = param("input_mode", "reader of the rows: 1 (Spark)", TypeConverters.toInt)
     getInputMode = getter("input_mode")
@@ -83,7 +83,7 @@ class HasInputMode(Params):
 
 
 class HasMasterNode(Params):
-    """Has the Param ``master_node``."""
+    """Mixin with the Param ``master_node``."""
 
     master_node = param("master_node", "role of the chief node", TypeConverters.toString)
     setMasterNode = setter("master_node")
@@ -91,7 +91,7 @@ class HasMasterNode(Params):
 
 
 class HasModelDir(Params):
-    """Has the Param ``model_dir``."""
+    """Mixin with the Param ``model_dir``."""
 
     model_dir = param("model_dir", "folder of checkpoints", TypeConverters.toString)
     setModelDir = setter("model_dir")
@@ -99,7 +99,7 @@ class HasModelDir(Params):
 
 
 class HasNumPS(Params):
-    """Has the Params ``num_ps`` and ``driver_ps_nodes``."""
+    """Mixin with the Params ``num_ps`` and ``driver_ps_nodes``."""
 
     num_ps = param("num_ps", "number of parameter servers", TypeConverters.toInt)
     driver_ps_nodes = param("driver_ps_nodes", "must be False", TypeConverters.toBoolean)
@@ -110,7 +110,7 @@ class HasNumPS(Params):
 
 
 class HasOutputMapping(Params):
-    """Has the Param ``output_mapping``."""
+    """Mixin with the Param ``output_mapping``."""
 
     output_mapping = param(
         "output_mapping", "mapping from outputs to columns", TFTypeConverters.toDict
@@ -120,7 +120,7 @@ class HasOutputMapping(Params):
 
 
 class HasProtocol(Params):
-    """Has the Param ``protocol``."""
+    """Mixin with the Param ``protocol``."""
 
     protocol = param("protocol", "ignored: TensorFlow chooses it", TypeConverters.toString)
     setProtocol = setter("protocol")
@@ -128,7 +128,7 @@ class HasProtocol(Params):
 
 
 class HasReaders(Params):
-    """Has the Param ``readers``."""
+    """Mixin with the Param ``readers``."""
 
     readers = param("readers", "number of reader threads, for the function", TypeConverters.toInt)
     setReaders = setter("readers")
@@ -136,7 +136,7 @@ class HasReaders(Params):
 
 
 class HasSteps(Params):
-    """Has the Param ``steps``."""
+    """Mixin with the Param ``steps``."""
 
     steps = param("steps", "largest number of steps, for the function", TypeConverters.toInt)
     setSteps = setter("steps")
@@ -144,7 +144,7 @@ class HasSteps(Params):
 
 
 class HasTensorboard(Params):
-    """Has the Param ``tensorboard``."""
+    """Mixin with the Param ``tensorboard``."""
 
     tensorboard = param("tensorboard", "whether to start TensorBoard", TypeConverters.toBoolean)
     setTensorboard = setter("tensorboard")
@@ -152,7 +152,7 @@ class HasTensorboard(Params):
 
 
 class HasTFRecordDir(Params):
-    """Has the Param ``tfrecord_dir``."""
+    """Mixin with the Param ``tfrecord_dir``."""
 
     tfrecord_dir = param(
         "tfrecord_dir", "folder of TFRecord files, for the function", TypeConverters.toString
@@ -162,7 +162,7 @@ class HasTFRecordDir(Params):
 
 
 class HasExportDir(Params):
-    """Has the Param ``export_dir``."""
+    """Mixin with the Param ``export_dir``."""
 
     export_dir = param("export_dir", "folder of the SavedModel", TypeConverters.toString)
     setExportDir = setter("export_dir")
@@ -170,7 +170,7 @@ class HasExportDir(Params):
 
 
 class HasSignatureDefKey(Params):
-    """Has the Param ``signature_def_key``."""
+    """Mixin with the Param ``signature_def_key``."""
 
     signature_def_key = param(
         "signature_def_key", "signature of the SavedModel", TypeConverters.toString
@@ -180,7 +180,7 @@ class HasSignatureDefKey(Params):
 
 
 class HasTagSet(Params):
-    """Has the Param ``tag_set``."""
+    """Mixin with the Param ``tag_set``."""
 
     tag_set = param(
         "tag_set", "tags of the SavedModel, separated by commas", TypeConverters.toString
@@ -233,7 +233,7 @@ class Namespace:
 
 
 class TFParams(Params):
-    """Has arguments of a function in addition to its Params."""
+    """Mixin with arguments of a function in addition to its Params."""
 
     args: Any = None
 

@@ -90,7 +90,7 @@ def read_chunks(
     mark: tuple[int, int] = (0, 0),
     size: int = CHUNK_BYTES,
 ) -> Iterator[Chunk]:
-    """Yield a file's records from ``mark`` on: the number of a record and its offset.
+    """Yield a file's records, starting at ``mark``: the number of a record and its offset.
 
     Only the length checksums are verified; `Chunk.check` verifies the data checksums.
 

@@ -43,7 +43,7 @@ def recognize_compression(first_bytes: bytes) -> Compression:
 
 
 class CompressingWriter:
-    """Compresses content and writes it into a file; needs a final `finish`."""
+    """Writer that compresses content into a file; call `finish` at the end."""
 
     def __init__(self, file: Any, compression: str) -> None:
         self._file = file
@@ -59,7 +59,7 @@ class CompressingWriter:
 
 
 class DecompressingReader:
-    """Reads a compressed file of one or several consecutive streams."""
+    """Reader of a compressed file that has one or several consecutive streams."""
 
     def __init__(self, file: Any, compression: str) -> None:
         self._file = file

@@ -1,7 +1,7 @@
 """Encode Arrow batches for TFRecord files: one framed tf.train.Example per row.
 
-The bytes are those of protobuf's deterministic serialization: features in the order of their names'
-bytes, numbers packed. A null is stored by leaving the feature out of the record.
+The bytes match protobuf's deterministic serialization: features are sorted by the bytes of their
+names, and numbers are packed. A null is stored by leaving the feature out of the record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Payload:
     content, offsets
         The bytes of row i are ``content[offsets[i]:offsets[i + 1]]``.
     sizes
-        Number of bytes of each row; -1 for a row without a value.
+        Number of bytes in each row; -1 for a row without a value.
     is_one_field
         Whether a row's bytes are only the content of one field of the list, which still needs its
         tag and length, rather than complete fields.

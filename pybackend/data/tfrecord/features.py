@@ -39,7 +39,7 @@ _FEATURES, _ENTRY, _KEY, _VALUE = 1, 1, 1, 2
 
 @dataclass(frozen=True)
 class Features:
-    """Entries of the records' maps, in the order of their bytes.
+    """Entries of the records' maps, in the order in which they are stored.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ _FLOAT_BYTES = 4
 
 
 def read_values(chunk: Chunk, lists: Lists, kind: int) -> tuple[pa.Array, Index]:
-    """Return all values of lists of one kind, and the number of values of each list.
+    """Return all values of lists of one kind, and the number of values in each list.
 
     Returns
     -------

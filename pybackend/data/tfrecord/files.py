@@ -1,4 +1,4 @@
-"""TFRecord files with rows numbered across all files, readable from any row on."""
+"""TFRecord files with rows numbered across all files, which can be read starting at any row."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RecordFiles:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RecordFiles:
-        """Convert the data of `to_json` back, even if JSON has turned tuples into lists."""
+        """Restore what `to_json` converted, even if JSON has turned tuples into lists."""
         lists = {name: tuple(value) for name, value in values.items() if name != "schema"}
         marks = tuple(tuple((row, place) for row, place in pairs) for pairs in values["marks"])
         return cls(**{**lists, "schema": to_schema(values["schema"]), "marks": marks})

@@ -1,8 +1,9 @@
-"""A folder of records: its manifest, and its publication in one step.
+"""A folder of records: its manifest, and the single step that publishes it.
 
-Tasks write into a temporary subfolder, which readers skip, under one name per attempt. When the job
-has ended, the files from the successful attempts are moved into place. Writing the manifest then
-makes them the current data. Only after that are the previous files removed.
+Tasks write into a temporary subfolder, which readers skip, with a different file name for each
+attempt. When the job has ended, the files from the successful attempts are moved into place.
+Writing the manifest then makes them the current data. Only after that are the previous files
+removed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Manifest:
-        """Convert the data of `to_json` back.
+        """Restore a manifest from the data that `to_json` returned.
 
         Raises
         ------

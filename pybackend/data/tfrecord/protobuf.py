@@ -86,7 +86,7 @@ _LOW = np.uint64(0x7F)
 
 
 def encode_one(value: int) -> bytes:
-    """Encode one number that is not negative."""
+    """Encode one non-negative number."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -122,7 +122,7 @@ def _measure(values: npt.NDArray[np.uint64]) -> Index:
 
 
 def decode_varints(data: Bytes, begins: Index) -> tuple[Index, Index, Flags]:
-    """Return the number at each position, its end, and whether it is complete within 10 bytes."""
+    """Return the number at each position, where it ends, and whether it fits into 10 bytes."""
     first = data.take(begins, mode="clip")
     values = (first & 0x7F).astype(np.uint64)
     ends = begins + 1
@@ -152,7 +152,7 @@ class Malformed(Exception):
 
 @dataclass(frozen=True)
 class Fields:
-    """Fields of many messages, in the order of their bytes.
+    """Fields of many messages, in the order in which they are stored.
 
     Attributes
     ----------

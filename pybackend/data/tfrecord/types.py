@@ -57,7 +57,7 @@ def to_arrow_type(spark: Any, column: str) -> pa.DataType:
 
 
 def to_spark_type(arrow: pa.DataType) -> Any:
-    """Convert an Arrow type of `to_arrow_type` to a type in Spark's JSON."""
+    """Convert an Arrow type that `to_arrow_type` returned to a type in Spark's JSON format."""
     import pyarrow as pa
 
     if is_list(arrow):

@@ -270,5 +270,5 @@ class SshHost:
 
 
 def _find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return the line of `bootstrap`, after the output of a login shell; None if it is missing."""
+    """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
     return next((line for line in reading if line.startswith(MARK)), None)

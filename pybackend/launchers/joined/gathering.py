@@ -114,7 +114,7 @@ def _read(text: str, name: str) -> Claimed:
 
 
 class Reminder:
-    """Reports, at increasing intervals, what this process is waiting for."""
+    """Reminder, at increasing intervals, of what this process is waiting for."""
 
     def __init__(self, call: JoinedCall) -> None:
         self._call = call
@@ -221,7 +221,7 @@ def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
 
 
 def open_server(place: Place) -> socket.socket:
-    """Open the socket for the other processes, at the address that they know."""
+    """Open the socket for the other processes, at the address that they connect to."""
     address = place.meeting if place.rank == 0 else place.own
     if address is None:
         host = own_address(split_host(find_meeting(place)))

@@ -247,7 +247,7 @@ def _explain_loss(place: Place, report: WorkerReport) -> Exception:
 
 
 class _Others:
-    """The other processes, as seen by the first one after all have met."""
+    """The other processes, as seen by the first one after all have connected."""
 
     def __init__(self, call: JoinedCall, meeting: MeetingServer) -> None:
         self._call = call
@@ -341,7 +341,7 @@ def _conclude(results: _Results, model: tuple[str, bytes] | None) -> Outcome:
 
 
 class Inbox:
-    """Stores events until the thread that waits for the worker forwards them: R has one thread."""
+    """Events to be forwarded by the thread that waits for the worker: R has one thread."""
 
     def __init__(self, on_event: Emit) -> None:
         self._on_event = on_event

@@ -87,7 +87,7 @@ class Cluster:
         return self._plain(found)
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job and its dependents, pods first; does nothing if it does not exist."""
+        """Delete a Job and its dependents, pods first; do nothing if it does not exist."""
         from kubernetes.client import ApiException, V1DeleteOptions
 
         options = V1DeleteOptions(propagation_policy="Foreground")

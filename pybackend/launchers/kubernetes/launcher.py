@@ -70,8 +70,9 @@ def kubernetes(
 
     Each call creates a Job with one pod per worker, shows what the pods are waiting for and their
     progress, returns the result, and deletes the Job. This package, the model and the rows are sent
-    to the pods through the API server, so neither the pods nor this machine must be reachable from
-    outside. The pods connect to each other. Ctrl-C, or the end of this process, deletes the Job.
+    to the pods through the API server, so neither the pods nor this machine need to be reachable
+    from outside. The pods connect to each other. Ctrl-C, or the end of this process, deletes the
+    Job.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files of a folder, by their names in it: contents, and files on this machine."""
+    """Files for a folder, by name: some as contents, others as files on this machine."""
 
     contents: Mapping[str, bytes]
     files: Mapping[str, Path] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class _RemoteGroup:
         return self._failures.deadline(self._job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
-        """Handle all received events; if there are none, wait a while for one."""
+        """Handle all received events; if there are none, wait briefly for one."""
         try:
             self._take(self._meeting.queue.get(timeout=max(seconds, 0.001)))
             while True:

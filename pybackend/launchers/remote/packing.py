@@ -1,4 +1,4 @@
-"""Files that all workers of a group on other hosts get."""
+"""Files that all workers of a group on other hosts receive."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Agent:
-    """Serves the driver over two file descriptors, on one thread.
+    """Agent that serves the driver over two file descriptors, on one thread.
 
     ``variables`` are environment variables for the ranks, in addition to this process's own.
     """

@@ -85,7 +85,7 @@ class ScriptOutput:
 
 
 class LineSplitter:
-    """Splits output that arrives in pieces into whole lines.
+    """Splitter that turns output that arrives in pieces into whole lines.
 
     A line that redraws itself with carriage returns yields its last state, as on a terminal, and
     until then one state per second.

@@ -1,4 +1,4 @@
-"""`tfdist run`: start the ranks, restarting after failures until they succeed or none are left."""
+"""`tfdist run`: start the ranks, and restart them after failures while restarts are left."""
 
 from __future__ import annotations
 

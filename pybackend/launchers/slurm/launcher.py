@@ -248,7 +248,7 @@ class _Jobs:
 
 
 def _pack(member: Member, folder: Path, datasets: Mapping[str, Columns]) -> None:
-    """Write the bundle of all tasks; they get the names of their hosts from Slurm."""
+    """Write the bundle for all tasks; they get the names of their hosts from Slurm."""
     Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
     (folder / TASK).chmod(0o600)
 
@@ -329,7 +329,7 @@ def _find_address(partition: str | None) -> str:
 
 
 class Guard:
-    """Cancels all jobs with a given name when this process ends."""
+    """Guard that cancels all jobs with a given name when this process ends."""
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(

@@ -282,7 +282,7 @@ def show_job(number: str) -> SlurmJob:
 
 
 def cancel(number: str) -> None:
-    """Cancel a job; does nothing if it has ended.
+    """Cancel a job; do nothing if it has ended.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from pybackend.tf_config import make_tf_config
 
 
 def count_cores(environment: Mapping[str, str]) -> int:
-    """Return this task's number of cores: as requested, or its share of the job's on this node."""
+    """Return this task's number of cores: as requested, or its share of the job's cores here."""
     if "SLURM_CPUS_PER_TASK" in environment:
         return int(environment["SLURM_CPUS_PER_TASK"])
     own = _count_local(environment)

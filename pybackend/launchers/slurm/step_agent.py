@@ -37,7 +37,7 @@ _OF_RANKS = NAMES - {"TFDIST_SECRET", "TFDIST_RESTART"}
 
 
 class StepAgent(Agent):
-    """Serves the driver; Slurm decides where each rank runs."""
+    """Agent that serves the driver; Slurm decides where each rank runs."""
 
     def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
         super().__init__(orders, answers, variables)

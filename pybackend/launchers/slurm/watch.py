@@ -278,7 +278,7 @@ def _is_lost(state: SlurmJob, host: str) -> bool:
 
 
 class JobFiles(Sequence[str]):
-    """Files that a job's tasks write into its folder; indexable for the host of each rank."""
+    """Files that a job's tasks write into its folder; index it by rank to get the rank's host."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
@@ -291,7 +291,7 @@ class JobFiles(Sequence[str]):
 
     @property
     def task_log(self) -> Path:
-        """Pattern for srun of the task logs, with rank and host."""
+        """Pattern from which srun names the task logs, with rank and host."""
         return self.folder / "worker-%t-%N.log"
 
     def __len__(self) -> int:

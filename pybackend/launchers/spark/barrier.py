@@ -268,7 +268,7 @@ def _frame_of_blobs(
 
 
 def _partition_keys(session: Any, workers: int) -> list[int]:
-    """Return a key for each rank that Spark's hash partitioning assigns to that partition."""
+    """Return a key for each rank that Spark's hash partitioning assigns to the rank's partition."""
     found = _KEYS.get(workers, {})
     candidates = 32 * workers
     while len(found) < workers:

@@ -148,7 +148,7 @@ def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
 
 
 def _wait_until_gone(meeting: MeetingServer, workers: int) -> None:
-    """Wait a little for the members, whose workers have ended, to exit."""
+    """Wait briefly for the members to exit, after their workers have ended."""
     deadline = time.monotonic() + _LEAVE_SECONDS
     while not all(map(meeting.has_left, range(workers))) and time.monotonic() < deadline:
         time.sleep(0.02)

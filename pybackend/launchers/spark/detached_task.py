@@ -2,8 +2,8 @@
 
 The tasks that feed it need its slot. So its task returns immediately and leaves a process in its
 own session, which Spark's Python daemon does not kill along with its children. The process lives as
-long as its connection to the driver: when that closes, it stops its worker and exits. It only
-writes to one folder, which a shell process removes in any case.
+long as its connection to the driver: when that closes, it stops its worker and exits. It writes to
+only one folder, which a shell process removes in any case.
 """
 
 from __future__ import annotations

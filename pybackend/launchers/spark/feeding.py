@@ -76,7 +76,7 @@ def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str |
 
 
 def _place() -> tuple[int, int]:
-    """Return the numbers of the partition and of this attempt, which grow with each attempt."""
+    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

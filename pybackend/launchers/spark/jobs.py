@@ -58,7 +58,7 @@ class SparkJob(Protocol):
         """Cancel the tasks; repeat this until the job has ended."""
 
     def is_busy(self) -> bool:
-        """Return whether a task of the job is running; True if Spark answers but does not say."""
+        """Return whether a task of the job is running; True if Spark answers without saying so."""
 
     def find_others(self) -> str:
         """Describe the session's other jobs that are running tasks; empty if Spark shows none."""
@@ -130,7 +130,7 @@ def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:
-    """Cancel a job and wait a little for it to end."""
+    """Cancel a job, and wait briefly for it to end."""
 
     def cancel() -> None:
         # Repeatedly: a job that is just being submitted cannot be cancelled yet.
@@ -147,7 +147,7 @@ def _end(job: SparkJob, thread: threading.Thread) -> None:
 
 
 class IdleWatch:
-    """Watch for a job without running tasks, or whose driver does not answer.
+    """Watch for a job that has no running tasks, or whose driver does not answer.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Checks before Spark moves rows: the network, and the rows that it hands over at a time.
+"""Checks before Spark moves rows: the network, and how many rows it hands over at a time.
 
 Spark's own transfers wait minutes for a host behind a firewall, before any Python code runs in a
 task. The network check's stage does not move any data, and takes a fraction of a second if the
@@ -87,7 +87,7 @@ _locks_lock = threading.Lock()
 
 @contextmanager
 def small_batches(session: Any) -> Iterator[None]:
-    """Reduce how many rows Spark passes to a task at a time: 10,000 wide rows need much memory.
+    """Reduce how many rows Spark passes to a task at a time: 10,000 wide rows need a lot of memory.
 
     The first of several calls changes the setting, and the last one restores it.
     """

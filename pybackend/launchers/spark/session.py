@@ -20,19 +20,19 @@ _Value = TypeVar("_Value")
 
 
 def is_session(value: Any) -> bool:
-    """Return whether this is a ``SparkSession``, classic or Connect; imports nothing."""
+    """Return whether this is a ``SparkSession``, classic or Connect, without importing pyspark."""
     return _is_a(value, "SparkSession", "pyspark.sql", "pyspark.sql.connect.session")
 
 
 def get_session(*, starts: bool = True) -> Any:
-    """Return the Spark session of this process; if there is none, start it, or return None."""
+    """Return the Spark session of this process; if there is none, start one, or return None."""
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.getOrCreate() if starts else SparkSession.getActiveSession()
 
 
 def is_spark_frame(value: Any) -> bool:
-    """Return whether this is a Spark ``DataFrame``, classic or Connect; imports nothing."""
+    """Return whether this is a Spark ``DataFrame``, of either kind, without importing pyspark."""
     return _is_a(value, "DataFrame", "pyspark.sql", "pyspark.sql.connect.dataframe")
 
 
