@@ -331,8 +331,7 @@ def variants(
                 batch_size=10,
                 settings={
                     **settings,
-                    "checkpoint": Checkpoint(str(folder / name), every=3, keep=99),
-                    "resume": resume,
+                    "checkpoint": Checkpoint(folder / name, every=3, keep=99, resume=resume),
                 },
                 callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05)],
             )

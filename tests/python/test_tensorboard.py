@@ -100,7 +100,7 @@ def command(result: TrainResult) -> Iterator[tuple[Any, str]]:
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith(f"TensorBoard of {result.tensorboard} at http://127.0.0.1:")
+        assert line.startswith(f"TensorBoard for {result.tensorboard} at http://127.0.0.1:")
         yield process, line.split(" at ")[1].split()[0]
     finally:
         process.kill()
