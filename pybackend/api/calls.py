@@ -178,7 +178,7 @@ def _open_standard_streams() -> None:
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
     """Suggest a replacement for an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
-    instead = _INSTEAD.get(unknown) if _NEEDED.get(unknown, unknown) in {*known, unknown} else None
+    instead = _INSTEAD.get(unknown) if _NEEDED.get(unknown) in (None, *known) else None
     return instead or (f"did you mean `{near[0]}`?" if near else None)
 
 

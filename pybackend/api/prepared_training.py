@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from pybackend.api.calls import TrainingCall
+from pybackend.api.calls import Strategy, TrainingCall
 from pybackend.api.checkpoints import check_resumes, resolve_checkpoint
 from pybackend.api.datasets import read_training_data
 from pybackend.api.observer import Observers, split_observers
@@ -51,7 +51,7 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     asynchronous = check_strategy(call.strategy)
     if asynchronous is None:
         return replace(call, workers=count_workers(launcher, call.workers))
-    strategy = "parameter_server"
+    strategy: Strategy = "parameter_server"
     observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
@@ -83,7 +83,7 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             )
     roles = _choose_roles(launcher, asynchronous, call.workers)
     count = count_workers(launcher, sum(roles.values()))
-    return replace(call, strategy="parameter_server", roles=roles, workers=count)
+    return replace(call, strategy=strategy, roles=roles, workers=count)
 
 
 def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> dict[str, int]:
