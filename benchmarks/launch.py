@@ -4,6 +4,9 @@ On this machine and on a standalone Spark cluster, compared with bare processes,
 and spark-tensorflow-distributor 1.0.0, which runs unchanged under Spark 4 and TensorFlow 2.21. It
 trains in the tasks' own Python, which Spark reuses, so once warm it does not import TensorFlow
 again; tfdist starts a new process per worker each time.
+
+On this machine also the seconds to the end of the first step, beside one process that imports
+TensorFlow and takes this step.
 """
 
 from __future__ import annotations
@@ -12,18 +15,28 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import checks
 import numpy as np
-from rounds import median_seconds
+from rounds import interleaved, median_seconds
 from standalone_session import standalone_session
 from step import network
 
 import pybackend
 
 WORKERS, BATCH, STEPS, EPOCHS = 2, 64, 20, 10
+_ONE_STEP = f"""
+import keras
+import numpy as np
+from step import network
+
+x = np.zeros(({BATCH}, 28, 28, 1), "float32")
+network(keras).train_on_batch(x, np.zeros({BATCH}, "int32"))
+"""
 Figures = dict[str, dict[str, float]]
 
 
@@ -51,7 +64,46 @@ def measure(rounds: int) -> dict[str, Figures]:
             title: {name: {"seconds": s} for name, s in median_seconds(*asked).items()}
             for title, asked in found.items()
         }
+    timed[f"call to first step, {WORKERS} workers, this machine"] = _first_steps(rounds)
     return timed | {"checks before a training, small network": checks.measure(rounds)}
+
+
+def _first_steps(rounds: int) -> dict[str, dict[str, float]]:
+    cases = {
+        "one process: import, build, one step": _one_process,
+        "first call": lambda: _first_step("0"),
+        "later call": lambda: _first_step("1"),
+    }
+    _first_step("1")  # starts the server
+    found = interleaved(cases, rounds)
+    return {name: {"seconds": float(np.median(times))} for name, times in found.items()}
+
+
+def _first_step(fork_server: str) -> float:
+    began = time.perf_counter()
+    ends: list[float] = []
+
+    def on_step_end(step: int, logs: Any) -> bool:
+        ends.append(time.perf_counter() - began)
+        return True
+
+    with patch.dict(os.environ, TFDIST_FORK_SERVER=fork_server):
+        pybackend.barrier_train(
+            "local",
+            _network,
+            _images(),
+            workers=WORKERS,
+            batch_size=BATCH,
+            verbose=0,
+            callbacks=pybackend.Observer(on_step_end=on_step_end),
+        )
+    return ends[0]
+
+
+def _one_process() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", _ONE_STEP], check=True, cwd=os.path.dirname(__file__))
+    return time.perf_counter() - began
 
 
 def _no_op(spark: Any) -> None:
@@ -92,14 +144,15 @@ def _images() -> tuple[Any, Any]:
     return rng.random((rows, 28, 28, 1), dtype="float32"), rng.integers(0, 10, rows)
 
 
+def _network() -> Any:
+    import keras
+
+    return network(keras)
+
+
 def _train(spark: Any) -> Any:
-    def build() -> Any:
-        import keras
-
-        return network(keras)
-
     result = pybackend.barrier_train(
-        spark, build, _images(), workers=WORKERS, epochs=EPOCHS, batch_size=BATCH, verbose=0
+        spark, _network, _images(), workers=WORKERS, epochs=EPOCHS, batch_size=BATCH, verbose=0
     )
     return result.model_base64
 

@@ -15,6 +15,7 @@ from pybackend.job.messages import Emit
 from pybackend.launchers.base import Checking, Describing, Launcher, Outcome, Slotted, Submission
 
 if TYPE_CHECKING:
+    from pybackend.launchers.fork_server import without_fork_server
     from pybackend.launchers.script.options import add_run_options, read_run_plan
     from pybackend.launchers.script.run import run_script
     from pybackend.launchers.slurm.batch import describe_batch
@@ -76,6 +77,7 @@ __all__ = [
     "run_script",
     "run_watched",
     "small_batches",
+    "without_fork_server",
     "write_records",
 ]
 
@@ -109,6 +111,7 @@ _HOME = {
     "run_script": "script.run",
     "run_watched": "spark.jobs",
     "small_batches": "spark.preflight",
+    "without_fork_server": "fork_server",
     "write_records": "spark.records",
 }
 

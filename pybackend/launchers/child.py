@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -37,6 +37,8 @@ from pybackend.job.messages import (
 from pybackend.job.notice import PREEMPTED, RESTARTS
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
+from pybackend.launchers.fork_server import popen, start_worker
+from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked
@@ -46,11 +48,6 @@ from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
-# Not `python -m`: with it, files in the current directory would shadow installed modules.
-_START = (
-    "import sys; del sys.path[0]; import runpy; "
-    "runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
-)
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
 _STALL_ADVICE = (
@@ -120,7 +117,7 @@ class Child:
         self._rscript = rscript
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._has_ended = False
         self._oom = OomWatch()
         self._has_reported = threading.Event()
@@ -165,15 +162,7 @@ class Child:
         events_out, events_in = os.pipe()
         descriptors = (self._server.fileno(), events_in)
         try:
-            self._process = subprocess.Popen(
-                [*self._interpreter(), str(self.folder), *map(str, descriptors)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=descriptors,
-                env=self._variables(),
-                start_new_session=True,
-            )
+            self._process = self._start(descriptors)
         except OSError:
             os.close(events_out)
             raise
@@ -271,13 +260,15 @@ class Child:
                 return kind, path.read_bytes()
         return None
 
-    def _interpreter(self) -> list[str]:
+    def _start(self, descriptors: Sequence[int]) -> subprocess.Popen[bytes] | ForkedProcess:
+        folder, variables = str(self.folder), self._variables()
         if self._rscript is None:
-            return [sys.executable, "-u", "-c", _START]
+            # A function may change the environment before it imports TensorFlow.
+            return start_worker(folder, descriptors, variables, may_fork=self.job.kind != "run")
         script = self.folder / "worker.R"
         # Copied, because this package may be in an archive.
         script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
-        return [self._rscript, "--vanilla", str(script)]
+        return popen([self._rscript, "--vanilla", str(script), folder], descriptors, variables)
 
     def _variables(self) -> dict[str, str]:
         # The worker can import what this process can, including a zip sent by Spark; but not a zip

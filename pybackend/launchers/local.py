@@ -23,7 +23,8 @@ from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.machine_share import find_shortage, share_of_machine, this_machine
+from pybackend.launchers.fork_server import keep_fork_server, stop_fork_server
+from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
 HOST = "127.0.0.1"
@@ -62,6 +63,18 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         self.check(job)
+        try:
+            return self._launch(job, files, datasets, on_event)
+        finally:
+            keep_fork_server()
+
+    def _launch(
+        self,
+        job: Job,
+        files: Mapping[str, bytes],
+        datasets: Mapping[str, Columns],
+        on_event: Emit,
+    ) -> Outcome:
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if isinstance(job, TrainingJob) and job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:
@@ -108,14 +121,21 @@ def _check_machine(job: Job) -> None:
     machine, workers = this_machine(), job.most_workers
     if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
-    # A container's usage is not subtracted, because it includes caches.
-    free = min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
-    if job.kind != "run" and workers * _TENSORFLOW_BYTES > free:
+    if job.kind == "run" or workers * _TENSORFLOW_BYTES <= _free_memory(machine):
+        return
+    stop_fork_server()
+    free = _free_memory(machine)
+    if workers * _TENSORFLOW_BYTES > free:
         raise InputError(
             f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of "
             f"memory for TensorFlow alone, but this machine has {show_bytes(free)} free "
             f"and {machine.cores} cores: start no more than about one worker per core"
         )
+
+
+def _free_memory(machine: Machine) -> float:
+    # A container's usage is not subtracted, because it includes caches.
+    return min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:

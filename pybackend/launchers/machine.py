@@ -6,6 +6,7 @@ limits: only the standard library, and the syntax of Python 3.6.
 
 import os
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def cgroups() -> Any:
 def list_gpus(environment: Any = os.environ, devices: Path = _DEVICES) -> Any:
     """Return the numbers of the NVIDIA GPUs of the system, or of those that the user selected.
 
-    CUDA numbers visible GPUs from 0: the only GPU of a container may be `nvidia3`.
+    CUDA numbers visible GPUs from 0: the only GPU of a container may be `nvidia3`. In the list that
+    the user selected, CUDA ignores an invalid number and everything after it, such as in ``-1``.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [number for number in chosen.split(",") if number]
+        return list(takewhile(lambda name: name and name[0] != "-", chosen.split(",")))
     return [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]

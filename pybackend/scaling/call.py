@@ -27,6 +27,7 @@ from pybackend.api.scaled import (
 )
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import check_choice, check_whole_number
+from pybackend.launchers import without_fork_server
 from pybackend.scaling.result import ScalingResult
 from pybackend.scaling.rows import Mode, compare_rows, make_row
 
@@ -238,8 +239,8 @@ def bench_scale(
     # With one worker, strong and weak scaling are the same training.
     order = list(dict.fromkeys((n, m == "strong" and n > 1) for m in modes for n in counts))
     found: dict[tuple[int, bool], list[ScaledTraining]] = {key: [] for key in order}
-    for _ in range(repeats):
-        for count, is_shared in order:
+    with without_fork_server():
+        for count, is_shared in order * repeats:
             training = run(count, is_shared)
             found[count, is_shared].append(training)
             if verbose:

@@ -51,8 +51,9 @@ join_workers <- function(addresses, index, secret_file = NULL) {
   invisible(config)
 }
 
-# Environment variables with the rank of this session and the shared secret.
-place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE")
+# Environment variables that calls read: the rank of this session, the shared secret, and whether a
+# fork server is used.
+place_variables <- c("TF_CONFIG", "TFDIST_SECRET", "TFDIST_SECRET_FILE", "TFDIST_FORK_SERVER")
 
 # Python read the environment at its start: pass on what R has changed since then.
 open_place <- function(sc, call = caller_env()) {
@@ -62,6 +63,11 @@ open_place <- function(sc, call = caller_env()) {
   environ$update(as.list(set[!is.na(set)]))
   for (name in names(set)[is.na(set)]) {
     environ$pop(name, NULL)
+  }
+  fork_server <- getOption("tfdist.fork_server")
+  if (!is.null(fork_server)) {
+    check_flag(fork_server, arg = "options(tfdist.fork_server = )", call = call)
+    environ$update(list(TFDIST_FORK_SERVER = if (fork_server) "1" else "0"))
   }
   sc
 }

@@ -10,6 +10,10 @@
 #' * `tfdist.verbose`: the default for `verbose` in the same functions: 0 shows nothing, 1 shows
 #'   progress, and 2 also shows what the workers print. `NULL` (default): each function's own
 #'   default.
+#' * `tfdist.fork_server`: whether a process that has imported TensorFlow waits in the background
+#'   after a call on this machine, so that later calls start at once. It takes about 0.5 GB of
+#'   memory, and exits with the session or after ten minutes without a call. `NULL` (default): `TRUE`
+#'   on Linux without GPUs.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #'

@@ -18,6 +18,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ["TFDIST_FORK_SERVER"] = "0"
 # Marks the processes of this test run; workers inherit it, including Spark's. It has a terminator,
 # so that it is not a prefix of another run's mark.
 os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
@@ -81,6 +82,7 @@ ALONE = [
     "test_function",
     "test_feed",
     "test_local",
+    "test_fork_server",
     "test_scaling",
     "test_strategy",
     "test_examples",

@@ -31,6 +31,7 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
+from pybackend.launchers.fork_server import keep_fork_server
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
@@ -97,7 +98,10 @@ class JoinedLauncher:
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
-        outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
+        try:
+            outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
+        finally:
+            keep_fork_server(place.size if place.is_one_machine else 1)
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.
         JoinedLauncher.calls += 1

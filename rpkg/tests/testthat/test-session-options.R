@@ -27,3 +27,16 @@ test_that("errors name the option, unless the argument is given", {
     barrier_apply("local", function(ctx) 1, workers = 2, verbose = 0)
   })
 })
+
+test_that("an option turns the fork server off", {
+  skip_if_no_pybackend()
+  withr::local_envvar(TFDIST_FORK_SERVER = NA)
+  environ <- reticulate::import("os")$environ
+  for (value in c(FALSE, TRUE)) {
+    withr::local_options(tfdist.fork_server = value)
+    open_place("local")
+    expect_identical(environ$get("TFDIST_FORK_SERVER"), as.character(as.integer(value)))
+  }
+  withr::local_options(tfdist.fork_server = "no")
+  expect_error(open_place("local"), "fork_server = ", class = "tfdist_error_input")
+})

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,7 +90,7 @@ class Forge:
         if not _is_worker(command):
             return _POPEN(command, **options)
         self.start()
-        return WarmWorker(self.path, command, options["pass_fds"], options["env"])
+        return _fork(self.path, command, options)
 
     def close(self) -> None:
         """Stop it; its workers end when their launchers close them."""
@@ -120,7 +120,7 @@ class Popen(_POPEN):  # type: ignore[type-arg]
         """Fork a worker where the forge may be used."""
         path = Path(os.environ.get(VARIABLE, "/nonexistent"))
         if _is_worker(command) and path.exists():
-            return WarmWorker(path, command, options["pass_fds"], options["env"])
+            return _fork(path, command, options)
         return super().__new__(cls)
 
 
@@ -129,55 +129,14 @@ def _is_worker(command: Any) -> bool:
     return is_python and any("'pybackend.worker'" in str(word) for word in command)
 
 
-class WarmWorker:
-    """The part of `subprocess.Popen` that launchers use, for a forked worker."""
+def _fork(path: str | Path, command: Any, options: Any) -> Any:
+    """Have the forge fork what a launcher would start."""
+    from pybackend.launchers.forking import ForkedProcess
 
-    def __init__(
-        self, path: Path, command: Sequence[str], passed: Sequence[int], env: dict[str, str]
-    ) -> None:
-        self.args = command
-        self.returncode: int | None = None
-        self._lock = threading.Lock()
-        its_stdin, stdin = os.pipe()
-        stdout, its_stdout = os.pipe()
-        self.stdin = os.fdopen(stdin, "wb")
-        self.stdout = os.fdopen(stdout, "rb")
-        message = {
-            "program": "pybackend.worker",
-            "arguments": ["-c", *command[command.index("-c") + 2 :]],
-            "environment": env,
-            "folder": os.getcwd(),
-            "descriptors": [0, 1, 2, *passed],
-        }
-        self._connection = _ask(path, message, [its_stdin, its_stdout, its_stdout, *passed])
-        os.close(its_stdin)
-        os.close(its_stdout)
-        self._replies = self._connection.makefile("r")
-        self.pid = int(self._replies.readline())
-
-    def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(timeout=0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; return the exit status."""
-        with self._lock:
-            if self.returncode is None:
-                ready, _, _ = select.select([self._connection], [], [], timeout)
-                if not ready:
-                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
-                self.returncode = int(self._replies.readline())
-                self._replies.close()
-                self._connection.close()
-            return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send the worker a signal."""
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.pid, number)
+    passed = options["pass_fds"]
+    words = command[command.index("-c") + 2 :]
+    arguments = words[: len(words) - len(passed)]
+    return ForkedProcess(_connect(path), passed, options["env"], arguments)
 
 
 def run_daemon() -> None:
@@ -190,22 +149,22 @@ def run_daemon() -> None:
         return
     message = {
         "program": DAEMON,
-        "arguments": sys.orig_argv[sys.orig_argv.index(DAEMON) :],
+        "arguments": sys.orig_argv[sys.orig_argv.index(DAEMON) + 1 :],
         "environment": dict(os.environ),
         "folder": os.getcwd(),
-        "descriptors": [0, 1, 2],
         "path": sys.path,
     }
-    with _ask(path, message, [0, 1, 2]).makefile("r") as replies:
-        replies.readline()
-        os._exit(max(0, int(replies.readline() or 1)))
+    with _connect(path) as connection:
+        socket.send_fds(connection, [b"."], [0, 1, 2])
+        connection.sendall(json.dumps(message).encode() + b"\n")
+        answers = connection.makefile("rb").read()  # as in `forking`: PID and exit status
+        status = struct.unpack("<ci", answers[-5:])[1] if answers else 1
+        os._exit(max(0, status))
 
 
-def _ask(path: str | Path, message: dict[str, Any], descriptors: Sequence[int]) -> socket.socket:
+def _connect(path: str | Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(path))
-    socket.send_fds(connection, [b"."], descriptors)
-    connection.sendall(json.dumps(message).encode() + b"\n")
     return connection
 
 
@@ -227,9 +186,10 @@ def serve(path: str) -> None:
         server.listen()
         print("ready")
         while 0 not in select.select([0, server], [], [])[0]:
-            connection = server.accept()[0]
-            with connection:
-                _fork(connection, server)
+            with server.accept()[0] as connection:
+                if os.fork() == 0:
+                    server.close()
+                    _attend(connection)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -249,30 +209,28 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _fork(connection: socket.socket, server: socket.socket) -> None:
-    """Start one worker, and a process that reports how the worker ended."""
-    _, received, _, _ = socket.recv_fds(connection, 1, 16)
+def _attend(connection: socket.socket) -> NoReturn:
+    """Fork a process, with its guardian, and run its program."""
+    from pybackend.launchers.forking import attend
+
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     asking, _, _ = struct.unpack("3i", credentials)
-    message = json.loads(connection.makefile("r").readline())
-    if os.fork() == 0:
-        server.close()
-        worker = os.fork()
-        if worker == 0:
-            if message["program"] != DAEMON:  # which creates its own group
-                os.setsid()
-            _enter_host(asking)
-            connection.sendall(f"{os.getpid()}\n".encode())
-            connection.close()
-            _work(message, received)
-        for descriptor in received:
-            os.close(descriptor)
-        status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-        with contextlib.suppress(BrokenPipeError):
-            connection.sendall(f"{status}\n".encode())
-        os._exit(0)
-    for descriptor in received:
-        os.close(descriptor)
+
+    def enter(message: Mapping[str, Any]) -> None:
+        if message["program"] != DAEMON:  # which creates its own group
+            os.setsid()
+        _enter_host(asking)
+
+    try:
+        _run(attend(connection, enter))
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def _enter_host(pid: int) -> None:
@@ -288,32 +246,16 @@ def _enter_host(pid: int) -> None:
         os.close(namespace)
 
 
-def _work(message: dict[str, Any], received: list[int]) -> NoReturn:
-    """Take the process's descriptors, folder, environment and arguments; run its program."""
-    try:
-        _take(received, message["descriptors"])
-        os.chdir(message["folder"])
-        os.environ.clear()
-        os.environ.update(message["environment"])
-        tempfile.tempdir = None
-        sys.argv[:] = message["arguments"]
-        import numpy as np
-
-        np.random.seed()  # otherwise all workers would draw the same numbers
-        if message["program"] == DAEMON:
-            _become_daemon(message["path"])
-        else:
-            inherited = os.environ["PYTHONPATH"].split(os.pathsep)
-            sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
-        runpy.run_module(message["program"], run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else 1)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+def _run(message: Mapping[str, Any]) -> None:
+    """Run the program of the message; `-c` is the first argument of one that Python starts so."""
+    if message["program"] == DAEMON:
+        sys.argv[0] = DAEMON
+        _become_daemon(message["path"])
+    else:
+        sys.argv[0] = "-c"
+        inherited = os.environ["PYTHONPATH"].split(os.pathsep)
+        sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
+    runpy.run_module(message["program"], run_name="__main__", alter_sys=True)
 
 
 def _become_daemon(path: list[str]) -> None:
@@ -326,19 +268,6 @@ def _become_daemon(path: list[str]) -> None:
     import warm
 
     subprocess.Popen = warm.Popen  # type: ignore[misc]
-
-
-def _take(received: list[int], wanted: list[int]) -> None:
-    """Give descriptors the numbers that the worker expects."""
-    import fcntl
-
-    beyond = max(*wanted, *received) + 1
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, beyond) for descriptor in received]
-    for descriptor in received:
-        os.close(descriptor)
-    for descriptor, number in zip(moved, wanted, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
 
 
 def run(command: list[str]) -> int:

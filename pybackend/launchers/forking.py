@@ -1,0 +1,189 @@
+"""A worker's process forked from a server that has imported TensorFlow: both ends of the protocol.
+
+The launcher connects to the server and sends descriptors and a line of JSON. The server forks a
+guardian, which forks the worker, sends its PID, and, once the worker and all its descendants have
+ended, its exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pybackend.launchers.processes import adopt_orphans, end_descendants
+
+# A server that has not answered after this time is stopped, or hangs.
+_ANSWER_SECONDS = 60.0
+_CLEAN_UP_SECONDS = 2.0
+_MOST_DESCRIPTORS = 16
+# An answer: which number it is, and the number.
+_ANSWER = struct.Struct("<ci")
+_PID, _STATUS = b"p", b"s"
+
+
+class ForkedProcess:
+    """The part of `subprocess.Popen` that launchers use, for a forked process.
+
+    Parameters
+    ----------
+    connection
+        Connection to the server, which this object closes.
+    descriptors
+        File descriptors that the process inherits. Their numbers in the process are its last
+        command-line arguments.
+    variables
+        The process's environment.
+    arguments
+        The process's first command-line arguments.
+    program
+        Name of the module that it runs.
+
+    Raises
+    ------
+    OSError
+        The server has ended, or does not answer.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        descriptors: Sequence[int],
+        variables: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        program: str = "pybackend.worker",
+    ) -> None:
+        message = {
+            "program": program,
+            "arguments": list(arguments),
+            "environment": dict(variables),
+            "folder": os.getcwd(),
+        }
+        self.returncode: int | None = None
+        self._connection = connection
+        its_stdin, to_stdin = os.pipe()
+        from_stdout, its_stdout = os.pipe()
+        self.stdin = os.fdopen(to_stdin, "wb")
+        self.stdout = os.fdopen(from_stdout, "rb")
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            sent = [its_stdin, its_stdout, its_stdout, *descriptors]
+            socket.send_fds(connection, [b"."], sent)
+            connection.sendall(json.dumps(message).encode() + b"\n")
+            pid = self._receive(_PID)
+            if pid is None:
+                raise ConnectionError("the fork server has started no process")
+        except BaseException:
+            connection.close()
+            self.stdin.close()
+            self.stdout.close()
+            raise
+        finally:
+            os.close(its_stdin)
+            os.close(its_stdout)
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the process runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout=0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended, at most ``timeout`` seconds; return the exit status."""
+        if self.returncode is None:
+            ends = select.poll()  # unlike `select`, for any descriptor
+            ends.register(self._connection, select.POLLIN)
+            if not ends.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0)
+            status = self._receive(_STATUS)
+            # Without its guardian nobody knows how it ended; its launcher kills it then.
+            self.returncode = -signal.SIGKILL if status is None else status
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+    def _receive(self, wanted: bytes) -> int | None:
+        received = self._connection.recv(_ANSWER.size, socket.MSG_WAITALL)
+        if len(received) < _ANSWER.size:
+            return None
+        kind, number = _ANSWER.unpack(received)
+        return int(number) if kind == wanted else None
+
+
+def attend(
+    connection: socket.socket, enter: Callable[[Mapping[str, Any]], object]
+) -> Mapping[str, Any]:
+    """Fork a worker as the connection asks; return in the worker alone, with the message.
+
+    The calling process is the worker's guardian: it exits after the worker. When the launcher ends
+    first, it resumes a stopped worker, which then notices that.
+
+    Parameters
+    ----------
+    connection
+        Connection to a `ForkedProcess`.
+    enter
+        Called in the worker with the message before anything else.
+    """
+    _, received, _, _ = socket.recv_fds(connection, 1, _MOST_DESCRIPTORS)
+    with connection.makefile("rb") as stream:
+        message: Mapping[str, Any] = json.loads(stream.readline())
+    adopt_orphans()
+    worker = os.fork()
+    if worker == 0:
+        enter(message)
+        connection.sendall(_ANSWER.pack(_PID, os.getpid()))
+        connection.close()
+        _take(message, received)
+        return message
+    for descriptor in received:
+        os.close(descriptor)
+    threading.Thread(target=_resume_when_left, args=(connection, worker), daemon=True).start()
+    status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    end_descendants(_CLEAN_UP_SECONDS)
+    with contextlib.suppress(OSError):
+        connection.sendall(_ANSWER.pack(_STATUS, status))
+    os._exit(0)
+
+
+def _resume_when_left(connection: socket.socket, worker: int) -> None:
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGCONT)
+
+
+def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
+    """Take the launcher's descriptors, folder, environment and arguments."""
+    import numpy as np
+
+    for number, descriptor in enumerate(received[:3]):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(message["folder"])
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    tempfile.tempdir = None  # an import may have read the server's TMPDIR
+    importlib.invalidate_caches()  # folders on the path may be new
+    sys.argv[:] = [sys.argv[0], *message["arguments"], *map(str, received[3:])]
+    # Otherwise all workers would draw the same numbers.
+    random.seed()
+    np.random.seed()

@@ -1,0 +1,193 @@
+"""The fork server: later calls use it, with the same results, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import wait_for
+
+from pybackend.launchers import fork_server, forking
+from pybackend.launchers.processes import read_main_thread
+
+SCRIPT = """
+import json, os, sys, time
+import keras, numpy as np
+import pybackend
+from pybackend.launchers import forking
+
+forking._ANSWER_SECONDS = 20.0
+
+class LeaveDaemon(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        if os.fork() == 0:
+            os.setsid()
+            open(os.environ["DAEMON"], "w").write(str(os.getpid()))
+            time.sleep(1000)
+
+def train():
+    result = pybackend.barrier_train(
+        "local", model, (x, x.sum(1)), workers=2, seed=1, verbose=0, callbacks=[LeaveDaemon()]
+    )
+    pids = [worker.pid for worker in result.workers]
+    return [pids, result.history["loss"], result.workers[0].weights_sha256]
+
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+for line in sys.stdin:
+    request = json.loads(line)
+    os.environ.update(request["environment"])
+    if request["forks"] and os.fork() > 0:
+        os.wait()
+        continue
+    print(json.dumps(train()), flush=True)
+    if request["forks"]:
+        sys.exit()
+"""
+
+
+class Session:
+    """A session with its own Python, whose workers do not come from the tests' forge."""
+
+    def __init__(self, folder: Path, **variables: str) -> None:
+        self.daemon = folder / "daemon"
+        own = {name: value for name, value in os.environ.items() if "TFDIST_TEST_FORGE" not in name}
+        own |= {"TFDIST_FORK_SERVER": "1", "DAEMON": str(self.daemon), **variables}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=own,
+        )
+
+    def train(self, forks: bool = False, **environment: str) -> Any:
+        """Train, in a fork of the session if wanted; return PIDs, losses and a digest."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        request = {"environment": environment, "forks": forks}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def server(self) -> int:
+        """Return the PID of its only child, once others have ended."""
+        wait_for(lambda: len(children(self.process.pid)) == 1)
+        return children(self.process.pid)[0]
+
+
+@contextmanager
+def session(folder: Path, **variables: str) -> Iterator[Session]:
+    started = Session(folder, **variables)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
+
+
+def is_running(pid: int) -> bool:
+    state = read_main_thread(pid)
+    return state is not None and state[0] != "Z"
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_later_calls_use_it_with_the_same_results_and_leave_nothing(tmp_path: Path) -> None:
+    with session(tmp_path) as own:
+        first = own.train()
+        server = own.server()
+        second = own.train()
+        assert second[1:] == first[1:]
+        assert own.server() == server  # the workers are no children of the session
+        wait_for(lambda: not any(map(is_running, second[0])))
+        assert not is_running(int(own.daemon.read_text()))
+    wait_for(lambda: not is_running(server))
+
+
+@pytest.mark.full
+def test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it(
+    tmp_path: Path,
+) -> None:
+    with session(tmp_path) as own:
+        first = own.train()
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            server = own.server()
+            os.kill(server, number)
+            assert own.train()[1:] == first[1:]
+            wait_for(lambda pid=server: not is_running(pid))
+            assert own.server() != server
+        server = own.server()
+        assert own.train(TFDIST_ANY="1")[1:] == first[1:]  # an import might read it
+        wait_for(lambda: not is_running(server))
+        server = own.server()
+        assert own.train(forks=True)[1:] == first[1:]
+        assert own.server() == server
+        assert own.train()[1:] == first[1:]
+        assert own.server() == server
+
+
+@pytest.mark.full
+def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
+    with session(tmp_path, TFDIST_FORK_SERVER="0") as own:
+        own.train()
+        assert children(own.process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("idle", "session", "closes"), [(0.1, None, False), (600, 1, False), (600, None, True)]
+)
+def test_it_ends_when_it_is_idle_or_without_its_session(
+    idle: float, session: int | None, closes: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    code = f"from pybackend.launchers import fork_server as f; f.IDLE_SECONDS = {idle}; " + (
+        f"f._LOOK_SECONDS = 0.1; f.serve({theirs.fileno()}, {session or os.getpid()})"
+    )
+    with ours, theirs:
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
+        theirs.close()
+        if closes:
+            ours.close()
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_server_that_has_ended_is_no_server() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with pytest.raises(OSError):
+        forking.ForkedProcess(ours, [], {})
+
+
+@pytest.mark.parametrize(
+    "changed", [{"TFDIST_FORK_SERVER": "0"}, {"CUDA_VISIBLE_DEVICES": "0"}, {}]
+)
+def test_workers_are_alike_or_not_forked(
+    changed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(fork_server.VARIABLE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    for name, value in changed.items():
+        monkeypatch.setenv(name, value)
+    kinds = [
+        fork_server._describe({**os.environ, "TFDIST_RANK": rank, **own})
+        for rank, own in [("0", {}), ("1", {}), ("1", {"OMP_NUM_THREADS": "7"})]
+    ]
+    if changed:
+        assert kinds == [None] * 3
+    else:
+        assert kinds[0] is not None
+        assert kinds[0] == kinds[1]
+        assert kinds[0] != kinds[2]
