@@ -12,8 +12,8 @@
 #'   default.
 #' * `tfdist.fork_server`: whether a process that has imported TensorFlow waits in the background
 #'   after a call on this machine, so that later calls start at once. It takes about 0.5 GB of
-#'   memory, and exits with the session or after ten minutes without a call. `NULL` (default): `TRUE`
-#'   on Linux without GPUs.
+#'   memory, and exits with the session or after ten minutes without a call. `NULL` (default):
+#'   `TRUE` on Linux without GPUs.
 #' * `tfdist.max_function_mb`: maximum size in megabytes of an R function that is sent to the
 #'   workers, including the variables that it uses. The default is 256.
 #'
