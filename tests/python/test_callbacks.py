@@ -280,6 +280,7 @@ def test_layers_frozen_or_thawed_meanwhile_train_as_by_keras_fit(
     assert "a callback froze or unfroze layers: the trained model has a new optim" in caplog.text
 
 
+@pytest.mark.full
 def test_a_callback_that_compiles_the_model_is_told_what_to_do(rows: Any) -> None:
     expected = r"before epoch 2 a callback called compile\(\).*`initial_epoch=1`"
     with pytest.raises(WorkerFailedError, match=expected):

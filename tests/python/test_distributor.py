@@ -65,6 +65,7 @@ def test_a_function_is_called_in_the_scope_of_a_strategy(spark: Any, capsys: Any
         runner.run(train, rows=4)
 
 
+@pytest.mark.full
 def test_locally_one_process_of_its_own_runs(spark: Any) -> None:
     import os
 

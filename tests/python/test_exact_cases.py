@@ -632,9 +632,7 @@ CASES = {
 
 # One of each type: `make test-full` trains the others, too.
 DAILY = [
-    "metrics of classes",
     "two updates, buckets, empty steps",
-    "mixed_bfloat16",
     "jit_compile, own train_step",
     "shuffle=global",
     "empty steps, eager, metrics",

@@ -92,6 +92,7 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
         result.predict(frame, on_missing="drop")
 
 
+@pytest.mark.full
 def test_models_one_after_another_give_no_warning(rows: Any, caplog: Any) -> None:
     """Use many models, which TensorFlow would trace again and again as one function."""
     logger = tf.get_logger()

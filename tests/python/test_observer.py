@@ -86,6 +86,7 @@ class Count(keras.callbacks.Callback):
         logs["counted"] = float(epoch)
 
 
+@pytest.mark.full
 def test_a_stop_after_an_epoch_is_the_end_of_a_training_of_so_many(rows: Any) -> None:
     seen: list[Any] = []
 

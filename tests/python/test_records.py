@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import full, shared_spark
+from conftest import shared_spark
 
 import pybackend
 from pybackend import InputError, read_tfrecords, write_tfrecords
@@ -78,7 +78,8 @@ def rows_as_text(frame: Any) -> list[str]:
     return sorted(str(one) for one in frame.collect())
 
 
-@pytest.mark.parametrize("compression", [full(None), "gzip", full("zlib")])
+@pytest.mark.full
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
 def test_every_type_comes_back(spark: Any, frame: Any, tmp_path: Path, compression: Any) -> None:
     path = tmp_path / "data"
     written = write_tfrecords(frame, path, compression=compression)

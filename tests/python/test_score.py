@@ -68,6 +68,7 @@ def test_several_inputs_and_outputs_of_an_uncompiled_model(rows: Any) -> None:
         np.testing.assert_allclose(found[name], array, atol=1e-6)
 
 
+@pytest.mark.full
 def test_fewer_rows_than_workers(rows: Any) -> None:
     model = build_dense()  # its metrics saw no row
     found = barrier_evaluate(None, model, (rows[0][:1], rows[1][:1]), workers=2, verbose=0)

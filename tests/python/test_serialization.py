@@ -126,7 +126,7 @@ def data(model: Any, request: Any) -> bytes:
 # --- there and back ---
 
 
-@pytest.mark.parametrize("include_optimizer", [False, True])
+@pytest.mark.parametrize("include_optimizer", [full(False), True])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_trained_model_comes_back_and_trains_on(
     model: Any, format: Any, include_optimizer: bool
@@ -188,7 +188,7 @@ def test_without_its_state_the_optimizer_starts_from_zero(format: Any) -> None:
         assert not any(value.any() for value in momenta)
 
 
-@pytest.mark.parametrize("include_optimizer", [False, True])
+@pytest.mark.parametrize("include_optimizer", [full(False), True])
 @pytest.mark.parametrize("format", FORMATS)
 def test_saving_leaves_the_model_as_it_is(format: Any, include_optimizer: bool) -> None:
     model = trained()

@@ -76,7 +76,7 @@ def fill_arrays(database: Connection, inputs: list[Any]) -> str:
     return fill(database, {"id": "integer", **dict.fromkeys(names, kind)}, rows)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", named(MODELS, [*OPERATIONS, "dense", "large numbers"]))
 def test_a_database_computes_what_keras_does(database: Connection, name: str) -> None:
     model, inputs, outputs = make(name)
     table = fill_arrays(database, inputs)

@@ -71,6 +71,7 @@ def list_all(spark: Any) -> set[str]:
     return {row.tableName for row in spark.sql("SHOW TABLES").collect() if not row.isTemporary}
 
 
+@pytest.mark.full
 def test_a_model_is_deployed_into_the_catalog(spark: Any) -> None:
     rows = [(n, x.tolist()) for n, x in enumerate(X)]
     odd = [(3, None), (4, [1.0, 2.0]), (5, [1.0, None, 2.0, 3.0])]

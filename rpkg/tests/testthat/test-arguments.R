@@ -87,7 +87,7 @@ test_that("the numbers of elastic() fit each other", {
   expect_identical(elastic(2, min = 2, max = 2)$max, 2L)
 })
 
-test_that("a whole number may be a double or an integer", {
+test_full("a whole number may be a double or an integer", {
   for (arg in setdiff(of_barrier_train, "initial_epoch")) {
     for (value in list(2, 2L)) {
       call <- as.list(quote(barrier_train("local", build, iris, Species ~ ., verbose = 0)))

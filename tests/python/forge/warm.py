@@ -56,6 +56,7 @@ class Forge:
         return {
             VARIABLE: str(self.path),
             _PREFIX: sys.prefix,
+            "TFDIST_FORK_SERVER": "0",  # the forge serves all
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
 
