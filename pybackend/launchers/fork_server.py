@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ IDLE_SECONDS = 600.0
 _LOOK_SECONDS = 5.0
 # Memory that must be free; TensorFlow takes half of it.
 _BYTES = 1e9
-# Most servers of a session: workers of one call differ if the machine's cores cannot be divided
-# evenly among them.
+# Most servers of a session, for calls in turn that start different workers.
 _MOST = 2
+# From this time after its start on, no call waits for a server that still imports TensorFlow.
+_IMPORT_SECONDS = 20.0
+_HUNG_SECONDS = 300.0
 _PYTHON = (sys.executable, "-u", "-c")
 # Not `python -m`: that would let files of the current directory stand in for real modules.
 _RUN = "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
@@ -50,6 +53,18 @@ _SERVE = (
 )
 # Variables that no import reads.
 _OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST")
+# Variables that TensorFlow's import sets, in this process or in the worker; None: to any value.
+_SET_BY_IMPORT = {
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY": "1",
+    "HDF5_PLUGIN_PATH": "disable",
+    "TF2_BEHAVIOR": "1",
+    "TPU_ML_PLATFORM": "Tensorflow",
+    "TPU_ML_PLATFORM_VERSION": None,
+}
+# GPUs of AMD, and those of Windows.
+_DEVICES = (Path("/dev/kfd"), Path("/dev/dxg"))
+# Lines of /proc/PID/status.
+_INHERITED = ("CapEff", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "Umask")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 _IS_OFF: ContextVar[bool] = ContextVar("_IS_OFF", default=False)
 _OFF = ("0", "false", "no", "off")
@@ -137,18 +152,43 @@ class _Server:
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env=kind[0],
+                    env=dict(kind.variables),
                     start_new_session=True,
                 )
         except BaseException:
             self._control.close()
             raise
+        self._started = time.monotonic()
+        self._is_ready = False
+        self._lock = threading.Lock()
         # It ends by itself when it is idle: this thread reaps it.
         threading.Thread(target=self._process.wait, daemon=True).start()
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        """Whether it has not ended, nor been importing for so long that it must hang."""
+        hangs = not self._is_ready and time.monotonic() > self._started + _HUNG_SECONDS
+        return self._process.poll() is None and not hangs
+
+    def is_ready(self) -> bool:
+        """Return whether it has imported TensorFlow; wait for it if it has just been started.
+
+        Raises
+        ------
+        OSError
+            It has ended.
+        """
+        with self._lock:
+            if not self._is_ready:
+                left = max(0.0, self._started + _IMPORT_SECONDS - time.monotonic())
+                answers = select.poll()
+                answers.register(self._control, select.POLLIN)
+                if not answers.poll(left * 1000):
+                    return False
+                if not self._control.recv(1):
+                    raise ConnectionError("the fork server has ended")
+                self._is_ready = True
+            return True
 
     def fork(
         self, folder: str, descriptors: Sequence[int], variables: Mapping[str, str]
@@ -164,9 +204,12 @@ class _Server:
         return ForkedProcess(ours, descriptors, variables, [folder])
 
     def close(self) -> None:
-        """Kill the server; its workers have guardians of their own."""
+        """Kill the server, and wait for its memory to be free; its workers have guardians."""
         self._control.close()
         self._process.kill()
+        # A process that waits for a frozen disk cannot be killed.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)
 
     def leave(self) -> None:
         """Leave it to the process that this one was forked from."""
@@ -175,7 +218,7 @@ class _Server:
 
 
 class _Servers:
-    """The fork servers of this process."""
+    """The fork servers of this process, the last used first."""
 
     def __init__(self) -> None:
         self._reset()
@@ -184,7 +227,7 @@ class _Servers:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._running: list[_Server] = []
-        self._wanted: list[Any] = []
+        self._wanted: list[_Kind] = []
 
     def own(self) -> threading.Lock:
         """Return the lock; in a process that was forked from the owner, have no server first."""
@@ -202,34 +245,42 @@ class _Servers:
             return None
         with self.own():
             if kind not in self._wanted:
-                self._wanted = [*self._wanted, kind][-_MOST:]
+                self._wanted = [kind, *self._wanted][:_MOST]
             server = next((server for server in self._running if server.kind == kind), None)
         if server is None:
             return None
         try:
-            return server.fork(folder, descriptors, variables)
+            return server.fork(folder, descriptors, variables) if server.is_ready() else None
         except OSError as error:
             LOGGER.debug("the fork server is not used: %s", error)
-            server.close()
             with self.own():
                 self._running = [other for other in self._running if other is not server]
+            server.close()
             return None
 
     def keep(self, processes: int) -> None:
         """Have a server for each kind of worker that was started since the last time."""
+        if _is_off():
+            self.close()
         with self.own():
             wanted, self._wanted = self._wanted, []
             if not wanted or _IS_OFF.get():
                 return
             alive = [server for server in self._running if server.is_running]
-            self._running = [server for server in alive if server.kind in wanted]
-            for server in alive:
-                if server not in self._running:
+            for server in self._running:
+                if server not in alive:
                     server.close()
-            known = [server.kind for server in self._running]
-            new = [kind for kind in wanted if kind not in known]
-            if read_free_memory() >= len(new) * processes * _BYTES:
-                self._running += map(_Server, new)
+            used = [server for server in alive if server.kind in wanted]
+            known = [server.kind for server in used]
+            # Something may have changed since the workers were started.
+            new = [k for k in wanted if k not in known and _describe(k.variables) == k]
+            others = [server for server in alive if server not in used]
+            least = len(new) * processes * _BYTES
+            while others and (len(used + new + others) > _MOST or read_free_memory() < least):
+                others.pop().close()
+            self._running = [*used, *others]
+            if new and read_free_memory() >= least:
+                self._running = [*map(_Server, new), *self._running]
 
     def close(self) -> None:
         """Stop all servers."""
@@ -245,23 +296,42 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SERVERS.own)
 
 
-def _describe(variables: Mapping[str, str]) -> Any:
+@dataclass(frozen=True)
+class _Kind:
+    """What a worker gets from this process at its start."""
+
+    variables: Mapping[str, str]
+    inherited: Any
+
+
+def _is_off() -> bool:
+    return os.environ.get(VARIABLE, "").lower() in _OFF
+
+
+def _describe(variables: Mapping[str, str]) -> _Kind | None:
     """Return what a worker gets from this process at its start; None if it must not be forked."""
-    is_off = os.environ.get(VARIABLE, "").lower() in _OFF
     # What TensorFlow does with a GPU after a fork was not tested.
-    if is_off or sys.platform != "linux" or list_gpus(variables):
+    has_gpus = list_gpus(variables) or any(device.exists() for device in _DEVICES)
+    if _is_off() or sys.platform != "linux" or has_gpus:
         return None
     try:
-        status = Path("/proc/self/status").read_text()
-        umask = next(line for line in status.splitlines() if line.startswith("Umask:"))
-        limits = [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS]
-        priority = os.getpriority(os.PRIO_PROCESS, 0)
-        cores = sorted(os.sched_getaffinity(0))
-    except (OSError, StopIteration):
+        status = Path("/proc/thread-self/status").read_text().splitlines()
+        inherited = (
+            [line for line in status if line.startswith(_INHERITED)],
+            Path("/proc/self/oom_score_adj").read_text(),
+            Path("/proc/self/cgroup").read_text(),
+            [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS],
+            (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
+            (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+            sorted(os.sched_getaffinity(0)),
+        )
+    except OSError:
         return None
-    users = (os.getresuid(), os.getresgid(), sorted(os.getgroups()))
     fixed = {name: value for name, value in variables.items() if name not in _OWN}
-    return fixed, umask, limits, users, priority, cores
+    for name, value in _SET_BY_IMPORT.items():
+        if fixed.get(name) == value or value is None:
+            fixed.pop(name, None)
+    return _Kind(fixed, inherited)
 
 
 def serve(number: int, session: int) -> None:
@@ -277,7 +347,10 @@ def serve(number: int, session: int) -> None:
         PID of the session. Processes that were forked from it may keep the connection open.
     """
     control = socket.socket(fileno=number)
+    os.chdir("/")  # each worker brings its own folder
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
+    with contextlib.suppress(OSError):  # the session has ended
+        control.sendall(b"r")
     requests = select.poll()
     requests.register(control, select.POLLIN)
     last = time.monotonic()

@@ -21,17 +21,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pybackend.launchers.processes import adopt_orphans, end_descendants
 
 # A server that has not answered after this time is stopped, or hangs.
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 20.0
 _CLEAN_UP_SECONDS = 2.0
 _MOST_DESCRIPTORS = 16
 # An answer: which number it is, and the number.
 _ANSWER = struct.Struct("<ci")
 _PID, _STATUS = b"p", b"s"
+_GO = b"g"
+# A signal to a whole group is the worker's: the guardian tells how it has dealt with it.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ForkedProcess:
@@ -48,13 +52,11 @@ class ForkedProcess:
         The process's environment.
     arguments
         The process's first command-line arguments.
-    program
-        Name of the module that it runs.
 
     Raises
     ------
     OSError
-        The server has ended, or does not answer.
+        The server has ended, or does not answer. Then the process does not run.
     """
 
     def __init__(
@@ -63,36 +65,31 @@ class ForkedProcess:
         descriptors: Sequence[int],
         variables: Mapping[str, str],
         arguments: Sequence[str] = (),
-        program: str = "pybackend.worker",
     ) -> None:
-        message = {
-            "program": program,
-            "arguments": list(arguments),
-            "environment": dict(variables),
-            "folder": os.getcwd(),
-        }
+        message = {"arguments": list(arguments), "environment": dict(variables)}
         self.returncode: int | None = None
         self._connection = connection
-        its_stdin, to_stdin = os.pipe()
-        from_stdout, its_stdout = os.pipe()
-        self.stdin = os.fdopen(to_stdin, "wb")
-        self.stdout = os.fdopen(from_stdout, "rb")
-        connection.settimeout(_ANSWER_SECONDS)
-        try:
-            sent = [its_stdin, its_stdout, its_stdout, *descriptors]
+        self._lock = threading.Lock()
+        with contextlib.ExitStack() as stack, contextlib.ExitStack() as failed:
+            failed.callback(connection.close)
+            # Unlike its name, it gives access to a folder that cannot be entered any more.
+            folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            its_stdin, to_stdin = os.pipe()
+            stack.callback(os.close, its_stdin)
+            self.stdin = failed.enter_context(os.fdopen(to_stdin, "wb"))
+            from_stdout, its_stdout = os.pipe()
+            stack.callback(os.close, its_stdout)
+            self.stdout = failed.enter_context(os.fdopen(from_stdout, "rb"))
+            connection.settimeout(_ANSWER_SECONDS)
+            sent = [its_stdin, its_stdout, its_stdout, folder, *descriptors]
             socket.send_fds(connection, [b"."], sent)
             connection.sendall(json.dumps(message).encode() + b"\n")
             pid = self._receive(_PID)
             if pid is None:
                 raise ConnectionError("the fork server has started no process")
-        except BaseException:
-            connection.close()
-            self.stdin.close()
-            self.stdout.close()
-            raise
-        finally:
-            os.close(its_stdin)
-            os.close(its_stdout)
+            connection.sendall(_GO)
+            failed.pop_all()
         self.pid = pid
 
     def poll(self) -> int | None:
@@ -103,22 +100,38 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended, at most ``timeout`` seconds; return the exit status."""
-        if self.returncode is None:
-            ends = select.poll()  # unlike `select`, for any descriptor
+        with self._lock:
+            status = self._read_status()
+        if status is not None:
+            return status
+        ends = select.poll()  # unlike `select`, for any descriptor
+        with contextlib.suppress(ValueError):  # another thread has read the status
             ends.register(self._connection, select.POLLIN)
-            if not ends.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0)
-            status = self._receive(_STATUS)
-            # Without its guardian nobody knows how it ended; its launcher kills it then.
-            self.returncode = -signal.SIGKILL if status is None else status
-            self._connection.close()
-        return self.returncode
+            ends.poll(None if timeout is None else timeout * 1000)
+        with self._lock:
+            status = self._read_status()
+        if status is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0)
+        return status
 
     def send_signal(self, number: int) -> None:
         """Send the process a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
+
+    def _read_status(self) -> int | None:
+        """Return the exit status, or None while the process runs."""
+        if self.returncode is None:
+            ends = select.poll()  # unlike `select`, for any descriptor
+            ends.register(self._connection, select.POLLIN)
+            if not ends.poll(0):
+                return None
+            status = self._receive(_STATUS)
+            # Without its guardian nobody knows how it ended; its launcher kills it then.
+            self.returncode = -signal.SIGKILL if status is None else status
+            self._connection.close()
+        return self.returncode
 
     def _receive(self, wanted: bytes) -> int | None:
         received = self._connection.recv(_ANSWER.size, socket.MSG_WAITALL)
@@ -150,23 +163,32 @@ def attend(
     worker = os.fork()
     if worker == 0:
         enter(message)
-        connection.sendall(_ANSWER.pack(_PID, os.getpid()))
-        connection.close()
         _take(message, received)
+        connection.sendall(_ANSWER.pack(_PID, os.getpid()))
+        if connection.recv(1) != _GO:  # the launcher has given up
+            os._exit(1)
+        connection.close()
         return message
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     for descriptor in received:
         os.close(descriptor)
     threading.Thread(target=_resume_when_left, args=(connection, worker), daemon=True).start()
+    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != worker:
+        os.waitpid(ended.si_pid, 0)  # an orphan
+    # The worker's PID belongs to nobody else until it is reaped.
+    end_descendants(_CLEAN_UP_SECONDS, spared=[worker])
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    end_descendants(_CLEAN_UP_SECONDS)
     with contextlib.suppress(OSError):
         connection.sendall(_ANSWER.pack(_STATUS, status))
     os._exit(0)
 
 
 def _resume_when_left(connection: socket.socket, worker: int) -> None:
-    with contextlib.suppress(OSError):
-        connection.recv(1)
+    """Resume a stopped worker when its launcher has closed the connection."""
+    ends = select.poll()
+    ends.register(connection, select.POLLRDHUP)
+    ends.poll()
     with contextlib.suppress(ProcessLookupError):
         os.kill(worker, signal.SIGCONT)
 
@@ -178,12 +200,21 @@ def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
     for number, descriptor in enumerate(received[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    os.chdir(message["folder"])
-    os.environ.clear()
+    os.fchdir(received[3])
+    os.close(received[3])
+    # What imports have set remains, as in a process that imports the same.
+    for name in _read_first_environment() - set(message["environment"]):
+        os.environ.pop(name, None)
     os.environ.update(message["environment"])
     tempfile.tempdir = None  # an import may have read the server's TMPDIR
     importlib.invalidate_caches()  # folders on the path may be new
-    sys.argv[:] = [sys.argv[0], *message["arguments"], *map(str, received[3:])]
+    sys.argv[:] = [sys.argv[0], *message["arguments"], *map(str, received[4:])]
     # Otherwise all workers would draw the same numbers.
     random.seed()
     np.random.seed()
+
+
+def _read_first_environment() -> set[str]:
+    """Return the names of the variables with which this process, or the server, was started."""
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return {os.fsdecode(entry.partition(b"=")[0]) for entry in entries if entry}

@@ -99,7 +99,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 # As in `ps`: stopped by a signal; waiting for a device. On macOS the latter is U.
-_STALLED = {"T": "stopped (by SIGSTOP?)", "D": "stuck on a disk", "U": "stuck on a disk"}
+_STALLED = {
+    "T": "stopped (by SIGSTOP?)",
+    "D": "stuck on a disk",
+    "U": "stuck on a disk",
+    "Z": "a zombie, whose parent process is stopped (by SIGSTOP?),",
+}
 _STALL_LOOK_SECONDS = 0.5
 
 

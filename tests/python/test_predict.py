@@ -38,7 +38,7 @@ from pybackend import (
     model_to_bytes,
     predict_spark,
 )
-from pybackend.launchers.spark import predict_task
+from pybackend.launchers.spark import predict, predict_task
 from pybackend.launchers.spark.predict import remove_dates
 from pybackend.launchers.spark.predict_task import PredictTask
 
@@ -97,6 +97,16 @@ def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
         {"image": np.array([[-1, 1], [2, -2]]), "color": np.array([[1], [0]])}, verbose=0
     )
     np.testing.assert_allclose(numbers(predict_spark(found, data), ".pred"), expected, atol=1e-6)
+
+
+def test_python_gets_the_features_alone(table: Any, dense_model: Any) -> None:
+    fails = functions.raise_error(functions.lit("this column is read"))
+    wide = table.withColumn("other", functions.when(functions.col("id") >= 0, fails))
+    scored = predict_spark(dense_model, wide, features=FEATURES)
+    if predict.has_arrow_udfs(table.sparkSession):
+        assert len(scored.select("id", f"`{scored.columns[-1]}`").collect()) == 60
+    with pytest.raises(Exception, match="this column is read"):
+        scored.collect()
 
 
 @pytest.mark.full

@@ -38,6 +38,17 @@ def test_they_have_what_takes_long_to_import_and_nothing_else_in_common() -> Non
         assert a != b
 
 
+def end_the_guardian(context: WorkerContext) -> Any:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getppid(), number)
+    return os.environ["TFDIST_RANK"], os.environ.get("HDF5_PLUGIN_PATH"), os.getcwd()
+
+
+def test_signals_to_a_whole_group_leave_the_guardian_and_imports_leave_their_variables() -> None:
+    for rank, answer in enumerate(barrier_run(None, end_the_guardian, workers=2)):
+        assert answer == (str(rank), "disable", os.getcwd())
+
+
 @pytest.mark.launcher
 def test_the_mark_has_them_start_as_for_users() -> None:
     assert not any(answer[0] for answer in barrier_run(None, look, workers=2))

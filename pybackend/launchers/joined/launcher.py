@@ -101,7 +101,7 @@ class JoinedLauncher:
         try:
             outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
         finally:
-            keep_fork_server(place.size if place.is_one_machine else 1)
+            keep_fork_server(max(place.local_size, place.size if place.is_one_machine else 1))
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.
         JoinedLauncher.calls += 1

@@ -72,17 +72,46 @@ def add_predictions(
         predictions,
         skips_incomplete,
     )
-    schema = StructType([*columns, *map(_struct_field, predictions.fields)])
+    added = [_struct_field(field) for field in predictions.fields]
     ship_package(session)
     if is_connect(session):
         task = _send_model(task, session)
     size = sum(map(len, task.files.values()))
 
     def plan() -> Any:
-        return _with_arrays(frame, len(columns), sources).mapInArrow(task, schema)
+        sent = _with_arrays(frame, len(columns), sources)
+        if not has_arrow_udfs(session):
+            return sent.mapInArrow(task, StructType([*columns, *added]))
+        scored = _with_structs(sent, task, added)
+        return scored.toDF(*types, *(field.name for field in added))
 
     with driver_python(session):
         return ask(session, "a plan", plan, size)
+
+
+def has_arrow_udfs(session: Any) -> bool:
+    """Return whether Spark has them; its version and that of a Connect client may differ."""
+    from pyspark.sql import functions
+
+    version = tuple(int(part) for part in session.version.split(".")[:2])
+    return hasattr(functions, "arrow_udf") and version >= (4, 1)
+
+
+def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
+    """Return a DataFrame's columns and the predictions, computed by a UDF of the features alone.
+
+    `mapInArrow` would send Python all columns, and back.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.types import StructField, StructType
+
+    sf: Any = functions  # type checkers do not find Arrow UDFs there
+    kind = StructType([StructField(f"p{n}", field.dataType) for n, field in enumerate(added)])
+    predict = sf.arrow_udf(task.score, kind, sf.ArrowUDFType.SCALAR_ITER)
+    kept = [f"c{place}" for place in range(task.kept)]
+    scored = predict(sf.struct(*(f"c{place}" for place in task.places))).alias("p")
+    predicted = [f"p.{name}" for name in kind.names]
+    return sent.select(*kept, scored).select(*kept, *predicted)
 
 
 def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:

@@ -39,7 +39,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Function that Spark runs on each partition.
+    """Function that Spark runs on each partition, by `mapInArrow` or as a UDF (`score`).
 
     Attributes
     ----------
@@ -52,9 +52,9 @@ class PredictTask:
     column_groups
         The tensors; their ``places`` are indices into ``places`` below.
     places
-        Positions of the feature columns in the batches.
+        Positions of the feature columns in the batches of `mapInArrow`.
     kept
-        Number of columns, starting with the first, that are copied to the result.
+        Number of their columns, starting with the first, that are copied to the result.
     skips_incomplete
         Whether a row with a null or an unknown category gets null predictions.
     """
@@ -76,24 +76,44 @@ class PredictTask:
         reader = TensorReader(self.column_groups)
         names = [field.name for field in self.predictions.fields]
         for batch in batches:
-            if not batch.num_rows:
-                continue
             features = pa.RecordBatch.from_arrays(
                 [batch.column(place) for place in self.places],
                 [batch.schema.names[place] for place in self.places],
             )
-            complete = np.ones(batch.num_rows, bool)
-            if self.skips_incomplete:
-                complete = reader.find_complete(features)
-                features = features.filter(pa.array(complete))
             first = 0
-            for outputs, last in self._predict(reader, features, complete):
-                rows, part = batch.slice(first, last - first), complete[first:last]
+            for columns, last in self._score(reader, features):
+                rows = batch.slice(first, last - first)
                 first = last
                 yield pa.RecordBatch.from_arrays(
-                    [*rows.columns[: self.kept], *self.predictions.arrow(outputs, part)],
+                    [*rows.columns[: self.kept], *columns],
                     [*rows.schema.names[: self.kept], *names],
                 )
+
+    def score(self, structs: Iterator[Any]) -> Iterator[Any]:
+        """Yield the predictions as structs, for each array of structs of the features."""
+        import pyarrow as pa
+
+        reader = TensorReader(self.column_groups)
+        names = [f"p{place}" for place, _ in enumerate(self.predictions.fields)]
+        for array in structs:
+            for columns, _ in self._score(reader, pa.RecordBatch.from_struct_array(array)):
+                yield pa.StructArray.from_arrays(columns, names)
+
+    def _score(self, reader: TensorReader, features: Any) -> Iterator[tuple[list[Any], int]]:
+        """Yield prediction columns for blocks of rows, each with the row at which it ends."""
+        import pyarrow as pa
+
+        if not features.num_rows:
+            return
+        complete = np.ones(features.num_rows, bool)
+        if self.skips_incomplete:
+            complete = reader.find_complete(features)
+            if not complete.all():
+                features = features.filter(pa.array(complete))
+        first = 0
+        for outputs, last in self._predict(reader, features, complete):
+            yield self.predictions.arrow(outputs, complete[first:last]), last
+            first = last
 
     def _predict(
         self, reader: TensorReader, features: Any, complete: Array

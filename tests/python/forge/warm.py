@@ -149,18 +149,19 @@ def run_daemon() -> None:
     if not Path(path).exists() or sys.prefix != os.environ.get(_PREFIX):
         return
     message = {
-        "program": DAEMON,
         "arguments": sys.orig_argv[sys.orig_argv.index(DAEMON) + 1 :],
         "environment": dict(os.environ),
-        "folder": os.getcwd(),
         "path": sys.path,
     }
     with _connect(path) as connection:
-        socket.send_fds(connection, [b"."], [0, 1, 2])
+        folder = os.open(".", os.O_PATH)
+        socket.send_fds(connection, [b"."], [0, 1, 2, folder])
         connection.sendall(json.dumps(message).encode() + b"\n")
-        answers = connection.makefile("rb").read()  # as in `forking`: PID and exit status
-        status = struct.unpack("<ci", answers[-5:])[1] if answers else 1
-        os._exit(max(0, status))
+        # As in `forking`: PID and exit status.
+        if connection.recv(5, socket.MSG_WAITALL):
+            connection.sendall(b"g")
+        answer = connection.recv(5, socket.MSG_WAITALL)
+        os._exit(max(0, struct.unpack("<ci", answer)[1]) if answer else 1)
 
 
 def _connect(path: str | Path) -> socket.socket:
@@ -218,7 +219,7 @@ def _attend(connection: socket.socket) -> NoReturn:
     asking, _, _ = struct.unpack("3i", credentials)
 
     def enter(message: Mapping[str, Any]) -> None:
-        if message["program"] != DAEMON:  # which creates its own group
+        if "path" not in message:  # Spark's daemon creates its own group
             os.setsid()
         _enter_host(asking)
 
@@ -249,14 +250,14 @@ def _enter_host(pid: int) -> None:
 
 def _run(message: Mapping[str, Any]) -> None:
     """Run the program of the message; `-c` is the first argument of one that Python starts so."""
-    if message["program"] == DAEMON:
-        sys.argv[0] = DAEMON
+    if "path" in message:
+        sys.argv[0] = program = DAEMON
         _become_daemon(message["path"])
     else:
-        sys.argv[0] = "-c"
+        sys.argv[0], program = "-c", "pybackend.worker"
         inherited = os.environ["PYTHONPATH"].split(os.pathsep)
         sys.path[:] = [*inherited, *(p for p in sys.path[1:] if p not in inherited)]
-    runpy.run_module(message["program"], run_name="__main__", alter_sys=True)
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
 
 
 def _become_daemon(path: list[str]) -> None:
