@@ -164,9 +164,8 @@ class _Server:
         # It ends by itself when it is idle: this thread reaps it.
         threading.Thread(target=self._process.wait, daemon=True).start()
 
-    @property
     def is_running(self) -> bool:
-        """Whether it has not ended, nor been importing for so long that it must hang."""
+        """Return whether it runs, and does not hang while it imports TensorFlow."""
         hangs = not self._is_ready and time.monotonic() > self._started + _HUNG_SECONDS
         return self._process.poll() is None and not hangs
 
@@ -266,7 +265,7 @@ class _Servers:
             wanted, self._wanted = self._wanted, []
             if not wanted or _IS_OFF.get():
                 return
-            alive = [server for server in self._running if server.is_running]
+            alive = [server for server in self._running if server.is_running()]
             for server in self._running:
                 if server not in alive:
                     server.close()
@@ -298,7 +297,7 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a worker gets from this process at its start."""
+    """All that a worker gets from this process at its start."""
 
     variables: Mapping[str, str]
     inherited: Any
