@@ -3,7 +3,8 @@
 The import takes seconds, which is most of the time of a short training run. So after a call, one
 process of the session imports TensorFlow and waits. The workers of the next call are forked from
 it, within milliseconds, if they would start in the same way: with the same environment, limits and
-user. The server runs no job, so a worker begins as a new process does.
+user. The server runs no job, so a worker begins as a new process does: it has the same imports, but
+random numbers of its own.
 """
 
 from __future__ import annotations
