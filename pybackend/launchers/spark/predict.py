@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -102,12 +102,19 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
 
     `mapInArrow` would send Python all columns, and back.
     """
+    import pyarrow as pa
     from pyspark.sql import functions
     from pyspark.sql.types import StructField, StructType
 
     sf: Any = functions  # type checkers do not find Arrow UDFs there
     kind = StructType([StructField(f"p{n}", field.dataType) for n, field in enumerate(added)])
-    predict = sf.arrow_udf(task.score, kind, sf.ArrowUDFType.SCALAR_ITER)
+
+    def score(structs: Any) -> Any:
+        return task.score(structs)
+
+    # Spark warns without them; in R, a warning from a thread would wait for R's own thread.
+    score.__annotations__ = dict.fromkeys(["structs", "return"], Iterator[pa.Array])
+    predict = sf.arrow_udf(score, kind)
     kept = [f"c{place}" for place in range(task.kept)]
     scored = predict(sf.struct(*(f"c{place}" for place in task.places))).alias("p")
     predicted = [f"p.{name}" for name in kind.names]
