@@ -103,7 +103,8 @@ def test_a_result_knows_how_its_columns_are_read(spark: Any) -> None:
 def test_python_gets_the_features_alone(table: Any, dense_model: Any) -> None:
     fails = functions.raise_error(functions.lit("this column is read"))
     wide = table.withColumn("other", functions.when(functions.col("id") >= 0, fails))
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
         scored = predict_spark(dense_model, wide, features=FEATURES)
     if predict.has_arrow_udfs(table.sparkSession):
         assert len(scored.select("id", f"`{scored.columns[-1]}`").collect()) == 60
