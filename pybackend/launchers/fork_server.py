@@ -311,7 +311,8 @@ def _is_off() -> bool:
 def _describe(variables: Mapping[str, str]) -> _Kind | None:
     """Return what a worker gets from this process at its start; None if it must not be forked."""
     # What TensorFlow does with a GPU after a fork was not tested.
-    has_gpus = list_gpus(variables) or any(device.exists() for device in _DEVICES)
+    numbers = [number for number in list_gpus(variables) if not number.startswith("-")]
+    has_gpus = numbers or any(device.exists() for device in _DEVICES)
     if _is_off() or sys.platform != "linux" or has_gpus:
         return None
     try:

@@ -6,7 +6,6 @@ limits: only the standard library, and the syntax of Python 3.6.
 
 import os
 from contextlib import suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,9 @@ def cgroups() -> Any:
 def list_gpus(environment: Any = os.environ, devices: Path = _DEVICES) -> Any:
     """Return the numbers of the NVIDIA GPUs of the system, or of those that the user selected.
 
-    CUDA numbers visible GPUs from 0: the only GPU of a container may be `nvidia3`. In the list that
-    the user selected, CUDA ignores an invalid number and everything after it, such as in ``-1``.
+    CUDA numbers visible GPUs from 0: the only GPU of a container may be `nvidia3`.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return list(takewhile(lambda name: name and name[0] != "-", chosen.split(",")))
+        return [number for number in chosen.split(",") if number]
     return [str(number) for number, _ in enumerate(devices.glob("nvidia[0-9]*"))]
