@@ -51,7 +51,7 @@ def test_signals_to_a_whole_group_leave_the_guardian_and_imports_leave_their_var
 
 @pytest.mark.launcher
 def test_the_mark_has_them_start_as_for_users() -> None:
-    assert not any(answer[0] for answer in barrier_run(None, look, workers=2))
+    assert not any(barrier_run(None, lambda context: "keras" in sys.modules, workers=2))
 
 
 @pytest.mark.full
