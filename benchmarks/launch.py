@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import checks
 import numpy as np
-from rounds import interleaved, median_seconds
+from rounds import interleaved, median_seconds, seconds
 from standalone_session import standalone_session
 from step import network
 
@@ -70,7 +70,7 @@ def measure(rounds: int) -> dict[str, Figures]:
 
 def _first_steps(rounds: int) -> dict[str, dict[str, float]]:
     cases = {
-        "one process: import, build, one step": _one_process,
+        "one process: import, build, one step": seconds(_one_process),
         "first call": lambda: _first_step("0"),
     }
     found = interleaved(cases, rounds)
@@ -101,10 +101,8 @@ def _first_step(fork_server: str) -> float:
     return ends[0]
 
 
-def _one_process() -> float:
-    began = time.perf_counter()
+def _one_process() -> None:
     subprocess.run([sys.executable, "-c", _ONE_STEP], check=True, cwd=os.path.dirname(__file__))
-    return time.perf_counter() - began
 
 
 def _no_op(spark: Any) -> None:

@@ -67,7 +67,7 @@ _DEVICES = (Path("/dev/kfd"), Path("/dev/dxg"))
 # Lines of /proc/PID/status.
 _INHERITED = ("CapEff", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "Umask")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
-_IS_OFF: ContextVar[bool] = ContextVar("_IS_OFF", default=False)
+_IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _OFF = ("0", "false", "no", "off")
 
 
@@ -107,10 +107,11 @@ def popen(
     )
 
 
-def keep_fork_server(processes: int = 1) -> None:
-    """Have a fork server for workers like those just started, if there is memory for it.
+@contextlib.contextmanager
+def keeping_fork_server(processes: int = 1) -> Iterator[None]:
+    """Start a fork server after this block for workers like those of the block, if memory allows.
 
-    This raises nothing, because the result of the call that has just ended counts.
+    This raises no error of its own, which would replace the result of the block.
 
     Parameters
     ----------
@@ -118,9 +119,12 @@ def keep_fork_server(processes: int = 1) -> None:
         Number of processes on this machine that do the same.
     """
     try:
-        _SERVERS.keep(processes)
-    except Exception as error:
-        LOGGER.debug("no fork server: %s", error)
+        yield
+    finally:
+        try:
+            _SERVERS.keep(processes)
+        except Exception as error:
+            LOGGER.debug("no fork server: %s", error)
 
 
 def stop_fork_server() -> None:
@@ -132,11 +136,11 @@ def stop_fork_server() -> None:
 def without_fork_server() -> Iterator[None]:
     """Have no fork server in this block, because its import of TensorFlow would take time there."""
     _SERVERS.close()
-    token = _IS_OFF.set(True)
+    token = _IS_SUSPENDED.set(True)
     try:
         yield
     finally:
-        _IS_OFF.reset(token)
+        _IS_SUSPENDED.reset(token)
 
 
 class _Server:
@@ -240,7 +244,7 @@ class _Servers:
     def fork(
         self, folder: str, descriptors: Sequence[int], variables: Mapping[str, str]
     ) -> ForkedProcess | None:
-        """Fork a worker; None if there is no server for it."""
+        """Fork a worker; return None if no server starts such workers."""
         if (kind := _describe(variables)) is None:
             return None
         with self.own():
@@ -264,7 +268,7 @@ class _Servers:
             self.close()
         with self.own():
             wanted, self._wanted = self._wanted, []
-            if not wanted or _IS_OFF.get():
+            if not wanted or _is_off():
                 return
             alive = [server for server in self._running if server.is_running()]
             for server in self._running:
@@ -305,7 +309,7 @@ class _Kind:
 
 
 def _is_off() -> bool:
-    return os.environ.get(VARIABLE, "").lower() in _OFF
+    return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF
 
 
 def _describe(variables: Mapping[str, str]) -> _Kind | None:
@@ -348,7 +352,7 @@ def serve(number: int, session: int) -> None:
         PID of the session. Processes that were forked from it may keep the connection open.
     """
     control = socket.socket(fileno=number)
-    os.chdir("/")  # each worker brings its own folder
+    os.chdir("/")  # the session's directory can be removed; a worker gets its own
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
     with contextlib.suppress(OSError):  # the session has ended
         control.sendall(b"r")

@@ -34,7 +34,8 @@ _MOST_DESCRIPTORS = 16
 _ANSWER = struct.Struct("<ci")
 _PID, _STATUS = b"p", b"s"
 _GO = b"g"
-# A signal to a whole group is the worker's: the guardian tells how it has dealt with it.
+# A signal that is sent to all processes is meant for the worker. The guardian ignores it, because
+# it must still report the worker's exit status.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -72,7 +73,7 @@ class ForkedProcess:
         self._lock = threading.Lock()
         with contextlib.ExitStack() as stack, contextlib.ExitStack() as failed:
             failed.callback(connection.close)
-            # Unlike its name, it gives access to a folder that cannot be entered any more.
+            # A descriptor also works if the directory can no longer be opened by its name.
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, folder)
             its_stdin, to_stdin = os.pipe()
@@ -94,22 +95,21 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the process runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(timeout=0)
-        return self.returncode
+        with self._lock:
+            if self.returncode is None and self._has_answer(0):
+                status = self._receive(_STATUS)
+                # Without the guardian, the exit status is unknown. The launcher then kills the
+                # worker.
+                self.returncode = -signal.SIGKILL if status is None else status
+                self._connection.close()
+            return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended, at most ``timeout`` seconds; return the exit status."""
-        with self._lock:
-            status = self._read_status()
-        if status is not None:
-            return status
-        ends = select.poll()  # unlike `select`, for any descriptor
-        with contextlib.suppress(ValueError):  # another thread has read the status
-            ends.register(self._connection, select.POLLIN)
-            ends.poll(None if timeout is None else timeout * 1000)
-        with self._lock:
-            status = self._read_status()
+        if self.poll() is None:
+            with contextlib.suppress(ValueError):  # another thread has read the status
+                self._has_answer(timeout)
+        status = self.poll()
         if status is None:
             raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0)
         return status
@@ -120,18 +120,10 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
-    def _read_status(self) -> int | None:
-        """Return the exit status, or None while the process runs."""
-        if self.returncode is None:
-            ends = select.poll()  # unlike `select`, for any descriptor
-            ends.register(self._connection, select.POLLIN)
-            if not ends.poll(0):
-                return None
-            status = self._receive(_STATUS)
-            # Without its guardian nobody knows how it ended; its launcher kills it then.
-            self.returncode = -signal.SIGKILL if status is None else status
-            self._connection.close()
-        return self.returncode
+    def _has_answer(self, timeout: float | None) -> bool:
+        answers = select.poll()  # unlike `select`, for any descriptor
+        answers.register(self._connection, select.POLLIN)
+        return bool(answers.poll(None if timeout is None else timeout * 1000))
 
     def _receive(self, wanted: bytes) -> int | None:
         received = self._connection.recv(_ANSWER.size, socket.MSG_WAITALL)
@@ -176,7 +168,7 @@ def attend(
     threading.Thread(target=_resume_when_left, args=(connection, worker), daemon=True).start()
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != worker:
         os.waitpid(ended.si_pid, 0)  # an orphan
-    # The worker's PID belongs to nobody else until it is reaped.
+    # No other process can get the worker's PID until it is reaped.
     end_descendants(_CLEAN_UP_SECONDS, spared=[worker])
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.fork_server import keep_fork_server, stop_fork_server
+from pybackend.launchers.fork_server import keeping_fork_server, stop_fork_server
 from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 
@@ -55,6 +55,7 @@ class LocalLauncher:
         self.check(job)
         return Submission(("this machine",) * job.workers)
 
+    @keeping_fork_server()
     def launch(
         self,
         job: Job,
@@ -63,18 +64,6 @@ class LocalLauncher:
         on_event: Emit,
     ) -> Outcome:
         self.check(job)
-        try:
-            return self._launch(job, files, datasets, on_event)
-        finally:
-            keep_fork_server()
-
-    def _launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if isinstance(job, TrainingJob) and job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:

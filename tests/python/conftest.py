@@ -389,6 +389,14 @@ def marked_processes(mark: str | None = None) -> list[tuple[int, bytes]]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    from pybackend.launchers.processes import read_main_thread
+
+    state = read_main_thread(pid)
+    return state is not None and state[0] != "Z"
+
+
 def wait_for(condition: Any, seconds: float = 60.0) -> None:
     """Poll a condition of another process that has no event to wait for, until a time limit.
 

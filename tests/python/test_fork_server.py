@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import wait_for
+from conftest import is_running, wait_for
+from warm import children
 
 from pybackend.launchers import fork_server, forking
-from pybackend.launchers.processes import read_main_thread
 
 SCRIPT = """
-import json, os, sys, time
+import json, os, signal, sys
 import keras, numpy as np
 import pybackend
 from pybackend.launchers import forking
@@ -32,7 +32,7 @@ class LeaveDaemon(keras.callbacks.Callback):
         if os.fork() == 0:
             os.setsid()
             open(os.environ["DAEMON"], "w").write(str(os.getpid()))
-            time.sleep(1000)
+            signal.pause()
 
 def train():
     result = pybackend.barrier_train(
@@ -94,15 +94,6 @@ def session(folder: Path, **variables: str) -> Iterator[Session]:
     finally:
         started.process.kill()
         started.process.communicate()
-
-
-def is_running(pid: int) -> bool:
-    state = read_main_thread(pid)
-    return state is not None and state[0] != "Z"
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_later_calls_use_it_with_the_same_results_and_leave_nothing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import pytest
 from cloudpickle import dumps
-from conftest import FORGE, build_dense, full, stop_at_end, wait_for, worker_processes
+from conftest import FORGE, build_dense, full, is_running, stop_at_end, wait_for, worker_processes
 from failing import KINDS, fail, nothing_left
 from leaks import find_in_commands, know_token
 
@@ -210,7 +210,7 @@ def test_what_a_worker_has_started_ends_with_it() -> None:
         return subprocess.Popen(["sleep", "1000"]).pid
 
     (pid,) = barrier_run(None, work, workers=1, verbose=0)
-    wait_for_end(pid)
+    wait_for(lambda: not is_running(pid))
 
 
 DRIVER = """
@@ -233,8 +233,7 @@ def test_workers_end_with_their_driver(number: signal.Signals) -> None:
     pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
     driver.send_signal(number)
     driver.communicate(timeout=60)
-    for pid in pids:
-        wait_for_end(pid)
+    wait_for(lambda: not any(map(is_running, pids)))
     for folder in folders() - before:
         # Removed by the worker itself where the driver could not.
         wait_for(lambda folder=folder: not os.path.exists(folder))
@@ -272,17 +271,6 @@ def test_a_zip_of_a_spark_session_that_has_ended_is_not_used(
         packed.writestr("pybackend/__init__.py", "raise ImportError('of another session')")
     monkeypatch.setattr(sys, "path", [str(old), *sys.path])
     assert barrier_run(None, lambda context: context.rank, workers=1, verbose=0) == [0]
-
-
-def wait_for_end(pid: int) -> None:
-    def is_gone() -> bool:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().split()[2] == "Z"
-        except OSError:
-            return True
-
-    wait_for(is_gone)
 
 
 @pytest.mark.full
@@ -406,8 +394,7 @@ def test_a_stopped_worker_ends_with_a_driver_that_is_killed() -> None:
     os.kill(pids[0], signal.SIGSTOP)
     driver.kill()
     driver.communicate(timeout=60)
-    for pid in pids:
-        wait_for_end(pid)
+    wait_for(lambda: not any(map(is_running, pids)))
     for folder in folders() - before:
         wait_for(lambda folder=folder: not os.path.exists(folder))
 
@@ -559,12 +546,4 @@ def test_a_daemon_that_a_function_has_started_ends_with_it(ends: str, tmp_path: 
             barrier_run("local", work, workers=1, verbose=0)
     else:
         barrier_run("local", work, workers=1, verbose=0)
-    assert read_state(int(note.read_text())) in (None, "Z")
-
-
-def read_state(pid: int) -> str | None:
-    """Return the state of a process as `ps` shows it, or None if it has exited."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return None
+    assert not is_running(int(note.read_text()))

@@ -31,7 +31,7 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
-from pybackend.launchers.fork_server import keep_fork_server
+from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
     AtItself,
@@ -98,10 +98,9 @@ class JoinedLauncher:
         member = Member(job, files, rows, token, None, place.is_one_machine)
         call = JoinedCall(place, member, claims, on_event)
         notice = Notice()
-        try:
+        processes = max(place.local_size, place.size if place.is_one_machine else 1)
+        with keeping_fork_server(processes):
             outcome = _lead(call, notice) if place.rank == 0 else _follow(call, notice)
-        finally:
-            keep_fork_server(max(place.local_size, place.size if place.is_one_machine else 1))
         notice.pass_on()
         # A call that fails in one process before all have met must not be counted only there.
         JoinedLauncher.calls += 1

@@ -21,7 +21,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.session import ask, is_connect, read_schema
+from pybackend.launchers.spark.session import ask, is_connect, read_schema, read_version
 
 _METADATA = "metadata.json"
 _VECTOR = "VectorUDT"
@@ -78,9 +78,11 @@ def add_predictions(
         task = _send_model(task, session)
     size = sum(map(len, task.files.values()))
 
+    by_udf = has_arrow_udfs(session)
+
     def plan() -> Any:
         sent = _with_arrays(frame, len(columns), sources)
-        if not has_arrow_udfs(session):
+        if not by_udf:
             return sent.mapInArrow(task, StructType([*columns, *added]))
         scored = _with_structs(sent, task, added)
         return scored.toDF(*types, *(field.name for field in added))
@@ -93,8 +95,7 @@ def has_arrow_udfs(session: Any) -> bool:
     """Return whether Spark has them; its version and that of a Connect client may differ."""
     from pyspark.sql import functions
 
-    version = tuple(int(part) for part in session.version.split(".")[:2])
-    return hasattr(functions, "arrow_udf") and version >= (4, 1)
+    return hasattr(functions, "arrow_udf") and read_version(session) >= (4, 1)
 
 
 def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:

@@ -80,6 +80,12 @@ def silence(session: Any, request: str, seconds: float) -> ClusterError:
     )
 
 
+def read_version(session: Any) -> tuple[int, ...]:
+    """Return the first two numbers of Spark's version; `ClusterError` if it does not answer."""
+    version = ask(session, "its version", lambda: session.version)
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
 def read_schema(frame: Any) -> Any:
     """Return the ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
     return ask(frame.sparkSession, "the columns of a DataFrame", lambda: frame.schema)

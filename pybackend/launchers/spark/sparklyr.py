@@ -39,7 +39,7 @@ from pybackend.launchers.spark.barrier import (
 )
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.python import ship_package
-from pybackend.launchers.spark.session import ask
+from pybackend.launchers.spark.session import ask, read_version
 from pybackend.launchers.spark.slots import (
     check_allotment,
     check_slots,
@@ -306,8 +306,7 @@ def _is_without_protobuf(session: Any, workers: int) -> bool:
         session.range(0, workers, 1, workers).selectExpr(load).collect()
 
     try:
-        version = ask(session, "its version", lambda: session.version)
-        if tuple(map(int, version.split(".")[:2])) >= (4, 3):
+        if read_version(session) >= (4, 3):
             run_watched(session, look, pause, idle_seconds=math.inf)
     except Exception as error:
         return f"ClassNotFoundException: {_PROTOBUF}" in str(error)

@@ -83,7 +83,7 @@ class Forge:
         """Return the process ids of its workers that still run."""
         if self._process is None:
             return []
-        forked = [pid for waiting in _children(self._process.pid) for pid in _children(waiting)]
+        forked = [pid for waiting in children(self._process.pid) for pid in children(waiting)]
         return [pid for pid in forked if _name(pid) != DAEMON]
 
     def popen(self, command: Any, **options: Any) -> Any:
@@ -197,7 +197,8 @@ def serve(path: str) -> None:
                     pass
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Return the process ids of a process's children; those of its main thread alone."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # it has ended
