@@ -11,7 +11,7 @@ from conftest import wait_for
 
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.job.messages import Note
-from pybackend.launchers.spark import sparklyr
+from pybackend.launchers.spark import session, sparklyr
 from pybackend.launchers.spark.sparklyr import _explain, _Watch
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
@@ -117,7 +117,7 @@ def test_a_task_that_shows_no_sign_of_life_is_named_and_the_job_cancelled() -> N
 def test_a_slow_driver_is_not_asked_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparklyr, "run_watched", run_nothing)
     asked: list[str] = []
-    monkeypatch.setattr(sparklyr, "ask", lambda session, what, call: asked.append(what) or "4.3.0")
+    monkeypatch.setattr(session, "ask", lambda _, what, call: asked.append(what) or "4.3.0")
     assert sparklyr._is_without_protobuf(None, 2)
     assert asked == ["its version"]
 
