@@ -19,7 +19,7 @@ import pybackend
 IMAGES, EPOCHS = 12_800, 4
 CASES: dict[str, dict[str, Any]] = {
     "synchronous": {},
-    "parameter_server": {"strategy": "parameter_server"},
+    "parameter_server": {"exchange": pybackend.ParameterServer()},
 }
 Table = dict[str, dict[str, float]]
 

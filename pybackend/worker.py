@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound=Job)
 
 _OPEN_SERVERS = (
-    "TensorFlow's own servers (of the transport 'tf' and the strategy 'parameter_server') listen "
+    "TensorFlow's own servers (of the transport 'tf' and ParameterServer) listen "
     "on all interfaces of the workers' hosts, and accept every connection, without a token: use "
     "them only on networks that you trust"
 )
@@ -189,7 +189,7 @@ class WorkerProcess(Generic[Kind]):
                 timeout,
                 connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
                 patience=Patience(on_wait=self._say_wait),
-                encrypt=self.job.exchange.encrypt,
+                encrypt=self.job.encrypt,
             )
         try:
             yield collective
@@ -217,7 +217,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     if worker.job.is_elastic:
         return _train_elastically(worker)
     worker, order = worker.receive()
-    if worker.job.strategy is not None:
+    if worker.job.is_asynchronous:
         return _train_asynchronously(worker, order)
     sources = read_sources(worker.job, worker.rank, worker.folder, order)
     with worker.join(order, bool(sources)) as collective:

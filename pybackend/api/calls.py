@@ -29,7 +29,6 @@ Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
 Scaling = Literal["linear", "sqrt"]
-Strategy = Literal["parameter_server"] | ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class PredictionCall(ModelCall):
 class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
-    ``elastic`` and ``roles`` are derived from ``workers`` and ``strategy``, and
+    ``elastic`` and ``roles`` are derived from ``workers`` and ``exchange``, and
     ``discards_checkpoints`` from a `BackupAndRestore`.
     """
 
@@ -88,13 +87,12 @@ class TrainingCall(ModelCall):
     class_weight: Mapping[Any, float] | None = None
     seed: int | None = None
     shuffle: Shuffle = True
-    exchange: Exchange | LocalSteps | None = None
+    exchange: Exchange | LocalSteps | ParameterServer | None = None
     scale_lr: ScaleLearningRate | Scaling | None = None
     model_uri: Place | None = None
     checkpoint: Checkpoint | Place | None = None
     discards_checkpoints: bool = False
     restarts: int = 0
-    strategy: Strategy | None = None
     roles: Mapping[str, int] | None = None
     tensorboard: bool | Place | None = None
 
@@ -119,7 +117,9 @@ _INSTEAD = {
     "min_workers": "pass `workers=Elastic(4, min=2, max=8)`",
     "max_workers": "pass `workers=Elastic(4, min=2, max=8)`",
     "resume": "pass `checkpoint=Checkpoint(..., resume=True)`",
-    "roles": "pass `strategy=ParameterServer(servers=1)`",
+    "roles": "pass `exchange=ParameterServer(servers=1)`",
+    "strategy": "omit it: the workers' gradients are averaged in every step. To train on parameter "
+    "servers, pass `exchange=ParameterServer(servers=1)`",
     "gpus": "pass `resources=Resources(gpus=1)`, the number per worker",
     "cpus": "pass `resources=Resources(cpus=4)`, the number per worker",
     "memory": "pass `resources=Resources(memory='4GB')`, the memory per worker",
@@ -136,7 +136,8 @@ _NEEDED = {
     "min_workers": "validation_data",
     "max_workers": "validation_data",
     "resume": "checkpoint",
-    "roles": "strategy",
+    "roles": "exchange",
+    "strategy": "exchange",
 }
 
 

@@ -23,7 +23,7 @@ class Observer:
     is ignored. An exception in a function ends the training with that error.
 
     Among processes that `join`, only the first one's observers are called. With
-    ``strategy="parameter_server"``, only epoch ends are observed.
+    ``exchange=ParameterServer()``, only epoch ends are observed.
 
     Parameters
     ----------

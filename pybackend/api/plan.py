@@ -42,7 +42,7 @@ class PlannedWorker:
     rank
         Rank of the worker, from 0.
     role
-        ``"worker"``; with ``strategy`` also ``"chief"`` or ``"ps"``.
+        ``"worker"``; with `ParameterServer` also ``"chief"`` or ``"ps"``.
     place
         Description of where the worker would run.
     rows
@@ -258,6 +258,6 @@ def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
 def _list_choices(job: TrainingJob) -> list[str]:
     """List what is decided only when the training starts."""
     found = [] if job.is_seeded else ["the seed, drawn at random: pass `seed` to repeat the run"]
-    if job.workers > 1 and job.strategy is None:
+    if job.workers > 1 and not job.is_asynchronous:
         found.append("which metrics the workers can sum: they check this on some rows")
     return found

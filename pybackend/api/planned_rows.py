@@ -60,7 +60,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
         later = "the number of rows and steps that the function returns on each worker"
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     rows = _count(data)
-    if job.strategy is not None:
+    if job.is_asynchronous:
         return _plan_asynchronous(what, rows, job)
     counts = tuple(count_sharded(rows, job.workers))
     steps = job.steps_per_epoch or count_steps(counts, job.batch_size)
@@ -103,7 +103,7 @@ def describe_data(data: Any) -> str:
 
 def role_of(job: TrainingJob, rank: int) -> str:
     """Return the role of a process of a training run."""
-    return place_of(job.roles, rank)[0] if job.strategy else "worker"
+    return place_of(job.roles, rank)[0] if job.is_asynchronous else "worker"
 
 
 def _plan_asynchronous(what: str, rows: int, job: TrainingJob) -> PlannedRows:

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from pybackend.api.calls import Strategy, TrainingCall
+from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, resolve_checkpoint
 from pybackend.api.datasets import read_training_data
 from pybackend.api.observer import Observers, split_observers
@@ -23,14 +23,13 @@ from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
 from pybackend.job.checkpoint import check_checkpoint
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Elastic, ParameterServer
-from pybackend.job.roles import check_strategy
 from pybackend.job.tensorboard import check_installed
 from pybackend.launchers import Launcher, count_workers, launcher_for
 from pybackend.r.function import RFunction
 
+_ASYNCHRONOUS = "exchange=ParameterServer(...)"
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
-    "exchange": "workers do not exchange anything with each other",
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
     "call them",
     "scale_lr": "each step uses the rows of one worker, regardless of the number of workers",
@@ -40,7 +39,7 @@ _SYNCHRONOUS = {
 }
 
 
-def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
+def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     """Return the call, with the total number of processes as ``workers``, and their roles.
 
     Raises
@@ -48,42 +47,41 @@ def resolve_strategy(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     InputError
         An argument is not supported. The message names it and the reason.
     """
-    asynchronous = check_strategy(call.strategy)
-    if asynchronous is None:
+    servers = call.exchange
+    if not isinstance(servers, ParameterServer):
         return replace(call, workers=count_workers(launcher, call.workers))
-    strategy: Strategy = "parameter_server"
     observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
-            f"`on_step_end` of an Observer cannot be combined with strategy={strategy!r}: "
+            f"`on_step_end` of an Observer cannot be combined with {_ASYNCHRONOUS}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
         )
     given = replace(call, callbacks=others)
     for name, reason in _SYNCHRONOUS.items():
         if getattr(given, name) not in (None, False, []):
-            raise InputError(f"`{name}` cannot be combined with strategy={strategy!r}: {reason}")
+            raise InputError(f"`{name}` cannot be combined with {_ASYNCHRONOUS}: {reason}")
     checkpoint = check_checkpoint(call.checkpoint)
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with strategy={strategy!r} needs every='epoch', "
+            f"`checkpoint` with {_ASYNCHRONOUS} needs every='epoch', "
             f"not {checkpoint.every!r}: steps are always running except between epochs"
         )
     if call.shuffle == "global":
         raise InputError(
-            f"shuffle='global' cannot be combined with strategy={strategy!r}: each worker "
+            f"shuffle='global' cannot be combined with {_ASYNCHRONOUS}: each worker "
             "always has the same rows"
         )
     for name in ("data", "validation_data"):
         value = getattr(call, name)
         if is_dataset(value) or callable(value):
             raise InputError(
-                f"with strategy={strategy!r}, `{name}` must be rows (arrays, a data frame or "
+                f"with {_ASYNCHRONOUS}, `{name}` must be rows (arrays, a data frame or "
                 "files): workers take steps independently, so batches of a data set or a function "
                 "cannot be assigned to them"
             )
-    roles = _choose_roles(launcher, asynchronous, call.workers)
+    roles = _choose_roles(launcher, servers, call.workers)
     count = count_workers(launcher, sum(roles.values()))
-    return replace(call, strategy=strategy, roles=roles, workers=count)
+    return replace(call, roles=roles, workers=count)
 
 
 def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> dict[str, int]:
@@ -94,7 +92,7 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
         workers = started - others
         if workers < 1:
             raise InputError(
-                f"strategy='parameter_server' needs a chief, a worker and "
+                f"{_ASYNCHRONOUS} needs a chief, a worker and "
                 f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
                 f"started: start {others + 1} or more"
             )
@@ -127,7 +125,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     """
     launcher = launcher_for(call.spark)
     call = resolve_elastic(launcher, call)
-    call = resolve_scale(resolve_strategy(launcher, call))
+    call = resolve_scale(resolve_roles(launcher, call))
     restarts = check_whole_number("restarts", call.restarts, least=0)
     call = resolve_checkpoint(call)
     request = prepare(TrainingJob, call, partial(read_training_data, launcher, call))
@@ -169,10 +167,7 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             "after one is lost (with `checkpoint`, from the newest checkpoint)"
         )
     reason = None
-    if check_strategy(call.strategy) is not None:
-        reason = f"strategy={call.strategy!r}: its workers take steps independently, so "
-        reason += "training continues anyway if one is lost"
-    elif callable(call.data) or callable(call.validation_data):
+    if callable(call.data) or callable(call.validation_data):
         reason = "a `data` function: only the function knows which rows each worker has"
     elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
         reason = (

@@ -102,7 +102,7 @@ def _list_metrics(event: EpochEnded | StepEnded) -> str:
 def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
     is_seen = display.shows_steps or observers.see_steps or logs_steps()
     # Asynchronous steps have no order that all workers share.
-    return isinstance(job, TrainingJob) and job.strategy is None and is_seen
+    return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen
 
 
 class _Narrator:

@@ -94,11 +94,11 @@ class TrainResult:
         Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
         ``elastic`` (a dict of ``min`` and ``max``), ``epochs``, ``initial_epoch``, ``batch_size``
         (rows per worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``,
-        ``exchange`` (a dict of its options, with ``kind``: ``"Exchange"`` or ``"LocalSteps"``),
-        ``scale_lr``, ``strategy``, ``roles``, ``resources``, ``in_memory``, ``checkpoint``,
-        ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of tfdist, python,
-        tensorflow, keras and numpy in the calling process, and, with Spark, of pyspark. None: not
-        used. Numbers that JSON cannot represent are text: ``"inf"``.
+        ``exchange`` (a dict of its options, with ``kind``: ``"Exchange"``, ``"LocalSteps"`` or
+        ``"ParameterServer"``), ``scale_lr``, ``roles``, ``resources``, ``in_memory``,
+        ``checkpoint``, ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of
+        tfdist, python, tensorflow, keras and numpy in the calling process, and, with Spark, of
+        pyspark. None: not used. Numbers that JSON cannot represent are text: ``"inf"``.
     inputs
         Shape and dtype of each input of a row, nested as in the model. They are used to build a
         model that has no weights before its first call.

@@ -21,6 +21,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob
+from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 
 VARIABLE = "TFDIST_BENCH_SCALE"
@@ -96,8 +97,8 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
     order = _read_order()
     if order is None:
         return call
-    if call.strategy is not None:
-        raise InputError("bench-scale measures synchronous training: leave out `strategy`")
+    if isinstance(call.exchange, ParameterServer):
+        raise InputError("bench-scale measures synchronous training: leave out ParameterServer")
     batch_size = order.batch_size
     if batch_size is None:
         batch_size = check_whole_number("batch_size", call.batch_size, least=1)

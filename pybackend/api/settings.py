@@ -33,7 +33,6 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
         "class_weight": {str(key): weight for key, weight in job.class_weight or ()} or None,
         "exchange": {"kind": type(job.exchange).__name__, **_plain(asdict(job.exchange))},
         "scale_lr": _plain(asdict(job.scale_lr)) if job.scale_lr else None,
-        "strategy": job.strategy,
         "roles": dict(job.roles) or None,
         "resources": asdict(job.resources),
         "in_memory": job.in_memory,

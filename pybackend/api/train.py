@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.calls import Features, Place, Scaling, Strategy, TrainingCall, explain_arguments
+from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_arguments
 from pybackend.api.checkpoints import has_checkpoint
 from pybackend.api.datasets import note_index
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
@@ -24,7 +24,14 @@ from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS, Shuffle, TrainingJob
-from pybackend.job.options import DataOptions, Elastic, Exchange, LocalSteps, ScaleLearningRate
+from pybackend.job.options import (
+    DataOptions,
+    Elastic,
+    Exchange,
+    LocalSteps,
+    ParameterServer,
+    ScaleLearningRate,
+)
 from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.launchers import Outcome
@@ -53,13 +60,12 @@ def barrier_train(
     label: str | Mapping[str, str] | None = "label",
     weight: str | None = None,
     data_options: DataOptions | None = None,
-    exchange: Exchange | LocalSteps | None = None,
+    exchange: Exchange | LocalSteps | ParameterServer | None = None,
     scale_lr: ScaleLearningRate | Scaling | None = None,
     resources: Resources | None = None,
     model_uri: Place | None = None,
     checkpoint: Checkpoint | Place | None = None,
     restarts: int = 0,
-    strategy: Strategy | None = None,
     tensorboard: bool | Place | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     safe_mode: bool = True,
@@ -142,7 +148,9 @@ def barrier_train(
         `DataOptions`: dtypes and shapes of columns, categories, and where workers store their rows.
     exchange
         `Exchange` (default): gradients are averaged in every step. `LocalSteps`: for slow networks;
-        the result no longer equals that of one process.
+        the result no longer equals that of one process. `ParameterServer`: asynchronous training,
+        with a result that differs from that of one process. Then ``workers`` is the number of
+        workers that take steps; a chief and the servers are additional processes.
     scale_lr
         ``"linear"`` or ``"sqrt"``: multiplies the learning rate by the number of workers or by its
         square root, because a step uses the rows of all workers. `ScaleLearningRate` adds warm-up
@@ -162,12 +170,6 @@ def barrier_train(
         out of memory: from the newest checkpoint, or else from the beginning. With ``checkpoint``,
         they are also restarted after a preemption (SIGTERM, an eviction) and after the time limit
         of a job. Errors that the model, the data or a callback raises are not retried.
-    strategy
-        `ParameterServer`, or ``"parameter_server"`` for its defaults: asynchronous training, with a
-        result that differs from that of one process. Then ``workers`` is the number of workers that
-        take steps; a chief and the servers are additional processes. None (default): synchronous
-        and exact. The names of TensorFlow's other strategies raise an error that names an
-        alternative.
     tensorboard
         Folder on this machine for TensorBoard's event files: the metrics of each epoch, the metrics
         of rank 0's rows every 50 steps, and the graph. On any cluster, rank 0 writes them with
@@ -250,7 +252,7 @@ def barrier_train(
     from the weights, the optimizer state and the history in the checkpoint, as one process would on
     the batches for the new number of workers, but with different dropout masks.
 
-    **Parameter servers.** ``strategy=ParameterServer()`` uses TensorFlow's
+    **Parameter servers.** ``exchange=ParameterServer()`` uses TensorFlow's
     ``ParameterServerStrategy`` and ``ClusterCoordinator``. The weights are on parameter servers,
     and each worker takes steps on batches of its own rows without waiting for others. The result
     differs from run to run. The number of steps in an epoch is the total number of batches on all
@@ -283,7 +285,6 @@ def barrier_train(
         model_uri=model_uri,
         checkpoint=checkpoint,
         restarts=restarts,
-        strategy=strategy,
         tensorboard=tensorboard,
         custom_objects=custom_objects,
         safe_mode=safe_mode,

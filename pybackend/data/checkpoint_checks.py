@@ -9,7 +9,7 @@ from typing import Any
 
 from pybackend.data.checkpoint_store import Manifest
 from pybackend.errors import InputError
-from pybackend.job.codec import encode
+from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.options import LocalSteps
 
@@ -23,7 +23,6 @@ _SETTINGS = (
     "seed",
     "floatx",
     "dtype_policy",
-    "strategy",
 )
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
 _ROWS = [argument_of(name) for name in ("train", "validation")]
@@ -106,7 +105,7 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
 
 def _explain(name: str, there: Any, here: Any) -> str:
     """Describe what differs and what to do."""
-    differs = f"was {there!r}, but is now {here!r}"
+    differs = f"was {_show(there)}, but is now {_show(here)}"
     if name == "seed":
         return f"`seed` {differs}: pass seed={there!r}"
     if name in _KERAS_SETTINGS:
@@ -122,6 +121,14 @@ def _explain(name: str, there: Any, here: Any) -> str:
     if name == "batches":
         return "data set had batches of different sizes: batch it as before"
     return f"`{name}` {differs}. Repeat the original call"
+
+
+def _show(value: Any) -> str:
+    """Describe a setting, with options as Python writes them."""
+    if not isinstance(value, dict) or TYPE not in value:
+        return repr(value)
+    options = {name: option for name, option in value.items() if name != TYPE}
+    return f"{value[TYPE]}({', '.join(f'{n}={o!r}' for n, o in options.items())})"
 
 
 def _find_first(there: Any, here: Any) -> str:

@@ -24,7 +24,7 @@ from pybackend.engine.stand_ins import stand_in_noise, trace_loops
 from pybackend.errors import InputError
 from pybackend.job.job import ModelJob
 from pybackend.job.messages import Emit, Note
-from pybackend.job.options import Exchange
+from pybackend.job.options import LocalSteps
 from pybackend.model.checks import check_masks, has_masked_loss
 from pybackend.model.compare import compute_loss, keep_state
 from pybackend.model.layers import find_layers, is_of_keras
@@ -226,7 +226,7 @@ def choose_rows(model: Any, rows: Rows, job: ModelJob) -> Any:
 
 def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) -> MetricsKind:
     """Check the metrics on every worker's rows; all workers get the same result."""
-    if job.workers == 1 or not isinstance(job.exchange, Exchange):
+    if job.workers == 1 or isinstance(job.exchange, LocalSteps):
         return "unknown"
     try:
         outcome = [0, 0] if rows is None else [0, bool(find_unsummable_metrics(model, rows))]

@@ -17,7 +17,7 @@ from pybackend.engine.replica import Replica
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.messages import Note
-from pybackend.job.options import LocalSteps
+from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_synchronized
 
 
@@ -114,6 +114,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
             nominal_rows=nominal,
             compression=exchange.compression,
         )
+    assert isinstance(exchange, Exchange)
     over_metrics = replica.metrics == "not sums"
     if model.jit_compile:
         reason = None

@@ -190,7 +190,7 @@ def _call_as_root(
     patient: Set[int],
     tell: Callable[[Set[int]], object],
 ) -> T:
-    root = Root(server, order.peers, order.token, job.timeout, job.exchange.encrypt)
+    root = Root(server, order.peers, order.token, job.timeout, job.encrypt)
     try:
         result = call(root.gather)
         following = ranks_that_follow(job.roles, job.workers)
@@ -209,7 +209,7 @@ def _call_as_peer(
 ) -> T:
     following = ranks_that_follow(job.roles, job.workers)
     end = on_end if rank in following else _ignore
-    peer = Peer(order.peers, rank, order.token, job.timeout, job.exchange.encrypt, end)
+    peer = Peer(order.peers, rank, order.token, job.timeout, job.encrypt, end)
     try:
         if rank in following:  # only a connected rank can be ended
             peer.wait()

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-_TYPE = "__type__"
+TYPE = "__type__"
 Message = TypeVar("Message")
 
 
@@ -58,7 +58,7 @@ def read_fields(kind: type[Message], values: Any) -> Message:
 def _pack(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         packed = {field.name: _pack(getattr(value, field.name)) for field in fields(value)}
-        return {_TYPE: type(value).__name__, **packed}
+        return {TYPE: type(value).__name__, **packed}
     if isinstance(value, Mapping):
         return {key: _pack(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -67,12 +67,12 @@ def _pack(value: Any) -> Any:
 
 
 def _read_dataclass(value: Any, kinds: Sequence[type], where: str) -> Any:
-    named = value.get(_TYPE) if isinstance(value, Mapping) else None
+    named = value.get(TYPE) if isinstance(value, Mapping) else None
     kind = next((kind for kind in kinds if kind.__name__ == named), None)
     if kind is None:
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{where} is {_shorten(value)}, not {expected}")
-    return _build(kind, {name: item for name, item in value.items() if name != _TYPE})
+    return _build(kind, {name: item for name, item in value.items() if name != TYPE})
 
 
 def _build(kind: type, given: Mapping[str, Any]) -> Any:
@@ -133,7 +133,7 @@ def _to_float(value: float, where: str) -> float:
 
 
 def _read_union(value: Any, hints: Sequence[Any], where: str) -> Any:
-    if isinstance(value, Mapping) and _TYPE in value:
+    if isinstance(value, Mapping) and TYPE in value:
         return _read_dataclass(value, [hint for hint in hints if isinstance(hint, type)], where)
     # The exact type first: a whole number may be a float, too.
     for hint in sorted(hints, key=lambda hint: hint is not type(value)):

@@ -26,12 +26,13 @@ from pybackend.job.options import (
     Elastic,
     Exchange,
     LocalSteps,
+    ParameterServer,
     ScaleLearningRate,
     check_exchange,
     check_scale_lr,
 )
 from pybackend.job.resources import Resources, check_resources
-from pybackend.job.roles import Roles, check_roles, check_strategy, ranks_of
+from pybackend.job.roles import Roles, check_roles, ranks_of
 from pybackend.job.tensorboard import check_tensorboard
 
 LOGGER = logging.getLogger("tfdist")
@@ -92,7 +93,7 @@ class Job:
     kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
 
     workers: int
-    exchange: Exchange | LocalSteps = field(default_factory=Exchange)
+    exchange: Exchange | LocalSteps | ParameterServer = field(default_factory=Exchange)
     resources: Resources = field(default_factory=Resources)
     seed: int = 0
     roles: Roles = ()
@@ -106,6 +107,17 @@ class Job:
     def is_elastic(self) -> bool:
         """Return whether the number of workers may change between epochs."""
         return False
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether the workers take steps independently, on parameter servers."""
+        return isinstance(self.exchange, ParameterServer)
+
+    @property
+    def encrypt(self) -> bool | None:
+        """Return whether the workers encrypt what they exchange; None: only between machines."""
+        exchange = self.exchange
+        return None if isinstance(exchange, ParameterServer) else exchange.encrypt
 
     @property
     def most_workers(self) -> int:
@@ -250,7 +262,6 @@ class TrainingJob(ModelJob):
     checkpoint: Checkpoint | None = None
     discards_checkpoints: bool = False
     scale_lr: ScaleLearningRate | None = None
-    strategy: Literal["parameter_server"] | None = None
     elastic: Elastic | None = None
     tensorboard: str | None = None
 
@@ -284,7 +295,7 @@ class TrainingJob(ModelJob):
         """Return whether the workers run a TensorFlow server."""
         exchange = self.exchange
         by_tensorflow = isinstance(exchange, Exchange) and exchange.transport == "tf"
-        return self.strategy is not None or (by_tensorflow and self.workers > 1)
+        return self.is_asynchronous or (by_tensorflow and self.workers > 1)
 
     @property
     def has_global_loss(self) -> bool:
@@ -302,7 +313,7 @@ class TrainingJob(ModelJob):
 
         It does with parameter servers, if these ranks are workers and other workers are left.
         """
-        return self.strategy is not None and set(ranks_of(self.roles, "worker")) > set(ranks)
+        return self.is_asynchronous and set(ranks_of(self.roles, "worker")) > set(ranks)
 
     def validates(self, epoch: int) -> bool:
         """Return whether to validate after an epoch, following Keras; ``epoch`` counts from 0."""
@@ -361,6 +372,9 @@ def check_elastic(job: TrainingJob) -> None:
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
         named, reason = "exchange=LocalSteps(...)", "the weights of a lost worker would be lost"
+    elif isinstance(exchange, ParameterServer):
+        named = "exchange=ParameterServer(...)"
+        reason = "its workers take steps independently, so training continues anyway if one is lost"
     elif exchange.compression is not None:
         named = f"compression={exchange.compression!r}"
         reason = "the rounding errors that a lost worker still had to send would be lost"
@@ -486,7 +500,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "discards_checkpoints": partial(check_flag, "discards_checkpoints"),
     "resources": check_resources,
     "roles": check_roles,
-    "strategy": lambda value: check_strategy(value) and "parameter_server",
     "tensorboard": check_tensorboard,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),

@@ -159,7 +159,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """Train asynchronously on parameter servers: a value for the argument ``strategy``.
+    """Train asynchronously on parameter servers: a value for the argument ``exchange``.
 
     Parameters
     ----------
@@ -344,13 +344,13 @@ class DataOptions:
         _set(self, tensors=promises or None, categories=dict(categories) or None)
 
 
-def check_exchange(value: Any) -> Exchange | LocalSteps:
+def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
     """Check the argument ``exchange``; None is the default `Exchange`."""
     if value is None:
         return Exchange()
-    if not isinstance(value, (Exchange, LocalSteps)):
+    if not isinstance(value, (Exchange, LocalSteps, ParameterServer)):
         raise InputError(
-            "`exchange` must be an Exchange or a LocalSteps, e.g. "
+            "`exchange` must be an Exchange, a LocalSteps or a ParameterServer, e.g. "
             f"pybackend.Exchange(loss_over='global batch'), not {value!r}"
         )
     return value

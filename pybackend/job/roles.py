@@ -1,4 +1,4 @@
-"""TensorFlow's distribution strategies by name, and the roles of their processes."""
+"""The roles that TensorFlow gives the processes of a job."""
 
 from __future__ import annotations
 
@@ -7,47 +7,7 @@ from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
-from pybackend.job.options import ParameterServer
 from pybackend.tf_config import ROLES, make_tf_config
-
-# What to use instead, in words that follow "strategy='...' is not needed: ".
-_INSTEAD = {
-    "one_device": "workers=1 trains on one device",
-    "mirrored": "barrier_train('local', ..., workers=n, resources=Resources(gpus=1)) gives each "
-    "of n GPUs a worker, and the result is that of one process",
-    "multi_worker_mirrored": "leave it out, and barrier_train() trains on all workers, with any "
-    "Keras 3 model and with the result of one process",
-    "central_storage": "leave it out: every worker has the weights and exchanges gradients, and "
-    "the result is the same",
-}
-_BY_HAND = "To use TensorFlow's own, create it in a function for barrier_run()"
-
-
-def check_strategy(value: Any) -> ParameterServer | None:
-    """Check the argument ``strategy``; the name alone is a `ParameterServer` with its defaults.
-
-    Raises
-    ------
-    InputError
-        It is a different TensorFlow strategy (the message names the alternative), or not a
-        strategy.
-    """
-    if value is None or isinstance(value, ParameterServer):
-        return value
-    if value == "parameter_server":
-        return ParameterServer()
-    if value == "tpu":
-        raise InputError(
-            "strategy='tpu' needs a TPU, but workers are processes with CPUs or GPUs: omit "
-            f"`strategy` to train on those. {_BY_HAND}, on a machine that has one"
-        )
-    if isinstance(value, str) and value in _INSTEAD:
-        raise InputError(f"strategy={value!r} is not needed: {_INSTEAD[value]}. {_BY_HAND}")
-    raise InputError(
-        f"`strategy` must be None, 'parameter_server' or a ParameterServer, e.g. "
-        f"pybackend.ParameterServer(servers=2), not {value!r}"
-    )
-
 
 Roles = tuple[tuple[str, int], ...]
 _SINGLE = ("chief", "evaluator")

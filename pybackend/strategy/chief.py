@@ -43,7 +43,7 @@ from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
 
 Counts = Mapping[str, Sequence[int]]
-_INSTEAD = "omit `strategy`: synchronous training supports it"
+_INSTEAD = "omit `exchange`: synchronous training supports it"
 History = dict[str, list[Any]]
 
 
@@ -147,8 +147,9 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
     build_metrics(model, rows)
     if kind == "not sums":
         raise InputError(
-            f"strategy={job.strategy!r} adds up the metrics of individual steps, but some metrics "
-            "of this model are not sums over rows: remove them from compile(), or omit `strategy`"
+            "exchange=ParameterServer(...) adds up the metrics of individual steps, but some "
+            "metrics of this model are not sums over rows: remove them from compile(), or omit "
+            "`exchange`"
         )
 
 
@@ -208,7 +209,7 @@ def check_asynchronous(model: Any, job: TrainingJob) -> None:
     check_model(model, replace(job, workers=1))
     found = _find_obstacle(model)
     if found is not None:
-        raise InputError(f"strategy={job.strategy!r} cannot train {found}; or {_INSTEAD}")
+        raise InputError(f"exchange=ParameterServer(...) cannot train {found}; or {_INSTEAD}")
 
 
 def _find_obstacle(model: Any) -> str | None:

@@ -33,7 +33,6 @@ check_argument <- function(x, name, call, arg = name) {
     checkpoint = check_checkpoint(x, arg = arg, call = call),
     scale_lr = check_scale_lr(x, arg = arg, call = call),
     resources = check_options(x, "resources", arg = arg, call = call),
-    strategy = check_strategy(x, arg = arg, call = call),
     roles = check_roles(x, arg = arg, call = call),
     tensorboard = check_tensorboard(x, arg = arg, call = call),
     shuffle = check_shuffle(x, arg = arg, call = call),

@@ -90,7 +90,11 @@ keras_arguments <- list(
   min_workers = c("validation_data", "Pass `workers = elastic(4, min = 2, max = 8)`."),
   max_workers = c("validation_data", "Pass `workers = elastic(4, min = 2, max = 8)`."),
   resume = c("checkpoint", "Pass `checkpoint = checkpoint(folder, resume = TRUE)`."),
-  roles = c("strategy", "Pass `strategy = parameter_server(servers = 1)`."),
+  roles = c("exchange", "Pass `exchange = parameter_server(servers = 1)`."),
+  strategy = c(
+    "exchange",
+    "Leave it out, or pass `exchange = parameter_server(servers = 1)`."
+  ),
   spark = c("sc", "Pass the connection as `sc`."),
   spark_context = c("sc", "Pass the connection as `sc`.")
 )

@@ -30,7 +30,7 @@
 #' @param initial_epoch,steps_per_epoch,validation_freq,callbacks,class_weight,shuffle,data_options
 #'   As in [barrier_train()]. In `class_weight`, classes are numbers, as in `label_col`. A pipeline
 #'   with `callbacks` cannot be saved, but the result of its `ml_fit()` can.
-#' @param model_uri,checkpoint,restarts,strategy,tensorboard,timeout As in [barrier_train()].
+#' @param model_uri,checkpoint,restarts,tensorboard,timeout As in [barrier_train()].
 #' @param verbose As in [barrier_train()]; 0 is silent.
 #' @param stage A sparklyr stage to append to a pipeline, e.g. `ft_index_to_string(sc, ...)`.
 #' @param sc A `spark_connection`.
@@ -86,7 +86,6 @@ ml_keras <- function(
   model_uri = NULL,
   checkpoint = NULL,
   restarts = 0,
-  strategy = NULL,
   tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
@@ -110,7 +109,7 @@ ml_keras <- function(
   )
   settings <- check_arguments(c("workers", "epochs", "batch_size", "seed", "verbose"))
   options <- check_arguments(ml_options)
-  options$exchange <- check_options(exchange, c("exchange", "local_steps"))
+  options$exchange <- check_options(exchange, c("exchange", "local_steps", "parameter_server"))
   options$data_options <- check_options(data_options, "data_options")
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
@@ -141,7 +140,7 @@ ml_keras <- function(
 # Arguments of ml_keras() that are not Params in Python.
 ml_options <- c(
   c("initial_epoch", "steps_per_epoch", "validation_freq", "callbacks", "class_weight", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "strategy", "tensorboard"),
+  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "tensorboard"),
   "timeout"
 )
 

@@ -11,7 +11,7 @@
 #'
 #' @details
 #' In sessions that join ([join_workers()]), only the functions of the first session are called.
-#' With `strategy = "parameter_server"`, only `on_epoch_end` is called. On a sparklyr connection, if
+#' With `exchange = parameter_server()`, only `on_epoch_end` is called. On a sparklyr connection, if
 #' `model_fn` is set or `data` is an R function, sparklyr starts the workers. They cannot be
 #' observed, because `spark_apply()` blocks this session until they end.
 #'

@@ -1,6 +1,6 @@
 #' Train asynchronously on parameter servers
 #'
-#' Value for the `strategy` argument of [barrier_train()]: training with TensorFlow's
+#' Value for the `exchange` argument of [barrier_train()]: training with TensorFlow's
 #' `ParameterServerStrategy`. The weights are stored on parameter servers, and each worker takes
 #' steps on batches of its own rows without waiting for the others. The result is *not* the same as
 #' that of one process, and differs from run to run. An epoch has as many steps as there are batches
@@ -17,16 +17,8 @@
 #' @examples
 #' parameter_server(servers = 2)
 #' \dontrun{
-#' fit <- barrier_train(sc, model, data, workers = 4, strategy = parameter_server(servers = 2))
+#' fit <- barrier_train(sc, model, data, workers = 4, exchange = parameter_server(servers = 2))
 #' }
 parameter_server <- function(servers = 1) {
   new_options(list(servers = check_count(servers)), "tfdist_parameter_server")
-}
-
-# The name of a strategy of TensorFlow. If it is not supported, Python's error says what to use.
-check_strategy <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is.null(x) && !rlang::is_string(x) && !inherits(x, "tfdist_parameter_server")) {
-    abort_expected(x, "\"parameter_server\" or made by `parameter_server()`", TRUE, arg, call)
-  }
-  invisible(x)
 }

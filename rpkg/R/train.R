@@ -76,8 +76,8 @@
 #' @param shuffle `TRUE` (default) or `"shard"`: each worker shuffles its own rows in each epoch.
 #'   `"global"`, for arrays, data frames and files: all rows are shuffled and redistributed in each
 #'   epoch, so every worker stores all rows. `FALSE`: rows keep their order.
-#' @param exchange Options for the data exchange between workers, created by [exchange()] or
-#'   [local_steps()]. `NULL`: the defaults of `exchange()`.
+#' @param exchange Options for the data exchange between workers, created by [exchange()],
+#'   [local_steps()] or [parameter_server()]. `NULL`: the defaults of `exchange()`.
 #' @param scale_lr `"linear"` or `"sqrt"`: multiplies the learning rate by the number of workers or
 #'   by its square root, because a step covers the rows of all workers. [scale_learning_rate()] adds
 #'   warm-up and decay. The history records the rate of each epoch's last step as `learning_rate`.
@@ -95,9 +95,6 @@
 #'   there is none, starts again from the beginning. With `checkpoint`, workers are also restarted
 #'   after a preemption (SIGTERM, an eviction) and after a job reaches its time limit. Errors raised
 #'   by the model, the data or a callback do not cause a restart.
-#' @param strategy Strategy for asynchronous training, with a result that is *not* the same as that
-#'   of one process: an object created by [parameter_server()], or `"parameter_server"` for its
-#'   defaults. `NULL` (default): synchronous and exact.
 #' @param tensorboard Folder on this machine for TensorBoard event files. They contain the metrics
 #'   of each epoch, the metrics over the first worker's rows every 50 steps, and the graph. On any
 #'   cluster, the first worker sends them to this session at the end of each epoch and every 10
@@ -264,7 +261,6 @@ barrier_train <- function(
   model_uri = NULL,
   checkpoint = NULL,
   restarts = 0,
-  strategy = NULL,
   tensorboard = NULL,
   custom_objects = NULL,
   safe_mode = TRUE,
@@ -341,7 +337,7 @@ prepare_training <- function(frame = caller_env()) {
   model <- args$model
   route <- check_sc(args$sc, arg = "sc", call = frame)
   check_one_model(model, args$model_fn, call = frame)
-  check_options(args$exchange, c("exchange", "local_steps"), arg = "exchange", call = frame)
+  check_options(args$exchange, c("exchange", "local_steps", "parameter_server"), arg = "exchange", call = frame)
   is_fit <- inherits(model, "tfdist_fit")
   check_no_formula(args$formula, is_fit, call = frame)
   named <- named_columns(frame)
@@ -404,7 +400,7 @@ draw_seed <- function(route) {
 training_settings <- c(
   c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
-  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "strategy", "tensorboard"),
+  c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "tensorboard"),
   c("custom_objects", "safe_mode", "verbose", "timeout")
 )
 

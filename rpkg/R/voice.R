@@ -22,7 +22,7 @@ phrases <- c(
   "\\b(pybackend\\.)?DataOptions\\(" = "data_options(",
   "`?\\b(pybackend\\.)?Elastic\\b`?(?!\\()" = "`elastic()`",
   "\\b(pybackend\\.)?Elastic\\(" = "elastic(",
-  "\\ba ParameterServer\\b" = "made by `parameter_server()`",
+  "`?\\b(pybackend\\.)?ParameterServer\\b`?(?!\\()" = "`parameter_server()`",
   "\\b(pybackend\\.)?ParameterServer\\(" = "parameter_server(",
   "\\ba Resources\\b" = "made by `resources()`",
   "\\b(pybackend\\.)?Resources\\(" = "resources(",

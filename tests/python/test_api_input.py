@@ -32,6 +32,7 @@ from pybackend import (
 
 X = np.zeros((20, 3), "float32")
 Y = np.arange(20)
+SERVERS = pybackend.ParameterServer()
 LOCK = threading.Lock()  # cannot be pickled
 TESTS = str(Path(__file__).parent)
 
@@ -119,19 +120,19 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(data=(X[:2], Y[:2]), workers=3),
         "`data` has 2 rows, fewer than workers=3",
     ),
-    "exchange text": (train(exchange="tcp"), "`exchange` must be an Exchange or a LocalSteps"),
+    "exchange text": (train(exchange="tcp"), "`exchange` must be an Exchange, a LocalSteps or"),
     "exchange class": (
         train(exchange=LocalSteps),
-        "`exchange` must be an Exchange or a LocalSteps",
+        "`exchange` must be an Exchange, a LocalSteps or",
     ),
     "scale_lr": (train(scale_lr="cubic"), "`scale_lr` must be None, 'linear', 'sqrt' or a Scale"),
     "scale_lr and LocalSteps": (
         train(scale_lr="linear", exchange=LocalSteps(4)),
         "`scale_lr` cannot be combined with `LocalSteps`",
     ),
-    "strategy scale_lr": (
-        train(strategy="parameter_server", scale_lr="linear"),
-        "`scale_lr` cannot be combined with strategy='parameter_server': each step uses the rows "
+    "servers and scale_lr": (
+        train(exchange=SERVERS, scale_lr="linear"),
+        "`scale_lr` cannot be combined with exchange=ParameterServer(...): each step uses the rows "
         "of one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
@@ -285,10 +286,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "min above workers": (lambda: Elastic(2, min=8), "but workers=2, min=8 and max=None"),
     "max below workers": (lambda: Elastic(2, max=1), "but workers=2, min=1 and max=1"),
     "max below min": (lambda: Elastic(min=3, max=2), "but workers=None, min=3 and max=2"),
-    "elastic and another strategy": (
-        train(workers=Elastic(), strategy="mirrored"),
-        "strategy='mirrored' is not needed",
-    ),
     "mnist elastic": (digits(workers=Elastic(2)), "`workers` must be a whole number"),
     "mnist min_workers": (digits(min_workers=2), "has no argument `min_workers`: "),
     "max above the rows": (
@@ -315,9 +312,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(workers=Elastic(), checkpoint="kept"),
         "`checkpoint` cannot be combined with workers=Elastic(...)",
     ),
-    "elastic and strategy": (
-        train(workers=Elastic(), strategy="parameter_server"),
-        "workers=Elastic(...) cannot be combined with strategy='parameter_server'",
+    "elastic and servers": (
+        train(workers=Elastic(), exchange=SERVERS),
+        "workers=Elastic(...) cannot be combined with exchange=ParameterServer(...)",
     ),
     "elastic and a function": (
         train(workers=Elastic(), data=lambda context: None),
@@ -332,41 +329,32 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), workers=Elastic()),
         "but nodes=2 of slurm() requests one job with a fixed set of tasks (without it, each",
     ),
-    "strategy": (
-        train(strategy="async"),
-        "`strategy` must be None, 'parameter_server' or a ParameterServer",
-    ),
-    "strategy tpu": (train(strategy="tpu"), "strategy='tpu' needs a TPU, but workers are"),
-    "strategy mirrored": (train(strategy="mirrored"), "gives each of n GPUs a worker"),
-    "strategy exchange": (
-        train(strategy="parameter_server", exchange=pybackend.LocalSteps(4)),
-        "`exchange` cannot be combined with strategy='parameter_server': workers do not exchange",
-    ),
-    "strategy callbacks": (
-        train(strategy="parameter_server", callbacks=[object()]),
-        "`callbacks` cannot be combined with strategy='parameter_server': the workers do not "
+    "strategy": (train(strategy="mirrored"), "pass `exchange=ParameterServer(servers=1)`"),
+    "servers and callbacks": (
+        train(exchange=SERVERS, callbacks=[object()]),
+        "`callbacks` cannot be combined with exchange=ParameterServer(...): the workers do not "
         "finish steps together",
     ),
-    "strategy steps": (
-        train(strategy="parameter_server", steps_per_epoch=3),
-        "`steps_per_epoch` cannot be combined with strategy='parameter_server'",
+    "servers and steps": (
+        train(exchange=SERVERS, steps_per_epoch=3),
+        "`steps_per_epoch` cannot be combined with exchange=ParameterServer(...)",
     ),
-    "strategy checkpoint": (
-        train(strategy="parameter_server", checkpoint=pybackend.Checkpoint("kept", every=5)),
-        "`checkpoint` with strategy='parameter_server' needs every='epoch'",
+    "servers and checkpoint": (
+        train(exchange=SERVERS, checkpoint=pybackend.Checkpoint("kept", every=5)),
+        "`checkpoint` with exchange=ParameterServer(...) needs every='epoch'",
     ),
-    "strategy shuffle": (
-        train(strategy="parameter_server", shuffle="global"),
-        "shuffle='global' cannot be combined with strategy='parameter_server'",
+    "servers and shuffle": (
+        train(exchange=SERVERS, shuffle="global"),
+        "shuffle='global' cannot be combined with exchange=ParameterServer(...)",
     ),
-    "strategy pipeline": (
-        train(strategy="parameter_server", data=lambda context: None),
-        "with strategy='parameter_server', `data` must be rows",
+    "servers and pipeline": (
+        train(exchange=SERVERS, data=lambda context: None),
+        "with exchange=ParameterServer(...), `data` must be rows",
     ),
     "servers": (lambda: pybackend.ParameterServer(0), "`servers` must be from 1 to 4094"),
     "servers text": (lambda: pybackend.ParameterServer("2"), "`servers` must be a whole number"),
     "workers and servers": (
-        train(strategy=pybackend.ParameterServer(3), workers=4095),
+        train(exchange=pybackend.ParameterServer(3), workers=4095),
         "`workers` must be from 1 to 4092",
     ),
     "timeout": (train(timeout=0), "`timeout`"),

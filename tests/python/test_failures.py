@@ -9,6 +9,7 @@ import pytest
 from pybackend.errors import Failure, WorkerFailedError
 from pybackend.job.job import FunctionJob, Job, TrainingJob
 from pybackend.job.messages import Event, Failed, Note
+from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.failures import Failures, find_fatal
 from pybackend.launchers.spark.task_failure import fail_task, find_failures
@@ -55,7 +56,7 @@ def test_others_have_longer_to_report_if_the_cause_is_not_known(
 
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
-ASYNCHRONOUS = TrainingJob(4, strategy="parameter_server", roles=ROLES)
+ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job, TrainingJob
 from pybackend.job.messages import Begun, Event, Failed, Note, PrintedLine, Reported
+from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.remote.group import run_group
@@ -138,7 +139,7 @@ def test_a_worker_that_does_not_come_is_named(group: Group) -> None:
 
 def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
     roles = (("chief", 1), ("worker", 2), ("ps", 1))
-    job = TrainingJob(4, strategy="parameter_server", roles=roles)
+    job = TrainingJob(4, exchange=ParameterServer(), roles=roles)
     with ExitStack() as stack:
         group = Group(stack, job)
         group.members[0](Begun())

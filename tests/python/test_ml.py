@@ -155,14 +155,14 @@ def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_pa
 
 
 @pytest.mark.full
-def test_an_estimator_is_saved_with_its_options(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", [LocalSteps(8, momentum=0.5), ParameterServer(servers=2)])
+def test_an_estimator_is_saved_with_its_options(exchange: Any, spark: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(1)
     options = {
         "class_weight": {0: 2.0},
-        "exchange": LocalSteps(8, momentum=0.5),
+        "exchange": exchange,
         "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
         "checkpoint": Checkpoint("/shared/run", every="10min"),
-        "strategy": ParameterServer(servers=2),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}
     first = KerasEstimator(build_dense(), features=features, trainOptions=options, seed=3)

@@ -12,7 +12,7 @@ import pytest
 from conftest import build_dense, worker_processes
 from standalone import low_port
 
-from pybackend import Elastic, InputError, Observer, barrier_train
+from pybackend import Elastic, InputError, Observer, ParameterServer, barrier_train
 from pybackend.api.observer import Observers, split_observers
 from pybackend.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
 
@@ -62,7 +62,7 @@ def test_steps_of_a_strategy_cannot_be_observed() -> None:
             build_dense,
             (np.zeros((4, 8)), np.zeros(4)),
             callbacks=[observer],
-            strategy="parameter_server",
+            exchange=ParameterServer(),
         )
 
 

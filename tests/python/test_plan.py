@@ -103,7 +103,7 @@ def test_each_kind_of_data_says_what_is_known(rows: Any, tmp_path: Any) -> None:
     made = of(rows, shuffle="global", workers=1)
     assert made.settings["seed"] is None
     assert (made.which_rows, len(made.later)) == ("all rows", 1)  # the seed
-    made = of(rows, strategy="parameter_server", workers=2)
+    made = of(rows, exchange=pybackend.ParameterServer(), workers=2)
     assert [one.role for one in made.workers] == ["chief", "worker", "worker", "ps"]
     assert made.workers[1].rows is None
     assert made.model == "build_dense() is called on each worker"

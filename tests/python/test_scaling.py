@@ -428,8 +428,8 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert settle(4, True, 128).batch_size == 32
     with pytest.raises(InputError, match="64 rows cannot be shared equally by 3 workers"):
         settle(3, True, None)
-    with pytest.raises(InputError, match="leave out `strategy`"):
-        settle(2, False, None, strategy="parameter_server")
+    with pytest.raises(InputError, match="leave out ParameterServer"):
+        settle(2, False, None, exchange=pybackend.ParameterServer())
     monkeypatch.setenv(VARIABLE, "yes")
     with pytest.raises(ClusterError, match="TFDIST_BENCH_SCALE is set, but"):
         resolve_scale(given)

@@ -127,7 +127,13 @@ def test_a_parameter_server_on_another_host_holds_what_a_third_one_trains(
         "x array<double>, label int",
     )
     result = barrier_train(
-        spark, dense_model, frame, strategy="parameter_server", workers=1, epochs=2, verbose=0
+        spark,
+        dense_model,
+        frame,
+        exchange=pybackend.ParameterServer(),
+        workers=1,
+        epochs=2,
+        verbose=0,
     )
     assert {w.host for w in result.workers} == {host.seen_as for host in cluster.hosts}
     assert sum(w.rows for w in result.workers) == 90

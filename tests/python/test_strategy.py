@@ -31,7 +31,7 @@ def make_rows(count: int = 600) -> tuple[Any, Any]:
 
 
 def train(model: Any, data: Any, **changes: Any) -> TrainResult:
-    arguments = {"strategy": "parameter_server", "workers": 2, "seed": 1, **changes}
+    arguments = {"exchange": pybackend.ParameterServer(), "workers": 2, "seed": 1, **changes}
     return barrier_train("local", model, data, **arguments)
 
 
@@ -73,7 +73,7 @@ def test_one_worker_takes_the_steps_of_one_process() -> None:
         build,
         (x, y, weights),
         workers=1,
-        strategy=pybackend.ParameterServer(servers=1),
+        exchange=pybackend.ParameterServer(servers=1),
         epochs=5,
         batch_size=32,
         shuffle=False,
@@ -138,8 +138,10 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
         np.testing.assert_array_equal(own.numpy(), other.numpy())
     # Synchronous steps would be another training.
     resuming = pybackend.Checkpoint(kept, resume=True)
-    with pytest.raises(InputError, match="`strategy` was 'parameter_server', but is now None"):
-        train(build_dense, rows, strategy=None, epochs=7, checkpoint=resuming)
+    with pytest.raises(
+        InputError, match=r"`exchange` was ParameterServer\(servers=1\), but is now Exchange"
+    ):
+        train(build_dense, rows, exchange=None, epochs=7, checkpoint=resuming)
 
 
 def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:
@@ -183,9 +185,11 @@ def unfit_models() -> dict[str, Callable[[], Any]]:
 def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
     from pybackend.strategy.chief import check_asynchronous
 
-    job = TrainingJob(3, strategy="parameter_server", roles=(*ROLES.items(),))
+    job = TrainingJob(3, exchange=pybackend.ParameterServer(), roles=(*ROLES.items(),))
     for reason, build in unfit_models().items():
-        with pytest.raises(InputError, match=f"'parameter_server' cannot train .*{reason}"):
+        with pytest.raises(
+            InputError, match=rf"exchange=ParameterServer\(...\) cannot train .*{reason}"
+        ):
             check_asynchronous(build(), job)
     check_asynchronous(compiled(), job)
 

@@ -32,7 +32,7 @@ def mistaken(model: object) -> None:
     rows = np.zeros((8, 2)), np.zeros(8)
     result = tfdist.barrier_train("local", model, rows, scale_lr="liner")  # type: ignore[arg-type]
     tfdist.barrier_train("local", model, rows, shuffle="globl")  # type: ignore[arg-type]
-    tfdist.barrier_train("local", model, rows, strategy="ps")  # type: ignore[arg-type]
+    tfdist.barrier_train("local", model, rows, exchange="ps")  # type: ignore[arg-type]
     tfdist.barrier_train("local", model, rows, epoch=3)  # type: ignore[call-arg]
     tfdist.barrier_train("local", model, rows, workers="2")  # type: ignore[arg-type]
     tfdist.barrier_predict("local", result, rows, on_missing="nan")  # type: ignore[arg-type]

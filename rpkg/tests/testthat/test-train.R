@@ -27,7 +27,7 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", model_uri = "model.rds")
     barrier_train("local", made, iris, label = "Species", features = list("Sepal.Width"))
     barrier_train("local", made, iris, label = "Species", weight = "n")
-    barrier_train("local", made, iris, label = "Species", strategy = 3)
+    barrier_train("local", made, iris, label = "Species", exchange = 3)
     barrier_train("local", made, iris, label = "Species", roles = c(boss = 1))
     barrier_evaluate("local", made, iris, label = "Species", workers = elastic(2))
     barrier_train("local", made, "absent.parquet")
@@ -77,13 +77,14 @@ test_that("R and Python have the same arguments and defaults", {
   }
 })
 
-test_that("a strategy and an elastic number of workers reach Python", {
+test_that("parameter servers and an elastic number of workers reach Python", {
   skip_if_no_pybackend()
   train <- function(...) barrier_train("local", dense_model, iris_arrays(), verbose = 0, ...)
-  expect_error(train(strategy = "mirrored"), "gives each of n GPUs a worker")
-  expect_error(train(strategy = "parameter_server", steps_per_epoch = 3), "one step for each batch")
+  expect_error(train(strategy = "mirrored"), "exchange = parameter_server(servers = 1)", fixed = TRUE)
+  one <- parameter_server()
+  expect_error(train(exchange = one, steps_per_epoch = 3), "one step for each batch")
   servers <- parameter_server(servers = 4000)
-  expect_error(train(strategy = servers, workers = 99), "must be from 1 to 95")
+  expect_error(train(exchange = servers, workers = 99), "must be from 1 to 95")
   nodes <- slurm("part", nodes = 2)
   train <- function(...) barrier_train(nodes, dense_model, iris_arrays(), verbose = 0, ...)
   expect_error(train(workers = elastic()), "workers = elastic(...) needs workers", fixed = TRUE)
