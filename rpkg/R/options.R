@@ -30,7 +30,12 @@ shorten_each <- function(texts) vapply(texts, shorten, "", USE.NAMES = FALSE)
 # `makers` are the names of the functions that make the expected objects.
 check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
   if (!is.null(x) && !inherits(x, paste0("tfdist_", makers))) {
-    expected <- paste0("`", makers, "()`", collapse = " or ")
+    named <- sprintf("`%s()`", makers)
+    others <- toString(named[-length(named)])
+    expected <- paste(
+      c(if (nzchar(others)) c(others, "or"), named[[length(named)]]),
+      collapse = " "
+    )
     abort_input(
       c(
         sprintf("`%s` must be `NULL` or made by %s, not %s.", arg, expected, describe(x)),

@@ -337,7 +337,12 @@ prepare_training <- function(frame = caller_env()) {
   model <- args$model
   route <- check_sc(args$sc, arg = "sc", call = frame)
   check_one_model(model, args$model_fn, call = frame)
-  check_options(args$exchange, c("exchange", "local_steps", "parameter_server"), arg = "exchange", call = frame)
+  check_options(
+    args$exchange,
+    c("exchange", "local_steps", "parameter_server"),
+    arg = "exchange",
+    call = frame
+  )
   is_fit <- inherits(model, "tfdist_fit")
   check_no_formula(args$formula, is_fit, call = frame)
   named <- named_columns(frame)

@@ -314,7 +314,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "elastic and servers": (
         train(workers=Elastic(), exchange=SERVERS),
-        "workers=Elastic(...) cannot be combined with exchange=ParameterServer(...)",
+        "exchange=ParameterServer(...) cannot be combined with workers=Elastic(...): its workers take ",
     ),
     "elastic and a function": (
         train(workers=Elastic(), data=lambda context: None),

@@ -80,7 +80,11 @@ test_that("R and Python have the same arguments and defaults", {
 test_that("parameter servers and an elastic number of workers reach Python", {
   skip_if_no_pybackend()
   train <- function(...) barrier_train("local", dense_model, iris_arrays(), verbose = 0, ...)
-  expect_error(train(strategy = "mirrored"), "exchange = parameter_server(servers = 1)", fixed = TRUE)
+  expect_error(
+    train(strategy = "mirrored"),
+    "exchange = parameter_server(servers = 1)",
+    fixed = TRUE
+  )
   one <- parameter_server()
   expect_error(train(exchange = one, steps_per_epoch = 3), "one step for each batch")
   servers <- parameter_server(servers = 4000)
