@@ -314,7 +314,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "elastic and servers": (
         train(workers=Elastic(), exchange=SERVERS),
-        "exchange=ParameterServer(...) cannot be combined with workers=Elastic(...): its workers take ",
+        "exchange=ParameterServer(...) cannot be combined with workers=Elastic(...)",
     ),
     "elastic and a function": (
         train(workers=Elastic(), data=lambda context: None),
