@@ -131,7 +131,7 @@ class Call:
                 sending.advance(count)
             before = receiving.index
             if into and before < len(receiving.buffers):
-                moved += (count := into.receive(receiving.window(len(receiving.buffers))))
+                moved += (count := self._receive(into, receiving.window(len(receiving.buffers))))
                 receiving.advance(count)
                 if before == 0 and count:
                     self._received_from.add(into.rank)
@@ -171,9 +171,20 @@ class Call:
         try:
             return out.send(window)
         except PeerLostError:
-            # It may have exited because the headers differ: then its own header explains more.
-            self._check_header(out)
+            self._check_headers()
             raise
+
+    def _receive(self, into: Link, window: list[memoryview]) -> int:
+        try:
+            return into.receive(window)
+        except PeerLostError:
+            self._check_headers()
+            raise
+
+    def _check_headers(self) -> None:
+        """Check all headers after a loss: a peer may have left because the calls differ."""
+        for link in self._links:
+            self._check_header(link)
 
     def _wait(self, reading: Link | None, writing: Link | None, since: float) -> None:
         reads = [reading.stream] if reading else []

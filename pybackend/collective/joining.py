@@ -74,6 +74,8 @@ def join_mesh(
     mesh = Mesh(links, rank, len(peers), algorithm, patience)
     try:
         mesh.calibrate()
+        if len(set(hosts)) == 1:
+            mesh.share_memory()
     except BaseException:
         mesh.close()
         raise

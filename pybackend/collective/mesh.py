@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from pybackend.collective import algorithms
 from pybackend.collective.algorithms import Algorithm, CostModel, Ring, measure
 from pybackend.collective.call import Call
 from pybackend.collective.links import Link, Patience
+from pybackend.collective.shared import NO_OFFER, SharedMemory, offer_memory, open_memory
 from pybackend.collective.wire import CHUNK, Array, Compression, view_bytes
 from pybackend.errors import ClusterError, InputError
 
@@ -72,6 +74,7 @@ class Mesh:
         self.scratch = np.empty(CHUNK, np.uint8)
         before, after = (rank - 1) % world_size, (rank + 1) % world_size
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
+        self.shared: SharedMemory | None = None
 
     @property
     def waited(self) -> float:
@@ -93,11 +96,16 @@ class Mesh:
         buffer = buffer.reshape(-1)
         if codec and buffer.dtype != np.float32:
             raise InputError(f"compression needs a float32 buffer, not a {buffer.dtype} one")
-        call = self._call(b"+", buffer.dtype, buffer.nbytes, _CODECS[codec.kind if codec else None])
         on_the_wire = len(buffer) * codec.itemsize if codec else buffer.nbytes
+        algorithm = self._choose_sum(on_the_wire, buffer.nbytes, codec is not None)
         # A sum that overflows is infinite, which the engine and Keras's callbacks detect.
         with np.errstate(over="ignore", invalid="ignore"):
-            if self._choose(on_the_wire, buffer.nbytes) == "doubling":
+            if algorithm == "shared":
+                self._sum_in_memory(buffer)
+                return
+            coded = _CODECS[codec.kind if codec else None]
+            call = self._call(b"+", buffer.dtype, buffer.nbytes, coded)
+            if algorithm == "doubling":
                 if codec:
                     codec.repay(buffer)
                 self._double(call, buffer)
@@ -184,17 +192,36 @@ class Mesh:
         self._double(call, mine)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and release shared memory."""
+        self.shared = None
         for link in self.links.values():
             link.close()
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""
 
-        def reduce(buffer: Array) -> None:
-            self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+        self.cost_model = measure(self._sum_by_doubling, self.world_size)
 
-        self.cost_model = measure(reduce, self.world_size)
+    def share_memory(self) -> None:
+        """Use memory that all ranks share, if this is possible; all must call this together."""
+        with ExitStack() as until:
+            is_open = not any(link.stream.is_protected for link in self.links.values())
+            offer, memory = NO_OFFER, None
+            if self.rank == 0 and is_open:
+                offer, memory = offer_memory(self.world_size, until)
+            offered = np.frombuffer(offer, np.uint8).copy()
+            self.broadcast(offered)
+            if self.rank and is_open:
+                memory = open_memory(offered.tobytes(), self.world_size)
+            able = np.array([memory is not None], np.int64)
+            self.all_reduce(able)
+        if memory is None or able[0] < self.world_size:
+            return
+        shared = SharedMemory(memory, self.rank, self.world_size)
+        costs = np.array(shared.measure())
+        self._sum_by_doubling(costs)
+        shared.overhead_seconds, shared.seconds_per_byte = (costs / self.world_size).tolist()
+        self.shared = shared
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
         """Allocate every rank's array, with the announced length; this rank's is ``part``."""
@@ -212,12 +239,30 @@ class Mesh:
         if not 0 <= root < self.world_size:
             raise InputError(f"root must be a rank below {self.world_size}, not {root}")
 
+    def _sum_by_doubling(self, buffer: Array) -> None:
+        self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
+
+    def _sum_in_memory(self, buffer: Array) -> None:
+        assert self.shared is not None
+        call = self._call(b"+", buffer.dtype, buffer.nbytes)
+        self.shared.all_reduce(lambda: self._double(call, np.empty(0)), buffer)
+
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)
         algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
 
+    def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
+        algorithm = self._choose(ring_bytes, nbytes)
+        if self.shared is None or is_coded or self.algorithm in ("ring", "doubling"):
+            return algorithm
+        costs = self.cost_model
+        seconds = self.shared.predict(nbytes, costs.latency_seconds)
+        others = costs.predict_doubling, costs.predict_ring
+        is_fastest = all(seconds < predict(nbytes, self.world_size) for predict in others)
+        return "shared" if is_fastest or self.algorithm == "shared" else algorithm
+
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
-        if self.algorithm != "auto":
+        if self.algorithm in ("ring", "doubling"):
             return self.algorithm
         return self.cost_model.choose(doubling_bytes, self.world_size, ring_bytes)
 

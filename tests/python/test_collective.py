@@ -95,6 +95,8 @@ def mesh(
         *(full((n, a)) for n in (6, 7, 9, 16) for a in ("ring", "doubling")),
         (2, "auto"),
         (3, "auto"),
+        *((n, "shared") for n in (2, 3, 5)),
+        *(full((n, "shared")) for n in (4, 8)),
     ],
     ids=lambda param: f"N={param[0]}-{param[1]}",
 )
@@ -248,7 +250,7 @@ def test_all_sum_keeps_the_shape_and_sums_in_double(members: list[Collective]) -
         assert array.tolist() == [[size * 2**40, size * 0.5], [size * (size - 1) / 2, size]]
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring", "doubling"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "doubling", "shared"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_buffers_far_larger_than_what_the_sockets_hold(size: int, algorithm: str) -> None:
     parts = numbers(5_000_011, "float32", size)
@@ -287,7 +289,7 @@ def any_mesh() -> Iterator[dict[int, list[Any]]]:
     ranks=st.sampled_from([2, 3, 5, 6]),
     size=st.integers(0, 70_000),
     dtype=st.sampled_from([*DTYPES, "uint8", "bool"]),
-    algorithm=st.sampled_from(["auto", "ring", "doubling"]),
+    algorithm=st.sampled_from(["auto", "ring", "doubling", "shared"]),
 )
 def test_any_size_type_and_algorithm(
     any_mesh: dict[int, list[Any]], ranks: int, size: int, dtype: str, algorithm: str

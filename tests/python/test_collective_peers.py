@@ -42,7 +42,7 @@ def closing_after(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return attempt
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "shared"])
 @pytest.mark.parametrize("count", [1, 2_000_000], ids=["small", "8 MB"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_a_peer_that_closes_is_named_at_once(size: int, count: int, algorithm: str) -> None:
@@ -105,7 +105,7 @@ def test_a_rank_that_starts_again_cannot_enter_a_mesh(rank: int) -> None:
         assert {type(error) for error in errors} == {PeerLostError}
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "shared"])
 @pytest.mark.parametrize("count", [1, 5_000_000], ids=["small", "20 MB"])
 def test_a_silent_peer_is_named_in_the_end(count: int, algorithm: str) -> None:
     with mesh(3, longest=1.0, algorithm=algorithm) as members:
@@ -124,7 +124,7 @@ def test_a_peer_that_does_not_read_is_named_in_the_end() -> None:
         members[0].broadcast(np.ones(10_000_000), root=0)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+@pytest.mark.parametrize("algorithm", ["ring", "doubling", "shared"])
 def test_a_slow_peer_is_waited_for(algorithm: str) -> None:
     with mesh(4, longest=3.0, algorithm=algorithm) as members:
         buffers = [np.full(300_000, member.rank, "float64") for member in members]
