@@ -30,6 +30,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     cases: dict[str, Callable[[], list[dict[str, float]]]] = {
         "bare sockets, the same bytes": lambda: pair("sockets"),
         "tfdist": lambda: pair("mesh"),
+        "tfdist, over sockets": lambda: pair("mesh sockets"),
         "tfdist, bf16 on the wire": lambda: pair("mesh bf16"),
         "tfdist, fp16 on the wire": lambda: pair("mesh fp16"),
         "TensorFlow's ring": _tensorflow,
@@ -90,7 +91,9 @@ def _member(
         exchange = _socket_exchange(rank, server, peers)
     else:
         mesh = join_mesh(server, peers, rank, token, 60)
-        kind = what.partition(" ")[2]
+        if what == "mesh sockets":
+            mesh.shared = None
+        kind = what.removeprefix("mesh").removesuffix("sockets").strip()
         codec = Compression(kind) if kind else None  # type: ignore[arg-type]
 
         def exchange(buffer: Any) -> None:

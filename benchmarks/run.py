@@ -44,7 +44,7 @@ import wire
 RESULTS = Path(__file__).with_name("results.json")
 Table = dict[str, dict[str, float]]
 PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
-    "step": lambda rounds: {"step, 2 workers x 1 thread, 64 images each": step.measure(rounds)},
+    "step": step.measure,
     "collective": lambda rounds: {"all-reduce between 2 processes": collective.measure(rounds)},
     "large": lambda rounds: {
         "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)

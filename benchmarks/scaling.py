@@ -22,6 +22,7 @@ RANKS = (2, 3, 4, 8)
 BYTES = {"1 KB": 1024, "64 KB": 1 << 16, "1.4 MB": 1_400_000, "20 MB": 20_000_000}
 REPEATS = {"1 KB": 200, "64 KB": 100, "1.4 MB": 20, "20 MB": 5}
 ALGORITHMS = ("doubling", "ring")
+SHARED = "shared"
 
 NETWORKS = {"10 GbE": 10e9, "25 GbE": 25e9}
 LATENCY = 25e-6
@@ -34,11 +35,12 @@ Measured = dict[tuple[str, int, str], float]
 
 def measure() -> dict[str, dict[str, dict[str, float]]]:
     """Return all tables, and write the first sections of docs/scaling.md."""
-    measured = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
+    timed = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
+    measured = {key: value for key, value in timed.items() if key[0] != SHARED}
     model = fit(measured)
-    write_sections(sections(measured, model))
+    write_sections(sections(timed, measured, model))
     times: dict[str, dict[str, float]] = {}
-    for (algorithm, ranks, size), seconds in measured.items():
+    for (algorithm, ranks, size), seconds in timed.items():
         times.setdefault(f"{algorithm}, {ranks} ranks", {})[size] = seconds * 1e3
     fitted = {
         "message_us": model.latency_seconds * 1e6,
@@ -54,7 +56,7 @@ def measure_ranks(ranks: int) -> Measured:
     found = run_ranks(__file__, ranks)
     return {
         (algorithm, ranks, size): max(figures[algorithm][size] for figures in found)
-        for algorithm in ALGORITHMS
+        for algorithm in (*ALGORITHMS, SHARED)
         for size in BYTES
     }
 
@@ -86,7 +88,7 @@ def member(rank: int, server: socket.socket, token: str, peers: list[str]) -> An
     """Return the medians of one rank."""
     mesh = join_mesh(server, peers, rank, token, 60)
     found: dict[str, dict[str, float]] = {}
-    for algorithm in ALGORITHMS:
+    for algorithm in (*ALGORITHMS, SHARED):
         mesh.algorithm = algorithm  # type: ignore[assignment]
         found[algorithm] = {}
         for size, nbytes in BYTES.items():
@@ -130,8 +132,8 @@ def crowding(ranks: int) -> float:
     return max(1.0, ranks / (os.cpu_count() or 1))
 
 
-def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
-    """Return the first sections of docs/scaling.md."""
+def sections(timed: Measured, measured: Measured, model: CostModel) -> dict[str, list[str]]:
+    """Return the first sections of docs/scaling.md; the model is fitted to ``measured``."""
     return {
         "": _introduction(),
         "Measured here": [
@@ -145,7 +147,7 @@ def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
             f"γ = {model.add_seconds_per_byte * 1e9:.2f} ns per byte (assumed)."
             f" Typical error of the fit: {_typical_error(measured, model):.0%}.",
             "",
-            *_measured_table(measured, model),
+            *_measured_table(timed, model),
         ],
         "Predicted for clusters": list(_prediction()),
     }
@@ -159,31 +161,35 @@ def _introduction() -> list[str]:
         " three sections;",
         "the other sections name their commands.",
         "",
-        "Workers sum small buffers by recursive doubling and large ones around a ring. When they"
-        " connect, they",
-        "measure the latency α of a message, and the transfer time β and addition time γ of a byte."
-        " They average",
-        "these values, and choose the faster algorithm for n bytes and N ranks:",
+        "Workers sum small buffers by recursive doubling. They sum large ones in memory that they"
+        " share, if all run on",
+        "one host, and else around a ring. When they connect, they measure the latency α of a"
+        " message, and the transfer",
+        "time β and addition time γ of a byte. They average these values, and choose the faster"
+        " algorithm for n bytes and",
+        "N ranks:",
         "",
         "| algorithm | predicted seconds |",
         "|---|---|",
         "| ring | 2 (N − 1) α + (N − 1) / N · n (2 β + γ) |",
         "| doubling | log₂ N · (α + n β + n γ), plus 2 (α + n β) + n γ unless N is 2, 4, 8, ... |",
+        "| shared | log₂ N · α for each 2 MB, twice if N > 2, plus n times what a byte takes in"
+        " memory |",
         "",
         "(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005; log₂ N is rounded down.)",
     ]
 
 
-def _measured_table(measured: Measured, model: CostModel) -> Iterator[str]:
+def _measured_table(timed: Measured, model: CostModel) -> Iterator[str]:
     yield "| algorithm | ranks | " + " | ".join(BYTES) + " |"
     yield "|---|---:|" + "---:|" * len(BYTES)
-    for algorithm in ALGORITHMS:
+    for algorithm in (*ALGORITHMS, SHARED):
         for ranks in RANKS:
-            cells = []
-            for size in BYTES:
-                key = (algorithm, ranks, size)
-                fitted = predicted(model, key) * crowding(ranks)
-                cells.append(f"{_ms(measured[key])} ({_ms(fitted)})")
+            keys = [(algorithm, ranks, size) for size in BYTES]
+            cells = [_ms(timed[key]) for key in keys]
+            if algorithm != SHARED:
+                fitted = [predicted(model, key) * crowding(ranks) for key in keys]
+                cells = [f"{cell} ({_ms(fit)})" for cell, fit in zip(cells, fitted, strict=True)]
             yield f"| {algorithm} | {ranks} | " + " | ".join(cells) + " |"
 
 

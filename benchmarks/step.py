@@ -9,7 +9,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 
 import pybackend
 
-ROWS, BATCH, WORKERS, EPOCHS = 64 * 60 * 2, 64, 2, 4
+GRADIENT_BYTES = 4 * (9 * 32 + 32 + 13 * 13 * 32 * 64 + 64 + 640 + 10)
+ROWS, BATCH, WORKERS, EPOCHS = 64 * 120 * 2, 64, 2, 4
 
 
 def digits() -> tuple[Any, Any]:
@@ -49,7 +50,10 @@ def network(keras: Any, steps_per_execution: int = 1) -> Any:
 
 
 def stopwatch(base: type, path: str | None = None) -> Any:
-    """Return a callback for either Keras that times the steps of all epochs but the first."""
+    """Return a callback for either Keras that times the epochs, all but the first.
+
+    It has no method for batches, because with one, tfdist's workers meet once more in each step.
+    """
 
     class Stopwatch(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
@@ -57,23 +61,13 @@ def stopwatch(base: type, path: str | None = None) -> Any:
             self.epochs: list[dict[str, float]] = []
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.first: tuple[int, float, float] | None = None
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            usage = resource.getrusage(resource.RUSAGE_SELF)
-            self.last = (batch, time.perf_counter(), usage.ru_utime + usage.ru_stime)
-            self.first = self.first or self.last
+            self.began = time.perf_counter(), time.process_time()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            assert self.first is not None
-            steps = self.last[0] - self.first[0]
-            self.epochs.append(
-                {
-                    "ms": (self.last[1] - self.first[1]) / steps * 1e3,
-                    "cpu_ms": (self.last[2] - self.first[2]) / steps * 1e3,
-                    "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-                }
-            )
+            ended = time.perf_counter(), time.process_time()
+            wall, cpu = np.subtract(ended, self.began) / self.params["steps"] * 1e3
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            self.epochs.append({"ms": wall, "cpu_ms": cpu, "peak_mb": peak})
 
         def on_train_end(self, logs: Any = None) -> None:
             if path is not None:
@@ -83,8 +77,10 @@ def stopwatch(base: type, path: str | None = None) -> Any:
     return Stopwatch()
 
 
-def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[dict[str, float]]:
-    """Train by `barrier_train`, timed on every worker."""
+def train(
+    build: Any, data: Any, epochs: int = EPOCHS, others: Sequence[Any] = (), **options: Any
+) -> list[dict[str, float]]:
+    """Train by `barrier_train`, timed on every worker; ``others`` are further callbacks."""
     import keras
 
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +89,7 @@ def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[d
             build,
             data,
             epochs=epochs,
-            callbacks=[stopwatch(keras.callbacks.Callback, folder)],
+            callbacks=[stopwatch(keras.callbacks.Callback, folder), *others],
             verbose=0,
             **options,
         )
@@ -101,43 +97,81 @@ def train(build: Any, data: Any, epochs: int = EPOCHS, **options: Any) -> list[d
 
 
 def train_apart(
-    build: Any, make_data: Any, batch_size: int, epochs: int = EPOCHS
+    build: Any, make_data: Any, batch_size: int, epochs: int = EPOCHS, exchanged: int = 0
 ) -> list[dict[str, float]]:
-    """Train in two processes that do not communicate, each with plain Keras on its half."""
+    """Train in two processes, each with plain Keras on its half.
+
+    They send each other ``exchanged`` bytes after each step, and sum them, outside TensorFlow.
+    """
 
     def work(context: pybackend.WorkerContext) -> Any:
         import keras
 
         from pybackend.engine.feed import Feed
 
+        own = [stopwatch(keras.callbacks.Callback)]
+        if exchanged:
+            own.append(each_batch(keras.callbacks.Callback, connect(context), exchanged))
         x, y = make_data()
         half = slice(context.rank, len(x), WORKERS)
         columns = {"x": x[half], "y": y[half]}
         feed = Feed(columns, [len(columns["x"])], 0, batch_size, shuffle=True)
         del x, y
-        watch = stopwatch(keras.callbacks.Callback)
-        build().fit(feed.dataset(), epochs=epochs, callbacks=[watch], verbose=0)
-        return watch.epochs[1:]
+        build().fit(feed.dataset(), epochs=epochs, callbacks=own, verbose=0)
+        return own[0].epochs[1:]
 
     return flat(pybackend.barrier_run("local", work, workers=WORKERS, verbose=0))
 
 
+def connect(context: pybackend.WorkerContext) -> Any:
+    """Connect the workers with each other; return their collective."""
+    from pybackend.collective import join_mesh
+    from pybackend.net.rendezvous import address_of, listen, new_token
+
+    server = listen("127.0.0.1")
+    token = context.all_gather(new_token())[0]
+    return join_mesh(server, context.all_gather(address_of(server)), context.rank, token, 60)
+
+
+def each_batch(base: type, mesh: Any = None, exchanged: int = 0) -> Any:
+    """Return a callback that sums some bytes over the workers after each step."""
+    buffer = np.zeros(exchanged, np.uint8) if exchanged < 4 else np.zeros(exchanged // 4, "float32")
+
+    class EachBatch(base):  # type: ignore[misc, valid-type]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if exchanged:
+                mesh.all_reduce(buffer)
+
+    return EachBatch()
+
+
 def measure_tfdist(
-    steps_per_execution: int = 1, workers: int = WORKERS, **options: Any
+    steps_per_execution: int = 1,
+    workers: int = WORKERS,
+    has_callback: bool = False,
+    **options: Any,
 ) -> list[dict[str, float]]:
     """Train the small CNN by tfdist, by default with two workers."""
+    import keras
+
     return train(
         lambda: network(__import__("keras"), steps_per_execution),
         digits(),
+        others=[each_batch(keras.callbacks.Callback)] if has_callback else [],
         workers=workers,
         batch_size=BATCH,
         **options,
     )
 
 
-def measure_alone() -> list[dict[str, float]]:
-    """Train the small CNN in two processes that do not communicate."""
-    return train_apart(lambda: network(__import__("keras")), digits, BATCH)
+def measure_apart(steps_per_execution: int = 1, exchanged: int = 0) -> list[dict[str, float]]:
+    """Train the small CNN in two processes, with nothing of tfdist in their steps."""
+    return train_apart(
+        lambda: network(__import__("keras"), steps_per_execution),
+        digits,
+        BATCH,
+        exchanged=exchanged,
+    )
 
 
 def measure_multi_worker() -> list[dict[str, float]]:
@@ -167,8 +201,8 @@ def flat(per_rank: list[list[dict[str, float]]]) -> list[dict[str, float]]:
     return [epoch for epochs in per_rank for epoch in epochs]
 
 
-ENGINES = {
-    "two processes, no communication": measure_alone,
+ENGINES: dict[str, Callable[[], list[dict[str, float]]]] = {
+    "two processes, no communication": measure_apart,
     "tfdist": measure_tfdist,
     "tfdist, steps_per_execution=10": lambda: measure_tfdist(10),
     "tfdist, transport=tf": lambda: measure_tfdist(exchange=pybackend.Exchange(transport="tf")),
@@ -176,9 +210,23 @@ ENGINES = {
 }
 
 
-def measure(rounds: int) -> dict[str, dict[str, float]]:
+# What a step of a synchronous training consists of.
+PARTS: dict[str, Callable[[], list[dict[str, float]]]] = {
+    "two processes that wait for each other": lambda: measure_apart(exchanged=1),
+    "two processes that sum the same bytes": lambda: measure_apart(exchanged=GRADIENT_BYTES),
+    "tfdist, with a callback after each batch": lambda: measure_tfdist(has_callback=True),
+    "no communication, steps_per_execution=10": lambda: measure_apart(10),
+}
+
+
+def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     """Medians over interleaved rounds, all workers and all timed epochs."""
-    return compared(ENGINES, rounds)
+    found = compared({**ENGINES, **PARTS}, rounds)
+    first = next(iter(ENGINES))
+    return {
+        "step, 2 workers x 1 thread, 64 images each": {name: found[name] for name in ENGINES},
+        "parts of such a step": {name: found[name] for name in (first, *PARTS)},
+    }
 
 
 def compared(
