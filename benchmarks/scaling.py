@@ -161,20 +161,19 @@ def _introduction() -> list[str]:
         " three sections;",
         "the other sections name their commands.",
         "",
-        "Workers sum small buffers by recursive doubling. They sum large ones in memory that they"
-        " share, if all run on",
-        "one host, and else around a ring. When they connect, they measure the latency α of a"
-        " message, and the transfer",
-        "time β and addition time γ of a byte. They average these values, and choose the faster"
-        " algorithm for n bytes and",
-        "N ranks:",
+        "Workers sum small buffers by recursive doubling and large ones around a ring. When they"
+        " connect, they",
+        "measure the latency α of a message, and the transfer time β and addition time γ of a byte."
+        " They average",
+        "these values, and choose the faster algorithm for n bytes and N ranks. If all workers run"
+        " on one host, they sum",
+        "more than 256 KiB in memory that they share.",
+        "",
         "",
         "| algorithm | predicted seconds |",
         "|---|---|",
         "| ring | 2 (N − 1) α + (N − 1) / N · n (2 β + γ) |",
         "| doubling | log₂ N · (α + n β + n γ), plus 2 (α + n β) + n γ unless N is 2, 4, 8, ... |",
-        "| shared | log₂ N · α for each 2 MB, twice if N > 2, plus n times what a byte takes in"
-        " memory |",
         "",
         "(Patarasuk and Yuan 2009; Thakur, Rabenseifner and Gropp 2005; log₂ N is rounded down.)",
     ]

@@ -190,6 +190,7 @@ class WorkerProcess(Generic[Kind]):
                 connect_timeout=max(timeout, LONGEST_SECONDS) if has_read else timeout,
                 patience=Patience(on_wait=self._say_wait),
                 encrypt=self.job.encrypt,
+                shares_memory=self.job.shares_memory,
             )
         try:
             yield collective

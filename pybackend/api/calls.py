@@ -70,7 +70,8 @@ class TrainingCall(ModelCall):
     """Arguments of `barrier_train`.
 
     ``elastic`` and ``roles`` are derived from ``workers`` and ``exchange``, and
-    ``discards_checkpoints`` from a `BackupAndRestore`.
+    ``discards_checkpoints`` from a `BackupAndRestore`; ``shares_memory`` is False to measure the
+    exchange as between hosts.
     """
 
     spark: Any
@@ -92,6 +93,7 @@ class TrainingCall(ModelCall):
     model_uri: Place | None = None
     checkpoint: Checkpoint | Place | None = None
     discards_checkpoints: bool = False
+    shares_memory: bool = True
     restarts: int = 0
     roles: Mapping[str, int] | None = None
     tensorboard: bool | Place | None = None

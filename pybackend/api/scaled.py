@@ -112,6 +112,7 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
         checkpoint=None,
         model_uri=None,
         tensorboard=None,
+        shares_memory=False,  # the figures are projected to several hosts
     )
     if order.steps is None:
         return settled

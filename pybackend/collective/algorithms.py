@@ -238,9 +238,9 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     rounds = world_size.bit_length() - 1 + (2 if count_pairs(world_size) else 0)
     tiny, large = np.zeros(1), np.zeros(_MESSAGE // 4, np.float32)
     other = np.zeros_like(large)
-    latency = time_fastest(lambda: doubling(tiny), _TINY_ROUNDS) / rounds
-    add = time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
-    message = time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
+    latency = _time_fastest(lambda: doubling(tiny), _TINY_ROUNDS) / rounds
+    add = _time_fastest(lambda: np.add(large, other, out=large), _LARGE_ROUNDS) / _MESSAGE
+    message = _time_fastest(lambda: doubling(large), _LARGE_ROUNDS) / rounds
     # At most a terabyte per second, even if the clock measures more.
     per_byte = max((message - latency) / _MESSAGE - add, 1e-12)
     values = np.array([latency, per_byte, add])
@@ -249,7 +249,7 @@ def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:
     return CostModel(*(values / world_size).tolist())
 
 
-def time_fastest(work: Callable[[], object], rounds: int) -> float:
+def _time_fastest(work: Callable[[], object], rounds: int) -> float:
     """Return the time of the fastest of several runs, in seconds: noise only slows runs down."""
     seconds = []
     for _ in range(rounds):

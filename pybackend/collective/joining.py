@@ -34,6 +34,7 @@ def join_mesh(
     connect_timeout: float | None = None,
     patience: Patience | None = None,
     encrypt: bool | None = None,
+    shares_memory: bool = True,
 ) -> Mesh:
     """Connect to some ranks, accept connections from others, measure, and close ``server``.
 
@@ -56,6 +57,8 @@ def join_mesh(
         How long the mesh waits for peers, as for `Mesh`.
     encrypt
         True: all connections are encrypted; False: none are; None: only those between machines.
+    shares_memory
+        False to use sockets even if all ranks run on one host; the same on all.
 
     Raises
     ------
@@ -71,11 +74,10 @@ def join_mesh(
         joining.close()
     hosts = [split_address(peer)[0] for peer in peers]
     links = {other: Link(made, other, hosts[other], timeout) for other, made in connections.items()}
-    mesh = Mesh(links, rank, len(peers), algorithm, patience)
+    may_share = shares_memory and len(set(hosts)) == 1
+    mesh = Mesh(links, rank, len(peers), algorithm, patience, may_share)
     try:
         mesh.calibrate()
-        if len(set(hosts)) == 1:
-            mesh.share_memory()
     except BaseException:
         mesh.close()
         raise

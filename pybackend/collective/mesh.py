@@ -41,6 +41,8 @@ class Mesh:
     algorithm
         ``"auto"`` uses the algorithm that ``cost_model`` predicts to be faster; the others are for
         tests and benchmarks.
+    may_share
+        True to try, at the first large sum, whether the ranks can share memory; the same on all.
 
     Attributes
     ----------
@@ -63,6 +65,7 @@ class Mesh:
         world_size: int,
         algorithm: Literal["auto"] | Algorithm = "auto",
         patience: Patience | None = None,
+        may_share: bool = False,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -75,6 +78,7 @@ class Mesh:
         before, after = (rank - 1) % world_size, (rank + 1) % world_size
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
         self.shared: SharedMemory | None = None
+        self._may_share = may_share
 
     @property
     def waited(self) -> float:
@@ -199,11 +203,11 @@ class Mesh:
 
     def calibrate(self) -> None:
         """Measure ``cost_model``; all ranks must call this together."""
-
         self.cost_model = measure(self._sum_by_doubling, self.world_size)
 
-    def share_memory(self) -> None:
+    def _share_memory(self) -> None:
         """Use memory that all ranks share, if this is possible; all must call this together."""
+        self._may_share = False  # tried once, also by the sums below
         with ExitStack() as until:
             is_open = not any(link.stream.is_protected for link in self.links.values())
             offer, memory = NO_OFFER, None
@@ -217,11 +221,7 @@ class Mesh:
             self.all_reduce(able)
         if memory is None or able[0] < self.world_size:
             return
-        shared = SharedMemory(memory, self.rank, self.world_size)
-        costs = np.array(shared.measure())
-        self._sum_by_doubling(costs)
-        shared.overhead_seconds, shared.seconds_per_byte = (costs / self.world_size).tolist()
-        self.shared = shared
+        self.shared = SharedMemory(memory, self.rank, self.world_size)
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
         """Allocate every rank's array, with the announced length; this rank's is ``part``."""
@@ -244,7 +244,7 @@ class Mesh:
 
     def _sum_in_memory(self, buffer: Array) -> None:
         assert self.shared is not None
-        call = self._call(b"+", buffer.dtype, buffer.nbytes)
+        call = self._call(b"m", buffer.dtype, buffer.nbytes)
         self.shared.all_reduce(lambda: self._double(call, np.empty(0)), buffer)
 
     def _double(self, call: Call, buffer: Array) -> None:
@@ -252,14 +252,14 @@ class Mesh:
         algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
 
     def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
-        algorithm = self._choose(ring_bytes, nbytes)
-        if self.shared is None or is_coded or self.algorithm in ("ring", "doubling"):
-            return algorithm
-        costs = self.cost_model
-        seconds = self.shared.predict(nbytes, costs.latency_seconds)
-        others = costs.predict_doubling, costs.predict_ring
-        is_fastest = all(seconds < predict(nbytes, self.world_size) for predict in others)
-        return "shared" if is_fastest or self.algorithm == "shared" else algorithm
+        # A fixed size, not a prediction: the order of the terms must be the same in every run.
+        is_large = nbytes > CHUNK and self.algorithm == "auto"
+        if (is_large or self.algorithm == "shared") and not is_coded:
+            if self._may_share:
+                self._share_memory()
+            if self.shared is not None:
+                return "shared"
+        return self._choose(ring_bytes, nbytes)
 
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:
         if self.algorithm in ("ring", "doubling"):

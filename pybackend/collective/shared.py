@@ -13,18 +13,15 @@ import secrets
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 
 import numpy as np
 
-from pybackend.collective.algorithms import time_fastest
 from pybackend.collective.wire import Array
 
 # Bytes of a buffer that are summed at a time: few enough to stay in the cache.
 _SLOT = 1 << 21
 # The slots of many ranks are smaller.
 _MOST = 64 << 20
-_ROUNDS = 3
 _NAME = "tfdist"
 _NONCE = 32
 _OFFER = struct.Struct(f"=qq{_NONCE}s")
@@ -34,17 +31,13 @@ NO_OFFER = bytes(_OFFER.size)
 class SharedMemory:
     """Memory of all ranks of a host, with two slots for each rank, used in turn.
 
-    While some ranks still read one slot, the others already write to their other one.
+    While some ranks still read one slot, the others already write to their other one. Two ranks
+    compute the same sum, so both must treat subnormal numbers alike, as in recursive doubling.
 
     Parameters
     ----------
     memory
         Mapped by all ranks.
-
-    Attributes
-    ----------
-    overhead_seconds, seconds_per_byte
-        Measured time of a sum without waiting for other ranks, the same on all ranks.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
@@ -52,25 +45,6 @@ class SharedMemory:
         self._slots = whole.reshape(2, world_size, _size_of_slot(world_size))
         self._turn = 0
         self._rank = rank
-        self.overhead_seconds = 0.0
-        self.seconds_per_byte = 0.0
-
-    def predict(self, nbytes: float, latency_seconds: float) -> float:
-        """Predict how many seconds a sum takes, given the latency between two ranks."""
-        _, world_size, size = self._slots.shape
-        meetings = (-(-nbytes // size) or 1) * (1 if world_size == 2 else 2)
-        rounds = (world_size - 1).bit_length()
-        waited = self.overhead_seconds + rounds * latency_seconds
-        return meetings * waited + nbytes * self.seconds_per_byte
-
-    def measure(self) -> tuple[float, float]:
-        """Return this rank's own ``overhead_seconds`` and ``seconds_per_byte``."""
-        buffer = np.zeros(self._slots.shape[2] // 4, np.float32)
-        overhead, whole = (
-            time_fastest(partial(self.all_reduce, _meet_nobody, part), _ROUNDS)
-            for part in (buffer[:0], buffer)
-        )
-        return overhead, max(whole - overhead, 0.0) / buffer.nbytes
 
     def all_reduce(self, meet: Callable[[], None], buffer: Array) -> None:
         """Sum in place, in the order of the ranks.
@@ -108,10 +82,6 @@ class SharedMemory:
                 part[span] = slots[rank][span]
 
 
-def _meet_nobody() -> None:
-    """Stand in for the other ranks while one measures alone."""
-
-
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
     """Allocate memory on rank 0, which the other ranks must open before ``until`` is closed.
 
@@ -120,7 +90,7 @@ def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | 
     tuple
         What `open_memory` needs, and the memory; `NO_OFFER` and None if the system has none.
     """
-    if not hasattr(os, "memfd_create"):
+    if not hasattr(os, "memfd_create") or not _size_of_slot(world_size):
         return NO_OFFER, None
     try:
         descriptor = os.memfd_create(_NAME)

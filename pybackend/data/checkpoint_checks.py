@@ -11,7 +11,7 @@ from pybackend.data.checkpoint_store import Manifest
 from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
-from pybackend.job.options import LocalSteps
+from pybackend.job.options import LocalSteps, ParameterServer
 
 _SETTINGS = (
     "batch_size",
@@ -31,7 +31,9 @@ _ROWS = [argument_of(name) for name in ("train", "validation")]
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
     """Return the settings that determine the result of a training run, as plain JSON data."""
     described = {name: getattr(job, name) for name in _SETTINGS}
-    described["exchange"] = json.loads(encode(job.exchange))
+    # The number of parameter servers may change.
+    exchange = ParameterServer() if job.is_asynchronous else job.exchange
+    described["exchange"] = json.loads(encode(exchange))
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]

@@ -79,6 +79,8 @@ class Job:
         Roles and their numbers of processes, in rank order.
     timeout
         As in `barrier_train`.
+    shares_memory
+        Whether workers of one host may sum in memory that they share.
     verbose
         0: silent. 1: a line per epoch. 2: also the workers' output.
     reports_lines
@@ -98,6 +100,7 @@ class Job:
     seed: int = 0
     roles: Roles = ()
     timeout: float = 300.0
+    shares_memory: bool = True
     verbose: int = 1
     reports_lines: bool = False
     reports_steps: bool = False
@@ -503,6 +506,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "tensorboard": check_tensorboard,
     "seed": _seed,
     "timeout": partial(check_seconds, "timeout"),
+    "shares_memory": partial(check_flag, "shares_memory"),
     "safe_mode": partial(check_flag, "safe_mode"),
     "verbose": _verbose,
 }

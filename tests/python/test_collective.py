@@ -50,6 +50,7 @@ def form(
     algorithm: Any = "auto",
     longest: float = LONG,
     encrypt: bool | None = None,
+    shares_memory: bool = True,
 ) -> list[Mesh]:
     peers = [address_of(server) for server in servers]
 
@@ -64,6 +65,7 @@ def form(
             algorithm=algorithm,
             patience=patience,
             encrypt=encrypt,
+            shares_memory=shares_memory,
         )
 
     return together(range(len(servers)), join)
@@ -75,7 +77,7 @@ def mesh(
     longest: float = LONG,
     algorithm: Any = "auto",
     host: str = "127.0.0.1",
-    encrypt: bool | None = None,
+    **options: Any,
 ) -> Iterator[list[Any]]:
     """Return all ranks of a mesh; one rank needs no mesh."""
     if size == 1:
@@ -83,7 +85,7 @@ def mesh(
         return
     with ExitStack() as stack:
         servers = [stack.enter_context(listen(host)) for _ in range(size)]
-        formed = form(servers, new_token(), LONG, algorithm, longest, encrypt)
+        formed = form(servers, new_token(), LONG, algorithm, longest, **options)
         yield [stack.enter_context(closing(member)) for member in formed]
 
 

@@ -424,6 +424,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert (found.workers, found.batch_size, found.epochs) == (4, 16, 3)
     # Checkpoints and model files of real trainings are not used.
     assert (found.checkpoint, found.model_uri) == (None, None)
+    assert not found.shares_memory
     assert settle(4, False, None).batch_size == 64
     assert settle(4, True, 128).batch_size == 32
     with pytest.raises(InputError, match="64 rows cannot be shared equally by 3 workers"):

@@ -19,6 +19,7 @@ from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
 from pybackend import InputError, Observer, TrainResult, barrier_train
+from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.job.job import TrainingJob
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
@@ -142,6 +143,10 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
         InputError, match=r"`exchange` was ParameterServer\(servers=1\), but is now Exchange"
     ):
         train(build_dense, rows, exchange=None, epochs=7, checkpoint=resuming)
+    described = [
+        describe_settings(TrainingJob(4, exchange=pybackend.ParameterServer(n))) for n in (1, 2)
+    ]
+    assert described[0] == described[1]  # a run may resume with other servers
 
 
 def compiled(*layers: Any, kind: Any = None, **options: Any) -> Any:
