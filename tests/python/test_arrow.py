@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pybackend.data.arrow import TensorReader, describe_schema
 from pybackend.data.column_groups import group_columns
-from pybackend.data.columns import ColumnSpec
+from pybackend.data.columns import ColumnGroup, ColumnSpec
 from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 
@@ -293,3 +293,26 @@ def test_long_values_are_told_in_short() -> None:
     with pytest.raises(InputError) as caught:
         read(rows.slice(0, 2))
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([1.5, np.inf, -np.inf]), [True] * 3),
+        (pa.array([1.5, np.nan, None]), [True, False, False]),
+        (pa.array([], pa.float32()), []),
+        (pa.array([1, 2]), [True] * 2),
+        (pa.array(["a", None, ""]), [True, False, True]),
+        (pa.array([[1.0], [], [np.inf, 2.0]]), [True] * 3),
+        (pa.array([[1.0], None, [np.nan, 2.0], [3.0]]), [True, False, False, True]),
+        (pa.array([[1.0], [None, 2.0]], pa.list_(pa.float32())), [True, False]),
+        (pa.array([[1.0, 2.0], [3.0, np.nan]], pa.list_(pa.float64(), 2)), [True, False]),
+        (pa.array([np.float16(1), np.float16("nan")], pa.float16()), [True, False]),
+        (pa.array(["b", None]).dictionary_encode(), [True, False]),
+    ],
+)
+def test_rows_without_null_or_nan_are_found(values: pa.Array, expected: list[bool]) -> None:
+    reader = TensorReader([ColumnGroup("x", ("a",), (0,), "float32")])
+    rows = batch(a=values)
+    assert reader.find_complete(rows).tolist() == expected
+    assert reader.find_complete(rows.slice(1)).tolist() == expected[1:]
