@@ -85,6 +85,14 @@ class Mesh:
         """Total seconds that this rank has waited for others."""
         return self._patience.waited
 
+    @property
+    def route(self) -> str:
+        """The route of large sums: shared memory, sockets, or encrypted sockets."""
+        if self.shared is not None:
+            return "shared memory"
+        is_protected = any(link.stream.is_protected for link in self.links.values())
+        return "encrypted sockets" if is_protected else "sockets"
+
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ def train(
         audit = lifecycle.audit
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
+    if step_times is not None and isinstance(collective, Mesh):
+        step_times = replace(step_times, route=collective.route)
     weights = hash_weights(replica.model)
     digest = _write_model(replica, lifecycle, folder, weights)
     return Training(

@@ -50,6 +50,9 @@ class StepTimes:
     costs
         Seconds per empty message, per byte, and per added byte, measured when the workers
         connected. None for one worker.
+    route
+        What large sums went through: ``"shared memory"``, ``"sockets"`` or ``"encrypted sockets"``.
+        Empty for one worker.
     cores
         Number of cores of the worker's machine.
     machine
@@ -69,6 +72,7 @@ class StepTimes:
     stretches: list[list[float]] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
     costs: list[float] | None = None
+    route: str = ""
     cores: int = 0
     machine: str = ""
     quantiles: list[float] = field(default_factory=list)

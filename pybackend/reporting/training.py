@@ -56,6 +56,8 @@ def describe_workers(record: Mapping[str, Any]) -> Iterator[str]:
     timed = [worker for worker in workers if worker.get("step_times")]
     if timed:
         caption = "Breakdown of step time; the first steps are not timed"
+        if route := timed[0]["step_times"].get("route"):
+            caption += f"; the workers communicated through {route}"
         yield make_table(caption, _STEPS, [_list_times(one) for one in timed], "steps")
 
 

@@ -42,7 +42,9 @@ def test_ranks_of_one_host_share_memory_and_leave_nothing() -> None:
     with mesh(2) as members:
         sums(members, 1000)
         assert list_open() == []  # a small buffer fits one message
+        assert members[0].route == "sockets"
         sums(members)
+        assert members[0].route == "shared memory"
         assert all(member.shared for member in members)
         assert list_open()
     assert list_open() == []
@@ -110,6 +112,7 @@ def test_encrypted_ranks_share_nothing() -> None:
     with mesh(2, encrypt=True) as members:
         sums(members)
         assert not any(member.shared for member in members)
+        assert members[0].route == "encrypted sockets"
 
 
 def fail(*_: Any) -> Any:
