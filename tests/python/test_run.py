@@ -180,7 +180,12 @@ def test_lines_stay_whole(write: Any) -> None:
 
 
 def test_files_and_ranks_that_are_shown(write: Any, tmp_path: Path) -> None:
-    write("print('out', RANK); print('err', RANK, file=sys.stderr); sys.exit(RANK)")
+    write(
+        "print('out', RANK, flush=True); print('err', RANK, file=sys.stderr)\n"
+        "if RANK == 0: open('done', 'w')\n"
+        "while not os.path.exists('done'): time.sleep(0.01)\n"  # rank 1 ends the group
+        "sys.exit(RANK)\n"
+    )
     shown = run("-w", "2", "--show", "0", "--output-dir", "logs", "script.py")
     assert shown.returncode == 1
     assert shown.stdout == "[0] out 0\n"
