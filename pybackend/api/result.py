@@ -61,6 +61,11 @@ class TrainResult:
         One `WorkerReport` per rank.
     seconds
         Wall time of the whole call.
+    parts
+        Seconds of the call's parts, in order: ``prepare`` (the arguments are checked, the model and
+        the rows encoded), ``start`` (the workers start, and receive the model and the rows),
+        ``epochs`` (from the beginning of the first epoch to the end of the last one, with all
+        restarts) and ``finish`` (the model is saved, returned and checked).
     seed
         The seed that reproduces this training run.
     epochs
@@ -115,6 +120,7 @@ class TrainResult:
     initial_epoch: int = 0
     validation_freq: int | tuple[int, ...] = 1
     metrics: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict, repr=False)
     model_uri: str | None = None
     levels: list[Any] | None = None
     features: list[str] | dict[str, list[str]] | None = None
@@ -452,6 +458,7 @@ class TrainResult:
             "model_sha256": self.model_sha256,
             "workers": [{**asdict(w), "ok": w.ok} for w in self.workers],
             "seconds": self.seconds,
+            "parts": self.parts,
             "seed": self.seed,
             "epochs": self.epochs,
             "initial_epoch": self.initial_epoch,

@@ -24,6 +24,7 @@ from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.job import TRAINED, WEIGHTS, Shuffle, TrainingJob
+from pybackend.job.messages import Emit, EpochEnded, Event
 from pybackend.job.options import (
     DataOptions,
     Elastic,
@@ -305,15 +306,39 @@ def run_training(call: TrainingCall) -> TrainResult:
     for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
+    parts = _Parts(began, files)
     with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, files)
-        result = _make_result(prepared, outcome, began)
+        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts)
+        result = _make_result(prepared, outcome, parts)
     note_scale(request, result)
     files.conclude()
     return result
 
 
-def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> TrainResult:
+class _Parts:
+    """Times at which the parts of a call begin, from the events that arrive in this session."""
+
+    def __init__(self, began: float, listen: Emit) -> None:
+        self._began = {"prepare": began, "start": time.monotonic()}
+        self._listen = listen
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EpochEnded):
+            now = time.monotonic()
+            self._began.setdefault("epochs", max(now - event.seconds, self._began["start"]))
+            self._began["finish"] = now
+        self._listen(event)
+
+    def measure(self) -> dict[str, float]:
+        """Return the seconds of each part; the last one ends now."""
+        times = [*self._began.values(), time.monotonic()]
+        return {
+            name: after - times[n]
+            for n, (name, after) in enumerate(zip(self._began, times[1:], strict=True))
+        }
+
+
+def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) -> TrainResult:
     request = prepared.request
     job = outcome.job if isinstance(outcome.job, TrainingJob) else request.job
     trained_on = request.datasets["train"]
@@ -336,6 +361,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
         checkpoint=job.checkpoint,
         verbose=job.verbose,
     )
+    seconds = parts.measure()
     return TrainResult(
         model_base64=base64.b64encode(content).decode("ascii"),
         model_format=kind,
@@ -344,7 +370,8 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, began: float) -> 
         model_sha256=digest,
         history=history,
         workers=[replace(report, value=None, inputs=None) for report in outcome.reports],
-        seconds=time.monotonic() - began,
+        seconds=sum(seconds.values()),
+        parts=seconds,
         seed=job.seed,
         epochs=max(map(len, history.values()), default=0),
         inputs=inputs,

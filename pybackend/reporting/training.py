@@ -210,6 +210,9 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
     yield show_number(sum(worker["rows"] for worker in workers)), "rows"
     if record.get("seconds") is not None:
         yield show_seconds(record["seconds"]), "for the whole call"
+    if "epochs" in (parts := record.get("parts") or {}):
+        yield show_seconds(parts["prepare"] + parts["start"]), "until the first epoch"
+        yield show_seconds(parts["finish"]), "after the last epoch"
     audit = record.get("audit")
     if audit and audit["steps"]:
         largest = max(to_float(audit["weights"]), to_float(audit["metrics"]))

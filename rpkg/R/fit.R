@@ -28,6 +28,10 @@
 #'   [report()];
 #' * `metrics`: named list of results on other data, such as `test_accuracy`;
 #' * `epochs`, `seconds` (duration of the whole call), `seed`;
+#' * `parts`: seconds of the parts of the call, in order: `prepare` (the arguments are checked, the
+#'   model and the rows encoded), `start` (the workers start, and receive the model and the rows),
+#'   `epochs` (from the beginning of the first epoch to the end of the last one, with all restarts)
+#'   and `finish` (the model is saved, returned and checked);
 #' * `settings`: the training arguments that are plain values, as a list; `call`: the arguments that
 #'   refer to data and columns, for [update()][update.tfdist_fit];
 #' * `features`, `levels`: the feature columns (for a model with several inputs, a list named after
@@ -103,6 +107,7 @@ new_fit <- function(
       epochs = fields$epochs,
       numbered = number_epochs(fields$epochs_of),
       seconds = fields$seconds,
+      parts = unlist(fields$parts),
       seed = fields$seed,
       settings = plain_settings(settings),
       call = plain_call(call),

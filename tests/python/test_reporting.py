@@ -62,6 +62,13 @@ def test_restarts_are_kept(result: TrainResult) -> None:
     assert result.to_dict()["restarts"][0]["lost"] == restart.lost
 
 
+def test_the_parts_of_the_call_add_up(result: TrainResult) -> None:
+    assert list(result.parts) == ["prepare", "start", "epochs", "finish"]
+    assert sum(result.parts.values()) == pytest.approx(result.seconds)
+    assert result.parts["epochs"] > max(worker.seconds for worker in result.workers) / 2
+    assert min(result.parts.values()) >= 0
+
+
 def test_quantiles_are_those_of_the_steps(result: TrainResult) -> None:
     for worker in result.workers:
         times = worker.step_times

@@ -222,6 +222,7 @@ def test_the_dict_for_r_is_plain_data() -> None:
         "model_sha256",
         "workers",
         "seconds",
+        "parts",
         "seed",
         "epochs",
         "initial_epoch",
