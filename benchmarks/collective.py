@@ -90,9 +90,7 @@ def _member(
     if what == "sockets":
         exchange = _socket_exchange(rank, server, peers)
     else:
-        mesh = join_mesh(server, peers, rank, token, 60)
-        if what == "mesh sockets":
-            mesh.shared = None
+        mesh = join_mesh(server, peers, rank, token, 60, shares_memory=what != "mesh sockets")
         kind = what.removeprefix("mesh").removesuffix("sockets").strip()
         codec = Compression(kind) if kind else None  # type: ignore[arg-type]
 

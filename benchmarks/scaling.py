@@ -35,12 +35,11 @@ Measured = dict[tuple[str, int, str], float]
 
 def measure() -> dict[str, dict[str, dict[str, float]]]:
     """Return all tables, and write the first sections of docs/scaling.md."""
-    timed = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
-    measured = {key: value for key, value in timed.items() if key[0] != SHARED}
+    measured = {key: value for ranks in RANKS for key, value in measure_ranks(ranks).items()}
     model = fit(measured)
-    write_sections(sections(timed, measured, model))
+    write_sections(sections(measured, model))
     times: dict[str, dict[str, float]] = {}
-    for (algorithm, ranks, size), seconds in timed.items():
+    for (algorithm, ranks, size), seconds in measured.items():
         times.setdefault(f"{algorithm}, {ranks} ranks", {})[size] = seconds * 1e3
     fitted = {
         "message_us": model.latency_seconds * 1e6,
@@ -116,7 +115,7 @@ def fit(measured: Measured) -> CostModel:
     addition is set to `ADD`, because it cannot be separated from the transfer.
     """
     rows, wanted = [], []
-    for key, seconds in measured.items():
+    for key, seconds in _over_sockets(measured):
         share = crowding(key[1])
         of_latency = predicted(CostModel(1.0, 0.0, 0.0), key) * share
         of_bytes = predicted(CostModel(0.0, 1.0, 0.0), key) * share
@@ -127,13 +126,18 @@ def fit(measured: Measured) -> CostModel:
     return CostModel(float(latency), float(per_byte), ADD)
 
 
+def _over_sockets(measured: Measured) -> Iterator[tuple[tuple[str, int, str], float]]:
+    """Yield what the model describes."""
+    return ((key, seconds) for key, seconds in measured.items() if key[0] != SHARED)
+
+
 def crowding(ranks: int) -> float:
     """Return the ranks per core, at least 1."""
     return max(1.0, ranks / (os.cpu_count() or 1))
 
 
-def sections(timed: Measured, measured: Measured, model: CostModel) -> dict[str, list[str]]:
-    """Return the first sections of docs/scaling.md; the model is fitted to ``measured``."""
+def sections(measured: Measured, model: CostModel) -> dict[str, list[str]]:
+    """Return the first sections of docs/scaling.md."""
     return {
         "": _introduction(),
         "Measured here": [
@@ -147,7 +151,7 @@ def sections(timed: Measured, measured: Measured, model: CostModel) -> dict[str,
             f"γ = {model.add_seconds_per_byte * 1e9:.2f} ns per byte (assumed)."
             f" Typical error of the fit: {_typical_error(measured, model):.0%}.",
             "",
-            *_measured_table(timed, model),
+            *_measured_table(measured, model),
         ],
         "Predicted for clusters": list(_prediction()),
     }
@@ -169,7 +173,6 @@ def _introduction() -> list[str]:
         " on one host, they sum",
         "more than 256 KiB in memory that they share.",
         "",
-        "",
         "| algorithm | predicted seconds |",
         "|---|---|",
         "| ring | 2 (N − 1) α + (N − 1) / N · n (2 β + γ) |",
@@ -179,13 +182,13 @@ def _introduction() -> list[str]:
     ]
 
 
-def _measured_table(timed: Measured, model: CostModel) -> Iterator[str]:
+def _measured_table(measured: Measured, model: CostModel) -> Iterator[str]:
     yield "| algorithm | ranks | " + " | ".join(BYTES) + " |"
     yield "|---|---:|" + "---:|" * len(BYTES)
     for algorithm in (*ALGORITHMS, SHARED):
         for ranks in RANKS:
             keys = [(algorithm, ranks, size) for size in BYTES]
-            cells = [_ms(timed[key]) for key in keys]
+            cells = [_ms(measured[key]) for key in keys]
             if algorithm != SHARED:
                 fitted = [predicted(model, key) * crowding(ranks) for key in keys]
                 cells = [f"{cell} ({_ms(fit)})" for cell, fit in zip(cells, fitted, strict=True)]
@@ -195,7 +198,7 @@ def _measured_table(timed: Measured, model: CostModel) -> Iterator[str]:
 def _typical_error(measured: Measured, model: CostModel) -> float:
     errors = [
         abs(predicted(model, key) * crowding(key[1]) / seconds - 1)
-        for key, seconds in measured.items()
+        for key, seconds in _over_sockets(measured)
     ]
     return float(np.median(errors))
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from events import Cluster
 from page import table, write_sections
-from scaling import ADD, LATENCY, SHARED, crowding, fit, measure_ranks, run_ranks
+from scaling import ADD, LATENCY, crowding, fit, measure_ranks, run_ranks
 
 from pybackend.collective import CostModel, join_mesh
 from pybackend.collective.algorithms import Algorithm
@@ -65,9 +65,7 @@ def workloads() -> dict[str, Workload]:
 
 def measure(rounds: int) -> dict[str, Table]:
     """Return all tables, and write the section of docs/scaling.md."""
-    costs = fit(
-        {k: v for ranks in (2, 4) for k, v in measure_ranks(ranks).items() if k[0] != SHARED}
-    )
+    costs = fit({k: v for ranks in (2, 4) for k, v in measure_ranks(ranks).items()})
     jitter, known = measure_jitter(), workloads()
     tables: dict[str, Table] = {
         "simulated steps beside real ones, sleeping ranks here": beside_real(rounds, costs)

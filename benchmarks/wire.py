@@ -60,8 +60,8 @@ def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _member(name: str, rank: int, server: socket.socket, token: str, peers: list[str]) -> None:
-    mesh = join_mesh(server, peers, rank, token, 60, encrypt=CASES[name])
-    mesh.shared = None  # only sockets are protected
+    encrypt = CASES[name]
+    mesh = join_mesh(server, peers, rank, token, 60, encrypt=encrypt, shares_memory=False)
     if name.startswith("BLAKE2b"):
         for link in mesh.links.values():
             link.stream.__class__ = HashedStream

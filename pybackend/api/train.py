@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_arguments
@@ -333,8 +334,8 @@ class _Parts:
         """Return the seconds of each part; the last one ends now."""
         times = [*self._began.values(), time.monotonic()]
         return {
-            name: after - times[n]
-            for n, (name, after) in enumerate(zip(self._began, times[1:], strict=True))
+            name: ended - began
+            for name, (began, ended) in zip(self._began, pairwise(times), strict=True)
         }
 
 
