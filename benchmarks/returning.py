@@ -8,7 +8,6 @@ one step.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -26,8 +25,12 @@ from standalone_session import WORKERS, standalone_session
 
 import pybackend
 from pybackend.job.report import WorkerReport
+from pybackend.launchers.remote.task import receive_model
 from pybackend.launchers.spark.barrier import collect_rows
-from pybackend.launchers.spark.barrier_task import SCHEMA, rows_to_return
+from pybackend.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import new_token
 
 Table = dict[str, dict[str, float]]
 BYTES = 100_000_000
@@ -66,14 +69,9 @@ def _alone(session: Any, folder: Path, rounds: int) -> Table:
     found = median_seconds(
         {
             "job without a model": lambda: _collected(session, empty),
-            "in the task's row": lambda: _collected(session, model),
-            "in the task's row, to a result with base64": lambda: _as_text(
-                _collected(session, model)
-            ),
-            "shared file": lambda: _through_file(session, empty, model, shared),
-            "shared file, to a result with base64": lambda: _as_text(
-                _through_file(session, empty, model, shared)
-            ),
+            "over the task's connection": lambda: _digest(_sent(session, empty, model)),
+            "in rows, if the driver cannot be reached": lambda: _digest(_collected(session, model)),
+            "shared file": lambda: _digest(_through_file(session, empty, model, shared)),
         },
         rounds,
     )
@@ -84,6 +82,25 @@ def _alone(session: Any, folder: Path, rounds: int) -> Table:
 def _collected(session: Any, path: Path) -> bytes:
     """Return the content of a file that the first task reads and returns as a row."""
     return _job(session, lambda: path.read_bytes())
+
+
+def _sent(session: Any, empty: Path, path: Path) -> bytes:
+    """Return the content of a file that the first task sends to the driver."""
+    token = new_token()
+    with MeetingServer("127.0.0.1", token, WORKERS) as meeting:
+        address = meeting.address
+
+        def send() -> bytes:
+            with MeetingClient(address, token, 0, 30.0) as client:
+                client.require()
+                has_sent(client, ("h5", path.read_bytes()))
+            return empty.read_bytes()
+
+        _job(session, send)
+        meeting.drain(60)
+        received = receive_model(meeting)
+    assert received is not None
+    return received[1]
 
 
 def _through_file(session: Any, empty: Path, model: Path, shared: Path) -> bytes:
@@ -116,10 +133,10 @@ def _job(session: Any, content: Callable[[], bytes]) -> bytes:
     return b"".join(piece for piece in pieces if piece is not None)
 
 
-def _as_text(content: bytes) -> Any:
-    """Encode a model as in the result of `pybackend.barrier_train`, and read it as a user does."""
-    digest = hashlib.sha256(content).hexdigest()
-    return digest, base64.b64decode(base64.b64encode(content).decode("ascii"))
+def _digest(content: bytes) -> str:
+    """Return what `pybackend.barrier_train` compares with the digest in the task's report."""
+    assert len(content) == BYTES
+    return hashlib.sha256(content).hexdigest()
 
 
 def _in_training(session: Any, rounds: int) -> Table:

@@ -35,8 +35,7 @@ from pybackend.job.report import (
     find_straggler,
 )
 
-# Large, or useless without the session.
-_LEFT_OUT = {"model_base64"}
+# Useless without the session.
 _LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
 
 
@@ -46,8 +45,8 @@ class TrainResult:
 
     Attributes
     ----------
-    model_base64
-        The trained model file as base64 text; empty if it was written to ``model_uri``.
+    content
+        The trained model file; empty if it was written to ``model_uri``.
     model_format
         ``"h5"``; ``"keras"`` if the model cannot be written as HDF5; or ``"weights.h5"``, a file
         for ``model.load_weights()`` with only the weights, if Keras cannot write the whole model to
@@ -109,7 +108,7 @@ class TrainResult:
         model that has no weights before its first call.
     """
 
-    model_base64: str = field(repr=False)
+    content: bytes = field(repr=False)
     model_format: str
     model_sha256: str
     history: dict[str, list[Any]]
@@ -147,10 +146,15 @@ class TrainResult:
             raise InputError("this result has no decoder: use `model_from_base64(model_base64)`")
         return self.decode(self.model_bytes())
 
+    @property
+    def model_base64(self) -> str:
+        """`content` as base64 text, which each access encodes."""
+        return base64.b64encode(self.content).decode("ascii")
+
     def model_bytes(self) -> bytes:
         """Return the trained model file, read from ``model_uri`` if it was written there."""
         if self.model_uri is None:
-            return base64.b64decode(self.model_base64)
+            return self.content
         if self.fetch is None:
             raise InputError(f"this result has no function to read {self.model_uri!r}")
         return self.fetch(self.model_uri)
@@ -451,9 +455,9 @@ class TrainResult:
         model
             False leaves out ``model_base64``, the whole model.
         """
-        found = {
+        return {
+            **({"model_base64": self.model_base64} if model else {}),
             "history": self.history,
-            "model_base64": self.model_base64,
             "model_format": self.model_format,
             "model_sha256": self.model_sha256,
             "workers": [{**asdict(w), "ok": w.ok} for w in self.workers],
@@ -481,7 +485,6 @@ class TrainResult:
             "restarts": [asdict(restart) for restart in self.restarts],
             "tensorboard": self.tensorboard,
         }
-        return found if model else {n: v for n, v in found.items() if n != "model_base64"}
 
     @property
     def record(self) -> str:
@@ -490,23 +493,10 @@ class TrainResult:
         The content of `to_dict`, with ``rows_per_second`` for each worker. Numbers that JSON cannot
         represent are text: ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``.
         """
-        return encode_record(self.to_dict())
-
-
-def encode_record(fields: Mapping[str, Any]) -> str:
-    """Return the JSON text of `TrainResult.to_dict`, without the model file.
-
-    Each worker also has ``rows_per_second``. Numbers that JSON cannot represent are text:
-    ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, as Python's ``float()`` reads them.
-    """
-    record = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
-    record["model_bytes"] = _count_bytes(fields["model_base64"]) or None
-    record["workers"] = [_describe_worker(worker, fields) for worker in fields["workers"]]
-    return json.dumps(_make_plain(record))
-
-
-def _count_bytes(base64: str) -> int:
-    return len(base64) * 3 // 4 - base64[-2:].count("=")
+        record = self.to_dict(model=False)
+        record["model_bytes"] = len(self.content) or None
+        record["workers"] = [_describe_worker(worker, record) for worker in record["workers"]]
+        return json.dumps(_make_plain(record))
 
 
 def _describe_worker(worker: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

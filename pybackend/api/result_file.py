@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -76,8 +77,9 @@ def _read(
         raise ValueError(f"its format is not {_FORMAT!r}")
     if values["version"] != _VERSION:
         raise ValueError(f"its version is {values['version']}, not {_VERSION}")
-    names = [one.name for one in fields(kind) if one.name not in ("decode", "fetch")]
+    names = [one.name for one in fields(kind) if one.name not in ("content", "decode", "fetch")]
     known: dict[str, Any] = {name: values[name] for name in names if name in values}
+    known["content"] = base64.b64decode(values["model_base64"], validate=True)
     known["history"] = {str(k): [_as_number(v) for v in row] for k, row in known["history"].items()}
     known["metrics"] = {str(k): _as_number(v) for k, v in known["metrics"].items()}
     known["workers"] = [_read_worker(worker) for worker in known["workers"]]
@@ -101,7 +103,7 @@ def _read(
             checkpoint=None,
             verbose=1,
         )
-    others = {name: value for name, value in values.items() if name not in names}
+    others = {n: value for n, value in values.items() if n not in (*names, "model_base64")}
     return replace(result, decode=decode, fetch=read_model_file), others
 
 

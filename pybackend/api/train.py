@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -364,7 +363,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
     )
     seconds = parts.measure()
     return TrainResult(
-        model_base64=base64.b64encode(content).decode("ascii"),
+        content=content,
         model_format=kind,
         model_uri=job.model_uri,
         **(trained_on.summary if isinstance(trained_on, TableRows) else {}),

@@ -1,10 +1,10 @@
 """The workers' rendezvous at the driver, over authenticated connections: the driver's side.
 
 Each worker holds one connection (`pybackend.net.meeting_client`). Over this connection, the worker
-sends its message to all others, its events, and its results in parts, as lines of JSON. It receives
-orders, and one answer: either the messages of all workers, or the notice that all must meet
-elsewhere, because one of them has not reached the driver. The answer is decided once, so that all
-workers get the same one:
+sends its message to all others and its events as lines of JSON, and its results in parts: a line,
+and the bytes that it announces. It receives orders, and one answer: either the messages of all
+workers, or the notice that all must meet elsewhere, because one of them has not reached the driver.
+The answer is decided once, so that all workers get the same one:
 
 - the messages of all workers, as soon as all have joined;
 - meet elsewhere, if a worker is still missing some seconds after the first one connected, or lost
@@ -14,7 +14,6 @@ workers get the same one:
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import math
 import queue
@@ -38,8 +37,8 @@ _LONGEST_LINE = 1 << 24
 # Time limit for sending to a worker that does not read.
 _SEND_SECONDS = 30.0
 _AT_ONCE = 32
-# base64 makes four bytes of three; the rest is for the other fields of the line.
-_PART = 3 << 17
+# Events of the same worker wait for a part.
+_PART = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,10 @@ class Join:
 
 @dataclass(frozen=True)
 class ResultPart:
-    """Part of a result, in base64."""
+    """Part of a result, whose bytes follow this line."""
 
     name: str
-    data: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -232,14 +231,10 @@ class MeetingServer:
 
     def send(self, contents: Mapping[str, bytes]) -> None:
         """Send all workers some contents by name, for `MeetingClient.receive`."""
-        lines = [
-            encode(part).encode() + b"\n"
-            for name, content in contents.items()
-            for part in split(name, content)
-        ]
+        parts = [part for name, content in contents.items() for part in split(name, content)]
         with self._lock:
             streams = list(self._streams.values())
-        for line in [*lines, encode(Finished()).encode() + b"\n"]:
+        for line in [*parts, encode(Finished()).encode() + b"\n"]:
             self._send_to_all(streams, line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
@@ -284,7 +279,7 @@ class MeetingServer:
     def _read(self, stream: LineStream, rank: int) -> None:
         try:
             for line in read_lines(stream, _LONGEST_LINE, self.silence):
-                self._take(rank, line)
+                self._take(rank, line, stream)
         except SilentError:
             with self._lock:
                 self._silent.add(rank)
@@ -298,14 +293,15 @@ class MeetingServer:
             if has_left and math.isfinite(self._patience):
                 self._decide(MeetElsewhere())
 
-    def _take(self, rank: int, line: bytes) -> None:
+    def _take(self, rank: int, line: bytes, stream: LineStream) -> None:
         message: Join | ResultPart | Beat | Event = decode(
             line, Join, ResultPart, Beat, *get_args(Event)
         )
         if isinstance(message, ResultPart):
+            part = read_part(stream, message, self.silence)
             with self._lock:
                 content = self._parts.setdefault((rank, message.name), bytearray())
-                content += base64.b64decode(message.data)
+                content += part
         elif isinstance(message, Join):
             self._join(rank, message.message)
         elif not isinstance(message, Beat):
@@ -335,10 +331,31 @@ class MeetingServer:
         self._decided.put(answer)
 
 
-def split(name: str, content: bytes) -> Iterator[ResultPart]:
-    """Split content into parts, each small enough for one line."""
+def split(name: str, content: bytes) -> Iterator[bytes]:
+    """Yield content in parts, each with its line."""
     for start in range(0, max(1, len(content)), _PART):
-        yield ResultPart(name, base64.b64encode(content[start : start + _PART]).decode())
+        part = content[start : start + _PART]
+        yield encode(ResultPart(name, len(part))).encode() + b"\n" + part
+
+
+def read_part(stream: LineStream, part: ResultPart, silence: float) -> bytes:
+    """Read the bytes of a part.
+
+    Raises
+    ------
+    SilentError
+        Nothing was received for ``silence`` seconds.
+    OSError, ValueError
+        The connection failed, or the part is larger than `split` makes them.
+    """
+    if not 0 <= part.size <= _PART:
+        raise ValueError(f"a part of {part.size} bytes was announced")
+    try:
+        return stream.read_exactly(part.size, None if math.isinf(silence) else silence)
+    except TimeoutError as error:
+        if error.errno is not None:  # the system has closed the connection
+            raise
+        raise SilentError(f"the other end has shown no sign of life for {silence:g} s") from None
 
 
 def _send(stream: LineStream, answer: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import math
 import queue
@@ -27,6 +26,7 @@ from pybackend.net.meeting import (
     MeetElsewhere,
     Refused,
     ResultPart,
+    read_part,
     split,
 )
 from pybackend.net.rendezvous import connect
@@ -250,7 +250,7 @@ class MeetingClient:
             The driver is lost.
         """
         for part in split(name, content):
-            if not self._send(_line(part), may_wait=False):
+            if not self._send(part, may_wait=False):
                 raise ClusterError(f"worker {self._rank} lost the driver while it sent {name}")
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class MeetingClient:
     def _read(self, stream: LineStream) -> None:
         try:
             for line in read_lines(stream, _LONGEST_ANSWER, self._silence):
-                self._take(decode(line, *_FROM_SERVER))
+                self._take(decode(line, *_FROM_SERVER), stream)
         except SilentError as error:
             self.is_silent = True
             self._loss = str(error)
@@ -317,10 +317,10 @@ class MeetingClient:
         if not self._closed:
             self._on_lost()
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Any, stream: LineStream) -> None:
         if isinstance(message, ResultPart):
             content = self._parts.setdefault(message.name, bytearray())
-            content += base64.b64decode(message.data)
+            content += read_part(stream, message, self._silence)
         elif isinstance(message, Finished):
             self._finished.set()
         elif isinstance(message, FromLauncher):

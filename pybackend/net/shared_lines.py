@@ -1,4 +1,4 @@
-"""The connections of several processes over one pair of pipes: lines, each with a rank."""
+"""The connections of several processes over one pair of pipes: blocks, each with a rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import IO, NoReturn
+
+from pybackend.net.connection_errors import StreamEndError
 
 
 class SharedLines:
@@ -42,9 +44,9 @@ class SharedLines:
         with contextlib.suppress(OSError, ValueError, LookupError):
             while line := self._reading.readline():
                 self.heard = time.monotonic()
-                rank, _, content = line.partition(b" ")
-                if content:  # otherwise it is only a sign of life
-                    self._connections[int(rank)].put(content)
+                rank, _, size = line.partition(b" ")
+                if size:  # otherwise it is only a sign of life
+                    self._connections[int(rank)].put(self._reading.read(int(size)))
         for connection in self._connections.values():
             connection.put(b"")
 
@@ -58,9 +60,9 @@ class SharedLines:
         """
         self.write(b"\n")
 
-    def write(self, line: bytes) -> None:
-        """Write a complete line."""
-        rest = memoryview(line)
+    def write(self, content: bytes) -> None:
+        """Write all bytes."""
+        rest = memoryview(content)
         with self._lock:
             while rest:
                 rest = rest[self._writing.write(rest) :]
@@ -73,6 +75,7 @@ class _Connection:
         self._shared = shared
         self._rank = rank
         self._waiting: queue.Queue[bytes] = queue.Queue()
+        self._ahead = bytearray()
         self._has_ended = False
 
     @property
@@ -80,27 +83,46 @@ class _Connection:
         """Time of the last line for any worker, because all of them are in one process."""
         return self._shared.heard
 
-    def put(self, line: bytes) -> None:
-        """Add a received line; an empty one marks the end."""
-        self._waiting.put(line)
+    def put(self, block: bytes) -> None:
+        """Add a received block; an empty one marks the end."""
+        self._waiting.put(block)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
-        if self._has_ended:
-            return b""
-        try:
-            line = self._waiting.get(timeout=seconds)
-        except queue.Empty:
-            raise TimeoutError("the peer sent no data before the timeout") from None
-        self._has_ended = not line
-        if len(line) > limit:
+        while (end := self._ahead.find(b"\n")) < 0 and len(self._ahead) < limit:
+            if not self._receive(seconds):
+                return b""
+        if not 0 <= end < limit:
             raise ValueError(f"a line of more than {limit} bytes was received")
-        return line
+        return self._take(end + 1)
+
+    def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
+        """Read exactly ``size`` bytes. If the connection ends earlier, raise `StreamEndError`."""
+        while len(self._ahead) < size:
+            if not self._receive(seconds):
+                raise StreamEndError("the other end has closed the connection")
+        return self._take(size)
+
+    def _receive(self, seconds: float | None) -> bool:
+        """Wait for a block; return False at the end."""
+        if not self._has_ended:
+            try:
+                block = self._waiting.get(timeout=seconds)
+            except queue.Empty:
+                raise TimeoutError("the peer sent no data before the timeout") from None
+            self._ahead += block
+            self._has_ended = not block
+        return not self._has_ended
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._ahead[:size])
+        del self._ahead[:size]
+        return taken
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
         """Send all bytes."""
         try:
-            self._shared.write(f"{self._rank} ".encode() + content)
+            self._shared.write(f"{self._rank} {len(content)}\n".encode() + content)
         except ValueError as error:  # the pipe was closed from here
             raise BrokenPipeError(str(error)) from error
 

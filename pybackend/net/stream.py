@@ -30,7 +30,7 @@ _SEALED_BLOCK = 1 << 18
 
 
 class LineStream(Protocol):
-    """Connection for messages, one per line; the methods are those of `Stream`."""
+    """Connection for lines, some of which announce bytes; the methods are those of `Stream`."""
 
     @property
     def heard(self) -> float:
@@ -38,6 +38,9 @@ class LineStream(Protocol):
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
+
+    def read_exactly(self, size: int, seconds: float | None = None) -> bytes:
+        """Read exactly ``size`` bytes."""
 
     def send_all(self, content: bytes, seconds: float | None = None) -> None:
         """Send all bytes."""

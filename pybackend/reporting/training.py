@@ -154,7 +154,7 @@ def make_training_page(record: Record, title: str, summary: str | None) -> str:
     Parameters
     ----------
     record
-        A record that `encode_record` returned, or a part of it; the page lists missing parts.
+        `TrainResult.record`, or a part of it; the page lists missing parts.
     summary
         Keras's summary of the model; None if the model cannot be loaded.
     """

@@ -68,7 +68,7 @@ def digits(**changes: Any) -> Callable[[], Any]:
 
 def infer(**changes: Any) -> Callable[[], Any]:
     """Return a valid call of `predict_spark` with these changes, except for its DataFrame."""
-    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0)
+    result = TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0)
     arguments = {"model": result, "df": X, **changes}
     first = [arguments.pop(name) for name in ("model", "df")]
     return lambda: predict_spark(*first, **arguments)

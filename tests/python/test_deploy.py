@@ -120,7 +120,7 @@ def test_a_result_brings_its_categories(con: Any) -> None:
         "categories": {"town": ["Oslo", "Rome"]},
         "encode": {"town": "one_hot"},
     }
-    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
+    result = TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
     deploy_model(con, result, "of_people", table="people", key="id")
     found = sorted(con.execute("SELECT * FROM of_people").fetchall())
     wanted = model.predict(np.array([[1, 0, 0.5], [0, 1, -1]]), verbose=0)

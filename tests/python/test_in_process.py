@@ -22,7 +22,7 @@ LEVELS = ["cat", "dog", "owl"]
 def of(model: Any, **known: Any) -> TrainResult:
     """Return a result with this model."""
     made = {"history": {}, "workers": [], "seconds": 0.0, "seed": 0, "epochs": 0}
-    return TrainResult("", "h5", "", decode=lambda _: model, **made, **known)
+    return TrainResult(b"", "h5", "", decode=lambda _: model, **made, **known)
 
 
 def frame_of(rows: Any) -> Any:
@@ -204,7 +204,7 @@ def test_what_needs_no_model_is_refused_without_it() -> None:
     def fail(_: bytes) -> Any:
         raise AssertionError("the model was read")
 
-    result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=fail)
+    result = TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0, decode=fail)
     with pytest.raises(InputError, match="`data` has no rows"):
         result.evaluate(np.ones((0, 8)))
     with pytest.raises(InputError, match="`x` has no inputs"):

@@ -16,7 +16,7 @@ from pybackend.errors import InputError
 
 
 def result(history: dict[str, list[Any]]) -> TrainResult:
-    return TrainResult("", "h5", "", history, [], seconds=1.0, seed=0, epochs=2)
+    return TrainResult(b"", "h5", "", history, [], seconds=1.0, seed=0, epochs=2)
 
 
 def test_one_panel_per_metric_with_training_and_validation() -> None:
@@ -73,7 +73,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it() -> None:
     program = (
         "from pybackend.api.result import TrainResult\n"
         "from pybackend.errors import InputError\n"
-        "try:\n    TrainResult('', 'h5', '', {'loss': [1.0]}, [], 1.0, 0, 1).plot()\n"
+        "try:\n    TrainResult(b'', 'h5', '', {'loss': [1.0]}, [], 1.0, 0, 1).plot()\n"
         "except InputError as error:\n    print(error)\n"
     )
     root = Path(pybackend.__file__).parents[1]

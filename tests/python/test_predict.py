@@ -35,7 +35,6 @@ from pybackend import (
     InputError,
     TrainResult,
     model_from_bytes,
-    model_to_base64,
     model_to_bytes,
     predict_spark,
 )
@@ -77,7 +76,7 @@ def softmax(logits: Any) -> Any:
 def trained(model: Any, levels: list[Any] | None) -> TrainResult:
     """Return the result of a training that did not change the model."""
     return TrainResult(
-        model_to_base64(model), "h5", "", {}, [], 0.0, 0, 0, levels=levels, decode=model_from_bytes
+        model_to_bytes(model), "h5", "", {}, [], 0.0, 0, 0, levels=levels, decode=model_from_bytes
     )
 
 

@@ -22,7 +22,7 @@ def show(**changes: Any) -> ElementTree.Element:
         "workers": workers,
         "settings": {"batch_size": 8, "elastic": None, "exchange": {"kind": "Exchange"}},
     }
-    result = TrainResult("", "h5", "", seconds=3.2, seed=7, **{**given, "epochs": 3, **changes})
+    result = TrainResult(b"", "h5", "", seconds=3.2, seed=7, **{**given, "epochs": 3, **changes})
     return ElementTree.fromstring(result._repr_html_())  # noqa: S314 (our own)
 
 

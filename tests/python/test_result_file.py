@@ -58,7 +58,7 @@ def test_all_of_a_result_comes_back(result: TrainResult, tmp_path: Path) -> None
 
 def test_a_model_elsewhere_is_read_there(tmp_path: Path, result: TrainResult) -> None:
     (tmp_path / "model.h5").write_bytes(result.model_bytes())
-    elsewhere = replace(result, model_base64="", model_uri=str(tmp_path / "model.h5"))
+    elsewhere = replace(result, content=b"", model_uri=str(tmp_path / "model.h5"))
     again = TrainResult.load(elsewhere.save(tmp_path / "fit.json"))
     assert again.model_bytes() == result.model_bytes()
 

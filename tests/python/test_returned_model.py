@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import pickle
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from pybackend.model.serialization import model_from_bytes
 
 def of(model: Any, kind: Any) -> TrainResult:
     data = model_to_bytes(model, format=kind, include_optimizer=True)
-    text = base64.b64encode(data).decode()
-    return TrainResult(text, kind, "", {}, [], 0.0, 0, 0, decode=model_from_bytes)
+    return TrainResult(data, kind, "", {}, [], 0.0, 0, 0, decode=model_from_bytes)
 
 
 @pytest.mark.parametrize("kind", ["keras", full("h5")])
@@ -61,7 +59,7 @@ def test_a_model_that_cannot_be_exported_leaves_nothing(tmp_path: Path) -> None:
             return inputs
 
     never_called = Own()
-    result = TrainResult("", "keras", "", {}, [], 0.0, 0, 0, decode=lambda _: never_called)
+    result = TrainResult(b"", "keras", "", {}, [], 0.0, 0, 0, decode=lambda _: never_called)
     with pytest.raises(SerializationError, match="Keras cannot export the model 'own"):
         result.export(tmp_path / "served")
     assert list(tmp_path.iterdir()) == []

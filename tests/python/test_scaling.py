@@ -455,7 +455,7 @@ def test_batches_that_cannot_be_of_that_size_are_refused(
 
 def test_rows_of_a_step_are_counted() -> None:
     reports = [WorkerReport(rank, "h", 1, rows=100, steps=14) for rank in range(2)]
-    result = TrainResult("", "h5", "", {}, reports, 1.0, 0, epochs=2)
+    result = TrainResult(b"", "h5", "", {}, reports, 1.0, 0, epochs=2)
     assert count_rows(result, None) == pytest.approx(400 / 14)
     assert count_rows(result, 10) == 20
 

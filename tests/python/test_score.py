@@ -114,7 +114,7 @@ def test_on_spark(rows: Any, dense_model: Any) -> None:
         with pytest.raises(ClusterError, match=r"3, but this Spark session runs at most 2"):
             plan(session, dense_model, frame, label="y", workers=3)
         # A result's own methods are for rows in this process.
-        result = TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
+        result = TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: dense_model)
         with pytest.raises(InputError, match=r"Spark DataFrame.*use barrier_evaluate"):
             result.evaluate(frame, label="y")
         with pytest.raises(InputError, match=r"Spark DataFrame.*use predict_spark"):

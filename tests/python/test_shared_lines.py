@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pybackend.job.messages import PrintedLine
+from pybackend.net.connection_errors import StreamEndError
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines
@@ -84,11 +85,15 @@ def test_a_line_that_is_too_long_or_does_not_come_is_an_error(ends: Ends) -> Non
     connection = ends.driver.connect(3)
     sender = ends.host.connect(3)
     ends.start()
-    sender.send_all(b"a longer line\n")
-    with pytest.raises(ValueError, match="more than 5 bytes"):
-        connection.read_line(5)
     with pytest.raises(TimeoutError):
         connection.read_line(5, seconds=0.01)
+    sender.send_all(b"a longer line\nand\nmore")
+    with pytest.raises(ValueError, match="more than 5 bytes"):
+        connection.read_line(5)
+    assert connection.read_line(50) == b"a longer line\n"
+    assert connection.read_exactly(6) == b"and\nmo"
     connection.close()
+    with pytest.raises(StreamEndError):
+        connection.read_exactly(3)
     assert connection.read_line(5) == b""
     assert connection.read_line(5) == b""

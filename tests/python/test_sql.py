@@ -101,7 +101,7 @@ def classifier() -> Any:
 
 def result_of(model: Any, **known: Any) -> TrainResult:
     """Return the result of a training of this model."""
-    return TrainResult("", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
+    return TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0, decode=lambda _: model, **known)
 
 
 TOWNS = ["o'slo", "$\\{x}&", "Rome"]

@@ -14,11 +14,10 @@ from pybackend.job.notice import Notice
 from pybackend.job.packages import read_versions
 from pybackend.launchers.child import Child
 from pybackend.launchers.remote.task import (
-    MODEL,
-    REPORT,
     RemoteTask,
     describe_failure,
     find_own_address,
+    send_results,
 )
 from pybackend.net.meeting_client import MeetingClient
 
@@ -103,11 +102,9 @@ def follow_orders(
             threading.Thread(target=_pass_on, args=(meeting, child), daemon=True).start()
             report = replace(child.wait(), rank=0)
             model = child.model()
-        if report.ok and model is not None:
-            meeting.send(MODEL + model[0], model[1])
         if report.failure is not None:
-            report = replace(report, failure=replace(report.failure, rank=0))
-        meeting.send(REPORT, encode(report).encode())
+            report, model = replace(report, failure=replace(report.failure, rank=0)), None
+        send_results(meeting, report, model)
         meeting(Reported())
     except Exception as error:
         meeting(Failed(describe_failure(0, host, error)))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.job.job import TRAINED, Job
+from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event, Failed, Reported
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.remote.task import MODEL, REPORT
+from pybackend.launchers.remote.task import REPORT, receive_model
 from pybackend.net.meeting import MeetingServer
 
 _LOOK_SECONDS = 0.1
@@ -102,7 +102,7 @@ class _RemoteGroup:
         if trouble is not None:
             raise trouble
         reports = [self._reports[rank] for rank in range(self._job.workers)]
-        return Outcome(reports, self._model())
+        return Outcome(reports, receive_model(self._meeting))
 
     def _running(self) -> list[int]:
         """Return the ranks without a report or failure."""
@@ -169,7 +169,3 @@ class _RemoteGroup:
                 f"worker {named} did not connect to the others within {self._meet_seconds:.0f} s: "
                 "see the logs of these hosts, and check that they are running"
             )
-
-    def _model(self) -> tuple[str, bytes] | None:
-        found = ((kind, self._meeting.result(0, MODEL + kind)) for kind in TRAINED)
-        return next(((kind, content) for kind, content in found if content is not None), None)

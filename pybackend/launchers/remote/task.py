@@ -16,10 +16,13 @@ from pathlib import Path
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.codec import encode
+from pybackend.job.job import TRAINED
 from pybackend.job.messages import Failed, Reported
 from pybackend.job.notice import Notice
+from pybackend.job.report import WorkerReport
 from pybackend.launchers.failures import find_fatal
 from pybackend.launchers.member import Member
+from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import own_address
 
@@ -107,14 +110,27 @@ def take_part(
         report, model = member.work(
             group, [folder], meeting, notice=notice, orders=meeting.poll_order
         )
-        if model is not None:
-            meeting.send(MODEL + model[0], model[1])
-        meeting.send(REPORT, encode(report).encode())
+        send_results(meeting, report, model)
         meeting(Reported())
     except Exception as error:
         meeting(Failed(describe_failure(rank, hosts[rank], error)))
         return False
     return not find_fatal(member.job, [report])
+
+
+def send_results(
+    meeting: MeetingClient, report: WorkerReport, model: tuple[str, bytes] | None
+) -> None:
+    """Send the driver a worker's report and, from rank 0, the model and its format."""
+    if model is not None:
+        meeting.send(MODEL + model[0], model[1])
+    meeting.send(REPORT, encode(report).encode())
+
+
+def receive_model(meeting: MeetingServer) -> tuple[str, bytes] | None:
+    """Return the model that rank 0 has sent, and its format."""
+    found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
+    return next(((kind, content) for kind, content in found if content is not None), None)
 
 
 def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None) -> str:

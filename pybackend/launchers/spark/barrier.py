@@ -26,6 +26,7 @@ from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome, Submission
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
+from pybackend.launchers.remote.task import receive_model
 from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
     SCHEMA,
@@ -143,8 +144,8 @@ class SparkLauncher:
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
         reports = read_reports(texts, job.workers, server)
         pieces = [row for row in rows if row["model"] is not None]
-        model = None
-        if pieces:
+        model = receive_model(server) if server else None
+        if pieces:  # the driver could not be reached
             model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
         return Outcome(reports, model)
 

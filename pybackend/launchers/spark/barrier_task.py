@@ -21,6 +21,7 @@ from pybackend.job.codec import encode
 from pybackend.job.job import TrainingJob
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.member import Member
+from pybackend.launchers.remote.task import MODEL
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
@@ -106,7 +107,8 @@ class Task:
             )
             if report.failure is not None:
                 fail_task(report.failure, meeting)
-        yield from rows_to_return(report, model)
+            rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))
+        yield from rows
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,17 @@ class Blobs:
     def spool(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
         """Write this worker's rows into one folder per data set."""
         store_blobs(batches, self.layout, self.sent, rank, folder)
+
+
+def has_sent(meeting: MeetingClient, model: tuple[str, bytes] | None) -> bool:
+    """Send the model to the driver, at a third of the cost of rows; return whether it was sent."""
+    if model is None or meeting.error is not None or meeting.has_ended:
+        return False
+    try:
+        meeting.send(MODEL + model[0], model[1])
+    except ClusterError:  # the connection failed, but Spark's may not
+        return False
+    return True
 
 
 def rows_to_return(report: WorkerReport, model: tuple[str, bytes] | None) -> Iterator[Any]:

@@ -24,12 +24,13 @@ import cloudpickle
 
 from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.job import TRAINED, Job
+from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
+from pybackend.launchers.remote.task import REPORT, receive_model
 from pybackend.launchers.spark.barrier import (
     check_hosts,
     driver_addresses,
@@ -46,7 +47,7 @@ from pybackend.launchers.spark.slots import (
     cores_of_task,
     is_one_machine,
 )
-from pybackend.launchers.spark.sparklyr_task import MODEL, REPORT, TASK
+from pybackend.launchers.spark.sparklyr_task import TASK
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
@@ -354,6 +355,4 @@ def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
             "executors"
         )
     reports = read_reports(texts, workers, meeting)
-    found = ((kind, meeting.result(0, MODEL + kind)) for kind in TRAINED)
-    models = [(kind, content) for kind, content in found if content is not None]
-    return Outcome(reports, models[0] if models else None)
+    return Outcome(reports, receive_model(meeting))

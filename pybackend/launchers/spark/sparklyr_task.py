@@ -16,18 +16,14 @@ from pathlib import Path
 import cloudpickle
 
 from pybackend.data.text import decode_lines
-from pybackend.job.codec import encode
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
-from pybackend.launchers.remote.task import RemoteGroup
+from pybackend.launchers.remote.task import RemoteGroup, send_results
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 TASK = "task.pkl"
-# Names of a worker's messages to the driver; the format follows the model's name.
-REPORT = "report"
-MODEL = "model."
 _DRIVER_SECONDS = 10.0
 
 
@@ -67,9 +63,7 @@ def main(archive: str, rows: str, options: str) -> None:
         report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
         if report.failure is not None:
             fail_task(report.failure, meeting)
-        if model is not None:
-            meeting.send(MODEL + model[0], model[1])
-        meeting.send(REPORT, encode(report).encode())
+        send_results(meeting, report, model)
 
 
 def _end_this_process() -> None:
