@@ -26,7 +26,7 @@ from standalone_session import WORKERS, standalone_session
 import pybackend
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.remote.task import receive_model
-from pybackend.launchers.spark.barrier import collect_rows
+from pybackend.launchers.spark.barrier import collect_rows, driver_addresses
 from pybackend.launchers.spark.barrier_task import SCHEMA, has_sent, rows_to_return
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
@@ -87,7 +87,7 @@ def _collected(session: Any, path: Path) -> bytes:
 def _sent(session: Any, empty: Path, path: Path) -> bytes:
     """Return the content of a file that the first task sends to the driver."""
     token = new_token()
-    with MeetingServer("127.0.0.1", token, WORKERS) as meeting:
+    with MeetingServer(driver_addresses(session)[0], token, WORKERS) as meeting:
         address = meeting.address
 
         def send() -> bytes:
