@@ -1,4 +1,7 @@
-"""Milliseconds of an all-reduce between two processes: ours, bare sockets, TensorFlow's ring."""
+"""Milliseconds of an all-reduce between two processes: ours, bare sockets, TensorFlow's ring.
+
+Also torch's Gloo, if ``TORCH_PYTHON`` names a Python with torch.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ import pybackend
 from pybackend.collective import Compression, join_mesh
 from pybackend.net.rendezvous import address_of, listen, new_token
 
+# A Python with torch, which is too large to be among the packages of the benchmarks.
+TORCH = os.environ.get("TORCH_PYTHON")
 Sizes = Mapping[str, tuple[int, int]]
 SIZES: Sizes = {"ms_1KB": (1024, 300), "ms_1MB": (1 << 20, 100), "ms_100MB": (100_000_000, 5)}
 """By column: bytes of a float32 buffer, and the number of exchanges in a round."""
@@ -35,6 +40,8 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
         "tfdist, fp16 on the wire": lambda: pair("mesh fp16"),
         "TensorFlow's ring": _tensorflow,
     }
+    if TORCH:
+        cases["torch's Gloo"] = _gloo
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, case in cases.items():
@@ -129,6 +136,19 @@ def _socket_exchange(rank: int, server: socket.socket, peers: list[str]) -> Call
             sender.join()
 
     return exchange
+
+
+def _gloo() -> list[dict[str, float]]:
+    """Measure the collective of torch for CPUs, by loopback sockets."""
+    server = listen("127.0.0.1")
+    port = address_of(server).rpartition(":")[2]
+    server.close()
+    order = [str(TORCH), str(Path(__file__).with_name("gloo.py"))]
+    processes = [
+        subprocess.Popen([*order, str(rank), port, json.dumps(SIZES)], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    return [json.loads(process.communicate()[0]) for process in processes]
 
 
 def _tensorflow() -> list[dict[str, float]]:

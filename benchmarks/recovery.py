@@ -1,4 +1,5 @@
-"""Trainings with a process killed at a random moment, each compared with an undisturbed one.
+"""Trainings with a process killed at a random moment, each compared with an undisturbed one: the
+seconds that the kill costs, and whether the results are equal.
 
 A schedule draws the victim, the worker whose clock counts, the step, the delay after the step, and
 the interval of checkpoints. The training then resumes, by `restarts` or by a second call with
@@ -113,15 +114,18 @@ class Places:
         self._cluster: Cluster | None = None
         self._session: Any = None
         self._r: _InR | None = None
-        self._expected: dict[str, Any] = {}
+        self._undisturbed: dict[str, Run] = {}
 
-    def expected(self, place: str) -> Any:
-        """Return the result of a training without a kill and without checkpoints."""
-        if place not in self._expected:
+    def undisturbed(self, place: str) -> Run:
+        """Return the second of two runs without a kill and without checkpoints."""
+        if place not in self._undisturbed:
             folder = self._folder / place
             folder.mkdir()
-            self._expected[place] = self._train(place, folder, None)
-        return self._expected[place]
+            for _ in range(2):
+                began = time.monotonic()
+                found = self._train(place, folder, None)
+                self._undisturbed[place] = Run(found, False, time.monotonic() - began)
+        return self._undisturbed[place]
 
     def run(self, place: str, folder: Path, every: Any, is_of_driver: bool) -> Run:
         """Run a training with the schedule in its folder."""
@@ -268,7 +272,7 @@ def measure(rounds: int, seed: int | None = None, kinds: Sequence[str] = ()) -> 
 
 
 def _measure_kind(places: Places, folder: Path, name: str, seed: int, rounds: int) -> Any:
-    expected = places.expected(KINDS[name].place)
+    undisturbed = places.undisturbed(KINDS[name].place)
     runs = []
     for number in range(rounds):
         own = folder / f"{name}-{number}"
@@ -282,11 +286,16 @@ def _measure_kind(places: Places, folder: Path, name: str, seed: int, rounds: in
             run = Run(f"{type(error).__name__}: {error}", True, 0.0)
         runs.append(run)
         how = "interrupted" if run.was_interrupted else "not interrupted"
-        verdict = "equal" if run.found == expected else f"NOT EQUAL: {run.found}"
+        verdict = "equal" if run.found == undisturbed.found else f"NOT EQUAL: {run.found}"
         print(f"{name} {number}: {schedule}: {how}, {run.seconds:.0f} s, {verdict}", flush=True)
-    equal = sum(run.found == expected for run in runs)
-    interrupted = sum(run.was_interrupted for run in runs)
-    return {"schedules": rounds, "interrupted": interrupted, "equal": equal}
+    lost = [run.seconds - undisturbed.seconds for run in runs if run.was_interrupted] or [0.0]
+    return {
+        "schedules": rounds,
+        "interrupted": sum(run.was_interrupted for run in runs),
+        "equal": sum(run.found == undisturbed.found for run in runs),
+        "lost_s_p50": float(np.percentile(lost, 50)),
+        "lost_s_p95": float(np.percentile(lost, 95)),
+    }
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ os.environ["TFDIST_FORK_SERVER"] = "0"
 
 import audit
 import bench_scale
+import checkpoints
 import collective
 import fed_training
 import feed
@@ -50,6 +51,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
         "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)
     },
     "audit": audit.measure,
+    "checkpoints": checkpoints.measure,
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
     "tfrecord": tfrecord.measure,
