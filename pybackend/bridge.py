@@ -27,6 +27,7 @@ from pybackend.reporting.call import report, write_report
 from pybackend.sql.dbi import connect_dbi
 from pybackend.sql.deploy import augment
 from pybackend.sql.query import SourceQuery
+from pybackend.words import speak
 
 __all__ = [
     "SourceQuery",
@@ -96,6 +97,7 @@ def answer(request: str) -> str:
     For calls that must not start Python inside R: Python would copy the environment at that time,
     and a TF_CONFIG that R sets later would never reach TensorFlow.
     """
+    speak("R")
     call = json.loads(request)
     fn = getattr(pybackend, call["call"])
     return json.dumps(capture(fn, *call["arguments"], **call["named"]))

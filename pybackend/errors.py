@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pybackend.words import either
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters except tabs and line breaks; also lone surrogates, as in file names that are
 # not UTF-8.
@@ -236,10 +238,14 @@ class WorkerFailedError(TfdistError):
         return type(self), (self.failures, self.values)
 
 
+def _name_type(failure: Failure) -> str:
+    """Return the class of an exception, except in R of tfdist's own, which R names otherwise."""
+    kind = failure.exception_type
+    return either(f"{kind}: ", "" if kind in _NAMES else f"{kind}: ")
+
+
 def _describe(root: Failure, others: Sequence[Failure]) -> str:
-    lines = [
-        f"worker {root.rank} on {root.host} failed: {root.exception_type}: {root.message}",
-    ]
+    lines = [f"worker {root.rank} on {root.host} failed: {_name_type(root)}{root.message}"]
     if root.traceback:
         lines += ["", f"Traceback of worker {root.rank}:", root.traceback.rstrip()]
     if root.log:
@@ -247,7 +253,7 @@ def _describe(root: Failure, others: Sequence[Failure]) -> str:
     if others:
         lines += ["", "Other workers:"]
         lines += [
-            f"  worker {f.rank} on {f.host}: {f.exception_type}: {f.message.splitlines()[0]}"
+            f"  worker {f.rank} on {f.host}: {_name_type(f)}{f.message.splitlines()[0]}"
             if f.message
             else f"  worker {f.rank} on {f.host}: {f.exception_type}"
             for f in others
@@ -255,3 +261,6 @@ def _describe(root: Failure, others: Sequence[Failure]) -> str:
     if root.advice:
         lines += ["", f"What to do: {root.advice}"]
     return "\n".join(lines)
+
+
+_NAMES = {kind.__name__ for kind in TfdistError.__subclasses__()}

@@ -13,6 +13,7 @@ from typing import Any
 from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.tensorboard import FOLDER, check_installed, is_uri
+from pybackend.words import setting, show, term
 
 _SERVES = re.compile(r"http://\S+?:\d+/")
 _START_SECONDS = 120.0
@@ -135,16 +136,20 @@ def view_tensorboard(what: Any = None) -> TensorBoardView:
 def _find_folder(what: Any) -> str:
     if isinstance(what, TrainResult):
         if what.tensorboard is None:
-            raise InputError("this training run wrote no event files: train with tensorboard=True")
+            raise InputError(
+                f"this training run wrote no event files: train with {setting(tensorboard=True)}"
+            )
         what = what.tensorboard
     folder = FOLDER if what is None else what
     if not isinstance(folder, (str, os.PathLike)):
-        raise InputError(f"TensorBoard shows a TrainResult or a folder, not {folder!r}")
+        raise InputError(
+            f"TensorBoard shows a {term('TrainResult')} or a folder, not {show(folder)}"
+        )
     folder = os.fspath(folder)
     if not is_uri(folder) and not os.path.isdir(folder):
         raise InputError(
-            f"there is no folder {folder!r}: train with tensorboard=True, or pass the folder that "
-            "was used as `tensorboard` in training"
+            f"there is no folder {show(folder)}: train with {setting(tensorboard=True)}, or pass "
+            "the folder that was used as `tensorboard` in training"
         )
     return folder
 

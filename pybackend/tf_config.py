@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from pybackend.errors import ClusterError
+from pybackend.words import either, show
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
@@ -154,7 +155,9 @@ def _read(text: str | None) -> ClusterSpec:
     if not cluster or not isinstance(cluster, dict):
         raise ClusterError(f"TF_CONFIG has no `cluster` that maps roles to addresses: {warning}")
     if not isinstance(task, dict) or "type" not in task:
-        raise ClusterError("TF_CONFIG has no `task`: expected {'type': 'worker', 'index': 0}")
+        raise ClusterError(
+            f"TF_CONFIG has no `task`: expected {show({'type': 'worker', 'index': 0})}"
+        )
     if isinstance(task.get("index"), str) and _INDEX.fullmatch(task["index"]):
         task = {**task, "index": int(task["index"])}  # TensorFlow also accepts text
     return _check_cluster(cluster, task)
@@ -168,9 +171,9 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     ClusterError
         TensorFlow could not use the address, or would wait forever.
     """
-    subject = f"{entry} = {address!r}"
+    subject = f"{entry} = {show(address)}"
     if not isinstance(address, str):
-        raise ClusterError(f"{subject} is not text: expected 'host:port'")
+        raise ClusterError(f"{subject} is not text: expected {show('host:port')}")
     for pattern, fault in _FAULTS:
         if re.search(pattern, address):
             raise ClusterError(f"{subject} {fault}")
@@ -178,9 +181,9 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     try:
         host = _normalize(host)
     except ValueError as error:
-        raise ClusterError(f"{subject}: {host!r} is not a host name or IP address") from error
+        raise ClusterError(f"{subject}: {show(host)} is not a host name or IP address") from error
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ClusterError(f"{subject} has port {port!r}: choose a free one from 1 to 65535")
+        raise ClusterError(f"{subject} has port {show(port)}: choose a free one from 1 to 65535")
     return host, int(port)
 
 
@@ -197,14 +200,18 @@ def _normalize(host: str) -> str:
 def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> ClusterSpec:
     for role in [*cluster, task.get("type")]:
         if role not in ROLES:
-            fix = "call it 'chief', as TensorFlow 2 does" if role == "master" else "rename it"
-            raise ClusterError(f"role {role!r} is not one of {', '.join(ROLES)}: {fix}")
+            fix = (
+                f"call it {show('chief')}, as TensorFlow 2 does"
+                if role == "master"
+                else "rename it"
+            )
+            raise ClusterError(f"role {show(role)} is not one of {', '.join(ROLES)}: {fix}")
     seen: dict[tuple[str, int], str] = {}
     tasks = {role: _read_tasks(role, cluster[role], seen) for role in ROLES if role in cluster}
     for role in ("chief", "evaluator"):
         if list(tasks.get(role, {0: ""})) != [0]:
             raise ClusterError(
-                f"{role} = {cluster[role]!r}: only index 0 may exist; drop the others"
+                f"{role} = {show(cluster[role])}: only index 0 may exist; drop the others"
             )
     if "worker" not in tasks and "chief" not in tasks:
         raise ClusterError("the cluster has neither workers nor a chief: list the workers")
@@ -213,18 +220,25 @@ def _check_cluster(cluster: Mapping[str, Any], task: Mapping[str, Any]) -> Clust
 
 def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict[int, str]:
     if isinstance(value, str):
-        raise ClusterError(f"{role} = {value!r} is not a list: write [{value!r}], or in R list()")
+        raise ClusterError(
+            f"{role} = {show(value)} is not a list: write "
+            f"{show([value])}{either(', or in R list()', '')}"
+        )
     if not isinstance(value, (Mapping, Sequence)) or not value:
-        raise ClusterError(f"{role} = {value!r}: expected a list of 'host:port', or no {role}")
+        raise ClusterError(
+            f"{role} = {show(value)}: expected a list of {show('host:port')}, or no {role}"
+        )
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     tasks: dict[int, str] = {}
     for key, address in items:
         if not _INDEX.fullmatch(str(key)) or int(key) in tasks:
-            raise ClusterError(f"{role}[{key!r}]: expected a whole number from 0, and only once")
+            raise ClusterError(
+                f"{role}[{show(key)}]: expected a whole number from 0, and only once"
+            )
         tasks[int(key)] = address
         entry = f"{role}[{key}]"
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
-            subject = f"{entry} = {address!r} is the address of {other} too"
+            subject = f"{entry} = {show(address)} is the address of {other} too"
             raise ClusterError(f"{subject}: give each its own port, or one of them will hang")
     return dict(sorted(tasks.items()))
 
@@ -232,10 +246,10 @@ def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict
 def _read_index(cluster: Mapping[str, Addresses], task: Mapping[str, Any]) -> int:
     role, index = task["type"], task.get("index")
     if role not in cluster:
-        raise ClusterError(f"this process is {role!r}, but the cluster lists no {role}: add it")
+        raise ClusterError(f"this process is {show(role)}, but the cluster lists no {role}: add it")
     tasks = cluster[role]
     if isinstance(index, bool) or not isinstance(index, SupportsIndex) or int(index) not in tasks:
-        subject = "is missing" if index is None else f"is {index!r}"
+        subject = "is missing" if index is None else f"is {show(index)}"
         known = ", ".join(map(str, tasks))
         raise ClusterError(f"`index` {subject}: expected the number of a {role}, one of {known}")
     return int(index)

@@ -56,6 +56,7 @@ from pybackend.job.messages import (
 from pybackend.job.notice import RESTARTS, PreemptedError
 from pybackend.job.report import WorkerReport
 from pybackend.model.quiet import uncollected
+from pybackend.words import setting, show, speak
 
 if TYPE_CHECKING:
     from pybackend.collective import Collective
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind", bound=Job)
 
 _OPEN_SERVERS = (
-    "TensorFlow's own servers (of the transport 'tf' and ParameterServer) listen "
+    "TensorFlow's own servers (of the transport 'tf' and parameter servers) listen "
     "on all interfaces of the workers' hosts, and accept every connection, without a token: use "
     "them only on networks that you trust"
 )
@@ -95,6 +96,7 @@ def main(arguments: list[str]) -> int:
     conclude = _Conclusion(folder, events, emit, at_end)
     try:
         job = Job.from_json((folder / JOB).read_text())
+        speak(job.language)
         worker: WorkerProcess[Any] = WorkerProcess(
             job=job,
             rank=rank,
@@ -432,7 +434,7 @@ def _advice(error: BaseException) -> str:
     if isinstance(error, PreemptedError):
         return RESTARTS
     if isinstance(error, ModuleNotFoundError):
-        return f"install {error.name!r} for {sys.executable} on every host that runs workers"
+        return f"install {show(error.name)} for {sys.executable} on every host that runs workers"
     text = _text(error)
     if "cudaSetDevice" in text and "out of memory" in text:
         return (
@@ -440,7 +442,10 @@ def _advice(error: BaseException) -> str:
             "is one of them, set TF_FORCE_GPU_ALLOW_GROWTH=true before it imports Keras"
         )
     if "NCCL" in text:
-        return "NCCL needs one GPU per worker: start fewer workers, or leave out transport='tf'"
+        return (
+            "NCCL needs one GPU per worker: start fewer workers, or leave out "
+            f"{setting(transport='tf')}"
+        )
     # TensorFlow's error, for the memory of a GPU or of the machine.
     if isinstance(error, MemoryError) or _name(error) == "ResourceExhaustedError":
         return "memory ran out: lower batch_size, or give each worker more memory"

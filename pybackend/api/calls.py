@@ -22,6 +22,7 @@ from pybackend.job.options import (
     ScaleLearningRate,
 )
 from pybackend.job.resources import Resources
+from pybackend.words import call_of, either, setting, show, term
 
 # A path on the driver, or a URI.
 Place = str | os.PathLike[str]
@@ -101,36 +102,50 @@ class TrainingCall(ModelCall):
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-# Arguments of Keras's `fit`, `evaluate` and `predict` that have another form here.
-_INSTEAD = {
-    "x": "pass `data=(x, y)`",
-    "y": "pass `data=(x, y)`",
-    "sample_weight": "pass `data=(x, y, sample_weight)`",
-    "validation_batch_size": "validation rows are read in batches of `batch_size`",
-    "validation_steps": "all rows of `validation_data` are used",
-    "steps": "all rows are used",
-    "exchange": "evaluation always computes batch-dependent values from the global batch",
-    "loss_over": "pass `exchange=Exchange(loss_over=...)`",
-    "transport": "pass `exchange=Exchange(transport=...)`",
-    "compression": "pass `exchange=Exchange(compression=...)`",
-    "encrypt": "pass `exchange=Exchange(encrypt=...)`",
-    "return_dict": "it always returns a dict",
-    "num_workers": "pass `workers`",
-    "min_workers": "pass `workers=Elastic(4, min=2, max=8)`",
-    "max_workers": "pass `workers=Elastic(4, min=2, max=8)`",
-    "resume": "pass `checkpoint=Checkpoint(..., resume=True)`",
-    "roles": "pass `exchange=ParameterServer(servers=1)`",
-    "strategy": "omit it: the workers' gradients are averaged in every step. To train on parameter "
-    "servers, pass `exchange=ParameterServer(servers=1)`",
-    "gpus": "pass `resources=Resources(gpus=1)`, the number per worker",
-    "cpus": "pass `resources=Resources(cpus=4)`, the number per worker",
-    "memory": "pass `resources=Resources(memory='4GB')`, the memory per worker",
-    "spark_context": "pass a SparkSession as `spark`",
-    **{
-        name: f"pass `data_options=DataOptions({name}=...)`"
-        for name in ("tensors", "categories", "encode", "tfrecord_spec", "repartition", "in_memory")
-    },
-}
+
+
+def _list_instead() -> dict[str, str]:
+    """Return what to pass instead of arguments that have another form here."""
+    return {
+        "x": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
+        "y": f"pass `data{either('=', ' = ')}{term('(x, y)')}`",
+        "sample_weight": f"pass `data{either('=', ' = ')}{term('(x, y, sample_weight)')}`",
+        "validation_batch_size": "validation rows are read in batches of `batch_size`",
+        "validation_steps": "all rows of `validation_data` are used",
+        "steps": "all rows are used",
+        "exchange": "evaluation always computes batch-dependent values from the global batch",
+        "loss_over": f"pass `{setting(exchange=call_of('Exchange', loss_over=...))}`",
+        "transport": f"pass `{setting(exchange=call_of('Exchange', transport=...))}`",
+        "compression": f"pass `{setting(exchange=call_of('Exchange', compression=...))}`",
+        "encrypt": f"pass `{setting(exchange=call_of('Exchange', encrypt=...))}`",
+        "return_dict": f"it always returns a {term('dict')}",
+        "num_workers": "pass `workers`",
+        "min_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
+        "max_workers": f"pass `{setting(workers=call_of('Elastic', 4, min=2, max=8))}`",
+        "resume": f"pass `{setting(checkpoint=call_of('Checkpoint', ..., resume=True))}`",
+        "roles": f"pass `{setting(exchange=call_of('ParameterServer', servers=1))}`",
+        "strategy": (
+            "omit it: the workers' gradients are averaged in every step. To train on parameter "
+            f"servers, pass `{setting(exchange=call_of('ParameterServer', servers=1))}`"
+        ),
+        "gpus": f"pass `{setting(resources=call_of('Resources', gpus=1))}`, the number per worker",
+        "cpus": f"pass `{setting(resources=call_of('Resources', cpus=4))}`, the number per worker",
+        "memory": (
+            f"pass `{setting(resources=call_of('Resources', memory='4GB'))}`, the memory per worker"
+        ),
+        "spark_context": f"pass a SparkSession as `{term('spark')}`",
+        **{
+            name: f"pass `{setting(data_options=call_of('DataOptions', **{name: ...}))}`"
+            for name in (
+                "tensors",
+                "categories",
+                "encode",
+                "tfrecord_spec",
+                "repartition",
+                "in_memory",
+            )
+        },
+    }
 
 
 # Some of them exist only in calls with another argument.
@@ -181,7 +196,7 @@ def _open_standard_streams() -> None:
 def suggest(unknown: str, known: Iterable[str]) -> str | None:
     """Suggest a replacement for an unknown argument; None if no argument is similar."""
     near = difflib.get_close_matches(unknown, list(known), 1)
-    instead = _INSTEAD.get(unknown) if _NEEDED.get(unknown) in (None, *known) else None
+    instead = _list_instead().get(unknown) if _NEEDED.get(unknown) in (None, *known) else None
     return instead or (f"did you mean `{near[0]}`?" if near else None)
 
 
@@ -193,8 +208,8 @@ def _explain(
     if len(args) > len(by_place):
         return (
             f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
-            f"got {len(args)} positional arguments: pass arrays together as (x, y), and other "
-            f"arguments by name, e.g. {known[len(by_place)].name}=..."
+            f"got {len(args)} positional arguments: pass arrays together as {term('(x, y)')}, and "
+            f"other arguments by name, e.g. {setting(**{known[len(by_place)].name: ...})}"
         )
     unknown = next((given for given in kwargs if given not in signature.parameters), None)
     if unknown is not None:
@@ -204,6 +219,7 @@ def _explain(
     if not missing:
         return None
     first = signature.parameters.keys() & {"spark"} and (
-        ": the first one, `spark`, is None or 'local' for this machine, or a SparkSession"
+        f": the first one, `{term('spark')}`, is {show(None)} or {show('local')} for this "
+        "machine, or a SparkSession"
     )
     return f"{name}() needs {', '.join(f'`{one}`' for one in missing)}{first or ''}"

@@ -20,6 +20,7 @@ from pybackend.data.files import is_remote, local_path
 from pybackend.errors import InputError
 from pybackend.job.checkpoint import Checkpoint, check_checkpoint
 from pybackend.job.job import TrainingJob
+from pybackend.words import setting, show
 
 T = TypeVar("T")
 
@@ -66,7 +67,7 @@ def load_checkpoint(
     newest = store.find_newest(lambda text: warnings.warn(text, stacklevel=4))
     if newest is None:
         raise InputError(
-            f"there is no checkpoint at {uri!r}: pass the `checkpoint` folder of a training run"
+            f"there is no checkpoint at {show(uri)}: pass the `checkpoint` folder of a training run"
         )
     from pybackend.model.saved import restore_saved
 
@@ -89,11 +90,11 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     if checkpoint is None:
         return call
     if not is_remote(checkpoint.uri) and os.path.isfile(local_path(checkpoint.uri)):
-        raise InputError(f"`checkpoint`: {checkpoint.uri!r} is a file: specify a folder")
+        raise InputError(f"`checkpoint`: {show(checkpoint.uri)} is a file: specify a folder")
     if callable(call.data) and checkpoint.every != "epoch":
         raise InputError(
-            "`checkpoint` with a `data` function needs every='epoch': a pipeline can only be "
-            "restored to the start of an epoch"
+            f"`checkpoint` with a `data` function needs {setting(every='epoch')}: a pipeline can "
+            "only be restored to the start of an epoch"
         )
     if not checkpoint.resume:
         _look(checkpoint, CheckpointStore.check_is_empty)

@@ -20,6 +20,7 @@ from pybackend.errors import InputError
 from pybackend.job.arguments import find_mismatch
 from pybackend.job.job import ModelJob, TrainingJob, argument_of
 from pybackend.launchers import is_spark_frame
+from pybackend.words import either, term
 
 # Types of data whose rows are arrays in their attribute `columns`.
 HELD_AS_COLUMNS = (FrameRows, Batches)
@@ -115,7 +116,11 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
 
 def check_can_be_split(data: Any) -> None:
     if is_spark_frame(data):
-        what, instead = "a Spark DataFrame", "the second part of df.randomSplit([0.8, 0.2])"
+        what = f"a {term('Spark DataFrame')}"
+        instead = either(
+            "the second part of df.randomSplit([0.8, 0.2])",
+            "the second part of sparklyr::sdf_random_split(data, 0.8, 0.2)",
+        )
     elif is_path(data):
         what, instead = "files", "other files"
     elif is_dataset(data):

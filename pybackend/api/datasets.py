@@ -27,6 +27,7 @@ from pybackend.job.arguments import check_fraction
 from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.messages import Note
 from pybackend.launchers import Launcher, is_spark_frame, read_schema
+from pybackend.words import either, setting, show, term
 
 
 def read_training_data(
@@ -132,8 +133,8 @@ def _read_split(data: Any, fraction: float, columns: ColumnSpec, job: ModelJob) 
     first = math.floor(rows * (1 - fraction))
     if first in (0, rows):
         raise InputError(
-            f"validation_split={fraction} of {rows} rows leaves no rows "
-            f"for {'training' if first == 0 else 'validation'}"
+            f"{setting(validation_split=fraction)} of {rows} rows leaves no rows for "
+            f"{'training' if first == 0 else 'validation'}"
         )
     parts = {"data": slice(first), "validation_data": slice(first, None)}
     train, validation = (
@@ -160,17 +161,18 @@ def _read_spark_frame(
 ) -> Any:
     if launcher.session is None:
         raise InputError(
-            f"`{name}` is a Spark DataFrame, but `spark` is None or 'local': pass its "
-            "session, e.g. barrier_train(df.sparkSession, model, df, ...)"
+            f"`{name}` is a {term('Spark DataFrame')}, but `{term('spark')}` is {show(None)} or "
+            f"{show('local')}: pass its session, e.g. "
+            f"barrier_train({either('df.sparkSession, model, df', 'sc, model, data')}, ...)"
         )
     from pybackend.data.dataframe import DataFrameRows
 
     check_no_records(columns, name)
     if job.shuffles_globally and name == "data":
         raise InputError(
-            "shuffle='global' needs all rows on every worker: pass arrays or files, or use "
-            "shuffle=True (the rows of a DataFrame are distributed over the workers at random "
-            "anyway)"
+            f"{setting(shuffle='global')} needs all rows on every worker: pass arrays or files, or "
+            f"use {setting(shuffle=True)} (the rows of a {term('DataFrame')} are distributed over "
+            "the workers at random anyway)"
         )
     check_one_label(job, isinstance(columns.label, str))
     check_weights(job, columns.weight is not None)
@@ -193,10 +195,12 @@ def _read_function(fn: Any, name: str, job: ModelJob) -> Any:
     if name != "data":
         return FunctionRows(fn)
     if job.shuffles_globally:
-        raise InputError(f"shuffle='global' cannot reorder what the `{name}` function returns")
+        raise InputError(
+            f"{setting(shuffle='global')} cannot reorder what the `{name}` function returns"
+        )
     if isinstance(job, TrainingJob) and job.class_weight:
         raise InputError(
             "`class_weight` needs labels that are known before training starts: have the "
-            f"`{name}` function return (x, y, sample_weight)"
+            f"`{name}` function return {term('(x, y, sample_weight)')}"
         )
     return FunctionRows(fn)

@@ -35,6 +35,7 @@ from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob, make_job
 from pybackend.job.options import check_data_options
 from pybackend.launchers import is_spark_frame, launcher_for
 from pybackend.model.quiet import quiet_about_traces
+from pybackend.words import term
 
 
 def evaluate_here(
@@ -129,8 +130,8 @@ def _make_job(kind: type[ModelJob], call: ModelCall) -> ModelJob:
 def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
     if is_spark_frame(data):
         raise InputError(
-            f"`{name}` is a Spark DataFrame, but this call needs rows in memory: use {instead}, or "
-            "pass df.toPandas()"
+            f"`{name}` is a {term('Spark DataFrame')}, but this call needs rows in memory: use "
+            f"{instead}, or pass df.toPandas()"
         )
     if callable(data) and not is_dataset(data):
         raise InputError(

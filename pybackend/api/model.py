@@ -12,6 +12,7 @@ from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
 from pybackend.job.job import EXTRAS, MODEL_FUNCTION, ModelJob
 from pybackend.job.pickling import pickle_value
+from pybackend.words import either, setting, show, term
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
@@ -30,7 +31,7 @@ def find_source(model: Any) -> Literal["file", "function"]:
     if not callable(model):
         raise InputError(
             "`model` must be a compiled Keras model, a function that returns one, or a "
-            f"TrainResult, not a {kind}"
+            f"{term('TrainResult')}, not a {kind}"
         )
     _check_needs_no_arguments(model)
     return "function"
@@ -93,8 +94,8 @@ def check_custom_objects(custom_objects: Any) -> None:
     for name, value in (custom_objects or {}).items():
         if not isinstance(name, str) or not callable(value):
             raise InputError(
-                "`custom_objects` must map names to classes or functions, not "
-                f"{name!r} to {value!r}"
+                f"`custom_objects` must map names to classes or functions, not {show(name)} to "
+                f"{show(value)}"
             )
 
 
@@ -157,6 +158,6 @@ def _check_needs_no_arguments(fn: Any) -> None:
     ]
     if needed:
         raise InputError(
-            f"the `model` function needs arguments ({', '.join(needed)}): workers call it "
-            "without any, so wrap it, e.g. lambda: build(units=64)"
+            f"the `model` function needs arguments ({', '.join(needed)}): workers call it without "
+            f"any, so wrap it, e.g. {either('lambda:', 'function()')} build({setting(units=64)})"
         )

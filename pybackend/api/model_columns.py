@@ -11,6 +11,7 @@ from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
 from pybackend.job.options import DataOptions
+from pybackend.words import setting, show
 
 
 class TrainedColumns(Protocol):
@@ -77,13 +78,18 @@ _ON_MISSING = ("null", "error")
 def check_type(kind: Any) -> None:
     """Reject an unknown type of prediction."""
     if kind is not None and kind not in _TYPES:
-        raise InputError(f"`type` must be None, 'class', 'prob' or 'raw', not {kind!r}")
+        raise InputError(
+            f"`type` must be {show(None)}, {show('class')}, {show('prob')} or {show('raw')}, not "
+            f"{show(kind)}"
+        )
 
 
 def check_on_missing(on_missing: Any) -> bool:
     """Return whether rows that lack a value get no prediction."""
     if on_missing not in _ON_MISSING:
-        raise InputError(f"`on_missing` must be 'null' or 'error', not {on_missing!r}")
+        raise InputError(
+            f"`on_missing` must be {show('null')} or {show('error')}, not {show(on_missing)}"
+        )
     return bool(on_missing == "null")
 
 
@@ -92,10 +98,10 @@ def check_levels(levels: Any) -> tuple[str, ...] | None:
     if levels is None:
         return None
     if isinstance(levels, (str, bytes, Mapping)) or not hasattr(levels, "__iter__"):
-        raise InputError(f"`levels` must be a list of class names, not {levels!r}")
+        raise InputError(f"`levels` must be a list of class names, not {show(levels)}")
     names = tuple(str(level) for level in levels)
     if len(set(names)) < len(names):
-        raise InputError(f"`levels` must be distinct names, not {list(names)!r}")
+        raise InputError(f"`levels` must be distinct names, not {show(list(names))}")
     return names
 
 
@@ -127,9 +133,10 @@ def predictions_of(
     )
     if kind == "prob" and classes and not are_certain:
         raise InputError(
-            "type='prob' needs probabilities, but this model outputs scores: its last layer is "
-            "not a softmax (or a sigmoid, for a single output), and its loss is not a Keras loss "
-            "with from_logits=True. Use type='class' or type='raw'"
+            f"{setting(type='prob')} needs probabilities, but this model outputs scores: its last "
+            "layer is not a softmax (or a sigmoid, for a single output), and its loss is not a "
+            f"Keras loss with {setting(from_logits=True)}. Use {setting(type='class')} or "
+            f"{setting(type='raw')}"
         )
     chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
     shows_numbers = chosen.has_numbers and are_certain
@@ -155,9 +162,9 @@ def choose_predictions(
     elif kind != "raw" and not classes:
         shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
         raise InputError(
-            f"type={kind!r} needs a model with one output: a number for each class, or a "
+            f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
             "probability with one of Keras's binary losses. Each row of this model's output has "
-            f"shape {shapes}: use type='raw'"
+            f"shape {shapes}: use {setting(type='raw')}"
         )
     if kind == "raw":
         return Predictions(outputs)

@@ -9,6 +9,7 @@ from typing import Any
 from pybackend.errors import InputError
 from pybackend.job.arguments import find_mismatch
 from pybackend.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
+from pybackend.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
 
@@ -54,14 +55,16 @@ class Observer:
         for name, fn in given.items():
             if fn is not None and not callable(fn):
                 raise InputError(
-                    f"`{name}` must be a function of a number and a dict of metrics, not {fn!r}"
+                    f"`{name}` must be a function of a number and a {term('dict')} of metrics, not "
+                    f"{show(fn)}"
                 )
             if fn is not None and (mismatch := find_mismatch(fn, 1, {})) is not None:
                 raise InputError(
-                    f"`{name}` is called with a number and a dict of metrics, but {mismatch}"
+                    f"`{name}` is called with a number and a {term('dict')} of metrics, but "
+                    f"{mismatch}"
                 )
         if not any(given.values()):
-            raise InputError(f"an Observer needs one of {', '.join(given)}")
+            raise InputError(f"an {term('Observer')} needs one of {', '.join(given)}")
 
 
 class Observers:
@@ -117,6 +120,9 @@ def split_observers(callbacks: Any) -> tuple[list[Observer], list[Any]]:
     """
     listed = list_callbacks(callbacks)
     if any(callback is Observer for callback in listed):
-        raise InputError("`callbacks` contains the class Observer: pass an instance, Observer(...)")
+        raise InputError(
+            f"`callbacks` contains the class {term('Observer')}: pass an instance, "
+            f"{call_of('Observer', ...)}"
+        )
     observers = [callback for callback in listed if isinstance(callback, Observer)]
     return observers, [c for c in listed if not isinstance(c, Observer)]

@@ -16,6 +16,7 @@ from pybackend.data.sources import FileRows, FunctionRows
 from pybackend.job.arguments import counted
 from pybackend.job.job import TrainingJob
 from pybackend.job.roles import place_of
+from pybackend.words import term
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,11 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     if isinstance(data, DataFrameRows):
         which = "an equal share, at random"
         if not data.spec.repartition:
-            which = "the partitions of the DataFrame"
-        later = "the rows of the DataFrame and the steps per epoch: Spark counts them at the start"
+            which = f"the partitions of the {term('DataFrame')}"
+        later = (
+            f"the rows of the {term('DataFrame')} and the steps per epoch: Spark counts them at "
+            "the start"
+        )
         return PlannedRows(what, steps=job.steps_per_epoch, which=which, later=(later,))
     if isinstance(data, FunctionRows):
         which = "what the function returns on that worker"
@@ -86,7 +90,7 @@ def count_known(data: Any) -> int | None:
 def describe_data(data: Any) -> str:
     """Describe a data set."""
     if isinstance(data, DataFrameRows):
-        return f"a Spark DataFrame, {_describe_columns(data)}"
+        return f"a {term('Spark DataFrame')}, {_describe_columns(data)}"
     if isinstance(data, FunctionRows):
         return f"what {getattr(data.fn, '__name__', 'a function')}(context) returns"
     if isinstance(data, FileRows):

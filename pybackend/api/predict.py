@@ -27,6 +27,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import PredictionJob
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.launchers import is_spark_frame, read_schema
+from pybackend.words import term
 
 
 @explain_arguments
@@ -133,7 +134,7 @@ def check_model(model: Any) -> None:
     """Reject a value that is neither a model nor the result of a training run."""
     if not (isinstance(model, TrainResult) or is_keras_model(model)):
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
-        message = f"`model` must be a Keras 3 model or a TrainResult, not a {kind}"
+        message = f"`model` must be a Keras 3 model or a {term('TrainResult')}, not a {kind}"
         raise InputError(message + ": it comes first, `df` second" * kind.endswith("DataFrame"))
 
 
@@ -154,8 +155,9 @@ def _check_frame(frame: Any) -> dict[str, Any]:
         return {}
     kind = type(frame)
     raise InputError(
-        f"`df` must be a pyspark.sql.DataFrame, not a {kind.__module__}.{kind.__qualname__}. For "
-        "arrays, use model.predict() or barrier_predict()"
+        f"`df` must be a pyspark.sql.DataFrame, not a "
+        f"{kind.__module__}.{kind.__qualname__}. For arrays, use {term('model.predict()')} or "
+        "barrier_predict()"
     )
 
 

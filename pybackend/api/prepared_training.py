@@ -26,8 +26,8 @@ from pybackend.job.options import Elastic, ParameterServer
 from pybackend.job.tensorboard import check_installed
 from pybackend.launchers import Launcher, count_workers, launcher_for
 from pybackend.r.function import RFunction
+from pybackend.words import call_of, install, setting, show, term
 
-_ASYNCHRONOUS = "exchange=ParameterServer(...)"
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
@@ -37,6 +37,10 @@ _SYNCHRONOUS = {
     "tensorboard": "it needs a callback",
     "steps_per_epoch": "an epoch always has one step for each batch of the rows",
 }
+
+
+def _asynchronous() -> str:
+    return setting(exchange=call_of("ParameterServer", ...))
 
 
 def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
@@ -53,29 +57,29 @@ def resolve_roles(launcher: Launcher, call: TrainingCall) -> TrainingCall:
     observers, others = split_observers(call.callbacks)
     if Observers(observers).see_steps:
         raise InputError(
-            f"`on_step_end` of an Observer cannot be combined with {_ASYNCHRONOUS}: "
+            f"`on_step_end` of an {term('Observer')} cannot be combined with {_asynchronous()}: "
             f"{_SYNCHRONOUS['callbacks']}. Use `on_epoch_end`"
         )
     given = replace(call, callbacks=others)
     for name, reason in _SYNCHRONOUS.items():
         if getattr(given, name) not in (None, False, []):
-            raise InputError(f"`{name}` cannot be combined with {_ASYNCHRONOUS}: {reason}")
+            raise InputError(f"`{name}` cannot be combined with {_asynchronous()}: {reason}")
     checkpoint = check_checkpoint(call.checkpoint)
     if checkpoint is not None and checkpoint.every != "epoch":
         raise InputError(
-            f"`checkpoint` with {_ASYNCHRONOUS} needs every='epoch', "
-            f"not {checkpoint.every!r}: steps are always running except between epochs"
+            f"`checkpoint` with {_asynchronous()} needs {setting(every='epoch')}, not "
+            f"{show(checkpoint.every)}: steps are always running except between epochs"
         )
     if call.shuffle == "global":
         raise InputError(
-            f"shuffle='global' cannot be combined with {_ASYNCHRONOUS}: each worker "
+            f"{setting(shuffle='global')} cannot be combined with {_asynchronous()}: each worker "
             "always has the same rows"
         )
     for name in ("data", "validation_data"):
         value = getattr(call, name)
         if is_dataset(value) or callable(value):
             raise InputError(
-                f"with {_ASYNCHRONOUS}, `{name}` must be rows (arrays, a data frame or "
+                f"with {_asynchronous()}, `{name}` must be rows (arrays, a data frame or "
                 "files): workers take steps independently, so batches of a data set or a function "
                 "cannot be assigned to them"
             )
@@ -92,7 +96,7 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
         workers = started - others
         if workers < 1:
             raise InputError(
-                f"{_ASYNCHRONOUS} needs a chief, a worker and "
+                f"{_asynchronous()} needs a chief, a worker and "
                 f"{counted(asked.servers, 'parameter server')}, but only {started} processes were "
                 f"started: start {others + 1} or more"
             )
@@ -144,7 +148,7 @@ def _check_installed(job: TrainingJob, call: TrainingCall) -> None:
     if is_in_r and find_spec("rpy2") is None:
         raise InputError(
             "functions written in R need the Python package rpy2 in the workers, which is missing "
-            f"for {sys.executable}: pip install 'tfdist[r]'"
+            f"for {sys.executable}: {install('r')}"
         )
 
 
@@ -161,21 +165,23 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         return call
     if launcher.why_fixed is not None:
         raise InputError(
-            f"workers=Elastic(...) needs workers that can leave and join, but "
-            f"{launcher.why_fixed}: train on this machine ('local'), on hosts(...), slurm() or "
-            "kubernetes(...), or pass a number and use `restarts`, which restarts all workers "
-            "after one is lost (with `checkpoint`, from the newest checkpoint)"
+            f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
+            f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
+            "slurm() or kubernetes(...), or pass a number and use `restarts`, which restarts all "
+            "workers after one is lost (with `checkpoint`, from the newest checkpoint)"
         )
     reason = None
     if callable(call.data) or callable(call.validation_data):
         reason = "a `data` function: only the function knows which rows each worker has"
     elif isinstance(call.data, (str, os.PathLike)) and call.shuffle != "global":
         reason = (
-            "files when each worker reads only a share of them: pass shuffle='global', so that "
-            "every worker has all rows"
+            f"files when each worker reads only a share of them: pass {setting(shuffle='global')}, "
+            "so that every worker has all rows"
         )
     if reason is not None:
-        raise InputError(f"workers=Elastic(...) cannot be combined with {reason}")
+        raise InputError(
+            f"{setting(workers=call_of('Elastic', ...))} cannot be combined with {reason}"
+        )
     workers = elastic.workers
     if workers is None:
         workers = max(count_workers(launcher, None), elastic.min)

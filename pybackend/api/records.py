@@ -12,6 +12,7 @@ from pybackend.data.tfrecord.compression import Compression, check_compression
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
 from pybackend.launchers import is_session, is_spark_frame
+from pybackend.words import show, term
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,16 @@ def write_tfrecords(
         Spark could not run the job.
     """
     if not is_spark_frame(df):
-        raise InputError(f"`df` must be a Spark DataFrame, not {_kind(df)}")
+        raise InputError(f"`df` must be a {term('Spark DataFrame')}, not {_kind(df)}")
     uri = _checked_path(path)
     compression = check_compression(compression)
     if not isinstance(overwrite, bool):
-        raise InputError(f"`overwrite` must be True or False, not {overwrite!r}")
+        raise InputError(
+            f"`overwrite` must be {show(True)} or {show(False)}, not {show(overwrite)}"
+        )
     if partitions is not None and not (type(partitions) is int and partitions > 0):
         raise InputError(
-            f"`partitions` must be a positive whole number or None, not {partitions!r}"
+            f"`partitions` must be a positive whole number or {show(None)}, not {show(partitions)}"
         )
     from pybackend.launchers import write_records
 
@@ -134,7 +137,7 @@ def read_tfrecords(
         ``tfrecord_spec`` is invalid.
     """
     if not is_session(spark):
-        raise InputError(f"`spark` must be a SparkSession, not {_kind(spark)}")
+        raise InputError(f"`{term('spark')}` must be a SparkSession, not {_kind(spark)}")
     uri = _checked_path(path)
     if tfrecord_spec is not None:
         check_tfrecord_spec(tfrecord_spec)
@@ -145,7 +148,7 @@ def read_tfrecords(
 
 def _checked_path(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InputError(f"`path` must be a path or a URI, not {path!r}")
+        raise InputError(f"`path` must be a path or a URI, not {show(path)}")
     uri = os.fspath(path)
     return uri if is_remote(uri) else local_path(uri)
 

@@ -34,6 +34,7 @@ from pybackend.job.report import (
     count_by_epoch,
     find_straggler,
 )
+from pybackend.words import show
 
 # Useless without the session.
 _LEFT_OUT_OF_WORKERS = {"value", "inputs", "failure"}
@@ -156,7 +157,7 @@ class TrainResult:
         if self.model_uri is None:
             return self.content
         if self.fetch is None:
-            raise InputError(f"this result has no function to read {self.model_uri!r}")
+            raise InputError(f"this result has no function to read {show(self.model_uri)}")
         return self.fetch(self.model_uri)
 
     def save(self, path: str | Path) -> Path:
@@ -177,7 +178,9 @@ class TrainResult:
         from pybackend.api.returned_model import save_file
 
         if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
-            raise InputError(f"`path` must name a file, such as 'model.h5', not {path!r}")
+            raise InputError(
+                f"`path` must name a file, such as {show('model.h5')}, not {show(path)}"
+            )
         if Path(path).suffix == ".json":
             from pybackend.api.result_file import write_result
 

@@ -14,6 +14,7 @@ from pybackend.data.files import write_whole
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.codec import read_fields
 from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
+from pybackend.words import either, show
 
 Result = TypeVar("Result")
 SUFFIX = ".json"
@@ -30,7 +31,7 @@ def write_result(record: str, model_base64: str, path: Path) -> Path:
         The name of the file does not end in ``.json``.
     """
     if path.suffix != SUFFIX:
-        raise InputError(f"name the file *{SUFFIX}, not {path.name!r}")
+        raise InputError(f"name the file *{SUFFIX}, not {show(path.name)}")
     values = {"format": _FORMAT, "version": _VERSION, **json.loads(record)}
     write_whole(str(path), json.dumps({**values, "model_base64": model_base64}).encode())
     return path
@@ -59,8 +60,9 @@ def read_result(
         raise InputError(f"{path} is a file of R's saveRDS(): read it in R with readRDS(path)")
     if text.startswith((b"\x89HDF", b"PK")):
         raise InputError(
-            f"{path} is a model file, not a result file (`result.save('fit.json')` writes one): "
-            "read the model with load_model(path)"
+            f"{path} is a model file, not a result file "
+            f"(`{either('result.save(', 'write_model(fit, ')}{show('fit.json')})` writes one): "
+            f"read the model with {either('', 'keras3::')}load_model(path)"
         )
     try:
         return _read(kind, json.loads(text), custom_objects, safe_mode)
@@ -74,7 +76,7 @@ def _read(
     kind: Any, values: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
 ) -> tuple[Any, dict[str, Any]]:
     if not isinstance(values, dict) or values.get("format") != _FORMAT:
-        raise ValueError(f"its format is not {_FORMAT!r}")
+        raise ValueError(f"its format is not {show(_FORMAT)}")
     if values["version"] != _VERSION:
         raise ValueError(f"its version is {values['version']}, not {_VERSION}")
     names = [one.name for one in fields(kind) if one.name not in ("content", "decode", "fetch")]

@@ -19,6 +19,7 @@ from pybackend.job.pickling import pickle_value
 from pybackend.model.file_checks import check_digest
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes
+from pybackend.words import show
 
 _FORMATS = ("h5", "keras")
 
@@ -39,14 +40,14 @@ def save_file(
     if kind not in _FORMATS:
         if not path.name.endswith(f".{kind}"):
             raise InputError(
-                f"this model is in {kind!r} format, which has only weights, for "
-                f"model.load_weights(): name the file {path.with_suffix('.' + kind).name!r}, "
-                f"not {path.name!r}"
+                f"this model is in {show(kind)} format, which has only weights, for "
+                f"model.load_weights(): name the file {show(path.with_suffix('.' + kind).name)}, "
+                f"not {show(path.name)}"
             )
     elif wanted is None:
         raise InputError(
-            f"name the file {path.with_suffix('.' + kind).name!r}, or *.h5 or *.keras, or *.json "
-            f"for the whole result, not {path.name!r}"
+            f"name the file {show(path.with_suffix('.' + kind).name)}, or *.h5 or *.keras, or "
+            f"*.json for the whole result, not {show(path.name)}"
         )
     elif wanted != kind:
         from pybackend.model.serialization import save_model
@@ -68,7 +69,7 @@ def export_model(model: Any, path: Path) -> Path:
                 model.export(made, verbose=False)
         except Exception as error:  # tracing runs the code of custom layers
             raise SerializationError(
-                f"Keras cannot export the model {model.name!r}: {error}"
+                f"Keras cannot export the model {show(model.name)}: {error}"
             ) from error
         made.replace(path)  # may replace an empty folder
     return path
@@ -77,7 +78,9 @@ def export_model(model: Any, path: Path) -> Path:
 def check_new_folder(path: Path) -> None:
     """Reject a path for a SavedModel if it exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise InputError(f"{str(path)!r} exists and is not an empty folder: choose a new folder")
+        raise InputError(
+            f"{show(str(path))} exists and is not an empty folder: choose a new folder"
+        )
 
 
 def read_model_file(uri: str) -> bytes:

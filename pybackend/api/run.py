@@ -26,6 +26,7 @@ from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.job.roles import check_roles
 from pybackend.launchers import Launcher, count_workers, is_spark_frame, launcher_for, read_schema
+from pybackend.words import either, show, term
 
 
 def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
@@ -50,13 +51,17 @@ def read_function_data(launcher: Launcher, data: Any) -> dict[str, Any]:
     is_rdd = hasattr(data, "mapPartitions") and hasattr(data, "context")
     if not is_rdd and not is_spark_frame(data):
         raise InputError(
-            "`data` must be a Spark DataFrame, an RDD, a pandas or polars data frame or a dict of "
-            f"arrays, not {type(data).__name__}"
+            f"`data` must be a {term('Spark DataFrame')}, an RDD, a "
+            f"{term('pandas or polars data frame')} or a {term('dict')} of arrays, not "
+            f"{type(data).__name__}"
         )
     if launcher.session is None:
+        example = either(
+            "barrier_run(df.sparkSession, fn, data=df)", "barrier_apply(sc, f, data = data)"
+        )
         raise InputError(
-            "`data` belongs to Spark, but `spark` is None or 'local': pass its session, e.g. "
-            "barrier_run(df.sparkSession, fn, data=df)"
+            f"`data` belongs to Spark, but `{term('spark')}` is {show(None)} or {show('local')}: "
+            f"pass its session, e.g. {example}"
         )
     return {ROWS: _read_frame(_as_frame(launcher.session, data) if is_rdd else data)}
 
@@ -74,7 +79,7 @@ def _read_arrays(data: Mapping[Any, Any]) -> dict[str, Any]:
     if objects := [
         name[2:] for name, column in columns.items() if column.dtype.kind not in "biufc"
     ]:
-        raise InputError(f"the column {objects[0]!r} of `data` is not numeric: encode it first")
+        raise InputError(f"the column {show(objects[0])} of `data` is not numeric: encode it first")
     if len({len(column) if column.ndim else -1 for column in columns.values()} - {-1}) != 1:
         sizes = {name[2:]: np.shape(column) for name, column in columns.items()}
         raise InputError(
@@ -88,8 +93,8 @@ def _as_frame(session: Any, rows: Any) -> Any:
         return session.createDataFrame(rows)
     except Exception as error:
         raise InputError(
-            "`data` is an RDD that cannot be converted to a DataFrame; its items must be tuples, "
-            f"Rows or dicts of numbers, text, bytes or lists: {error}"
+            f"`data` is an RDD that cannot be converted to a {term('DataFrame')}; its items must "
+            f"be tuples, Rows or dicts of numbers, text, bytes or lists: {error}"
         ) from error
 
 
@@ -250,9 +255,9 @@ def run_function(
     if options.get("data") is not None:
         if others := [role for role, _ in roles if role not in ("chief", "worker")]:
             raise InputError(
-                f"`data` is distributed to all workers, but `roles` has {others[0]!r}, which would "
-                "not train on its rows: leave out `data` and read the rows in the function, or "
-                f"leave out {others[0]!r}"
+                f"`data` is distributed to all workers, but `roles` has {show(others[0])}, which "
+                "would not train on its rows: leave out `data` and read the rows in the function, "
+                f"or leave out {show(others[0])}"
             )
 
         datasets = read_function_data(launcher, options["data"])
@@ -297,7 +302,7 @@ def _count_by_role(roles: Sequence[tuple[str, int]], workers: Any) -> Any:
     count = sum(number for _, number in roles)
     if workers not in (None, count):
         raise InputError(
-            f"`workers` is {workers!r}, but `roles` adds up to {count}: leave out `workers`"
+            f"`workers` is {show(workers)}, but `roles` adds up to {count}: leave out `workers`"
         )
     return count
 
@@ -315,5 +320,5 @@ def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
     if unknown is not None:
         own = suggest(unknown, [*_OPTIONS, *names[1:]]) or "leave it out"
         raise InputError(
-            f"neither barrier_run() nor the function takes an argument `{unknown}`: {own}"
+            f"neither {term('barrier_run')}() nor the function takes an argument `{unknown}`: {own}"
         )

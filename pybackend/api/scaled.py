@@ -23,6 +23,7 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
+from pybackend.words import term
 
 VARIABLE = "TFDIST_BENCH_SCALE"
 _FILE = "training.json"
@@ -98,7 +99,9 @@ def resolve_scale(call: TrainingCall) -> TrainingCall:
     if order is None:
         return call
     if isinstance(call.exchange, ParameterServer):
-        raise InputError("bench-scale measures synchronous training: leave out ParameterServer")
+        raise InputError(
+            f"bench-scale measures synchronous training: leave out {term('ParameterServer')}"
+        )
     batch_size = order.batch_size
     if batch_size is None:
         batch_size = check_whole_number("batch_size", call.batch_size, least=1)

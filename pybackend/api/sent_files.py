@@ -14,6 +14,7 @@ from pybackend.errors import InputError
 from pybackend.job.messages import Emit, Event, EventBytes, Note
 from pybackend.job.tensorboard import is_uri
 from pybackend.launchers import Launcher
+from pybackend.words import show
 
 # The attribute that holds the path, by the name of the class.
 _PATHS = {"ModelCheckpoint": "filepath", "CSVLogger": "filename", "TensorBoard": "log_dir"}
@@ -41,7 +42,7 @@ def _relative_paths(callback: Any) -> Iterator[str]:
     for kind in (kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in _PATHS):
         path = getattr(callback, _PATHS[kind], None)  # None: another class of that name
         if isinstance(path, (str, os.PathLike)) and not _is_found_anywhere(os.fspath(path)):
-            yield f"{kind}({os.fspath(path)!r})"
+            yield f"{kind}({show(os.fspath(path))})"
 
 
 def _is_found_anywhere(path: str) -> bool:
@@ -77,7 +78,9 @@ class EventFiles:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise InputError(f"`tensorboard`: {folder!r} cannot be written: {error}") from error
+                raise InputError(
+                    f"`tensorboard`: {show(folder)} cannot be written: {error}"
+                ) from error
 
     def __call__(self, event: Event) -> None:
         """Write the bytes in an event to the file that it names."""
@@ -124,7 +127,7 @@ class EventFiles:
     def _write(folder: Path, event: EventBytes) -> None:
         name = PurePosixPath(event.name)
         if name.is_absolute() or ".." in name.parts:
-            raise OSError(f"a worker sent a file with the invalid name {event.name!r}")
+            raise OSError(f"a worker sent a file with the invalid name {show(event.name)}")
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not appended: in a new generation a worker sends its files from their beginning.

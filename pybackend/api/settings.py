@@ -14,6 +14,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.packages import find_version
 from pybackend.launchers import Launcher
+from pybackend.words import show
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
@@ -83,8 +84,8 @@ def read_keras_defaults() -> dict[str, Any]:
         if limit is not None:
             raise InputError(
                 f"keras.config.{setting}() is {limit}, which ends every training run in this "
-                f"session early: call keras.config.set_{setting}(None), and pass `{argument}` "
-                "instead"
+                f"session early: call keras.config.set_{setting}({show(None)}), and pass "
+                f"`{argument}` instead"
             )
     return {
         "epsilon": keras.config.epsilon(),

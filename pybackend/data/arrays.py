@@ -20,6 +20,7 @@ from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import shard_slice
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
+from pybackend.words import row_number, show, term
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -58,10 +59,10 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
                 f"`{name}` is a LazyFrame, which has no rows yet: call its collect() first"
             )
         raise InputError(
-            f"`{name}` must be x, (x, y) or (x, y, sample_weight) of arrays, a Spark DataFrame, a "
-            "pandas or polars data frame, a tf.data.Dataset or keras.utils.PyDataset, the path of "
-            "Parquet or TFRecord files, or a function that returns a tf.data.Dataset, "
-            f"not {_describe_type(data)}"
+            f"`{name}` must be x, {term('(x, y)')} or {term('(x, y, sample_weight)')} of arrays, a "
+            f"{term('Spark DataFrame')}, a {term('pandas or polars data frame')}, a "
+            "tf.data.Dataset or keras.utils.PyDataset, the path of Parquet or TFRecord files, or "
+            f"a function that returns a tf.data.Dataset, not {_describe_type(data)}"
         )
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
@@ -70,9 +71,11 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
                 columns[key] = to_array(key, array, floatx, name)
     parts = {key.partition("/")[0] for key in columns}
     if "x" not in parts:
-        raise InputError(f"`{name}` has no inputs: pass x or (x, y)")
+        raise InputError(f"`{name}` has no inputs: pass x or {term('(x, y)')}")
     if "sample_weight" in parts and "y" not in parts:
-        raise InputError(f"`{name}` has sample weights but no labels: pass (x, y, sample_weight)")
+        raise InputError(
+            f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
+        )
     _check_lengths(columns, name)
     return columns
 
@@ -138,8 +141,8 @@ def _flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
         for key in value:
             if not isinstance(key, str) or not key or "/" in key or key.startswith("#"):
                 raise InputError(
-                    f"`{name}` has an input named {key!r}: use names without '/' that do not begin "
-                    "with '#'"
+                    f"`{name}` has an input named {show(key)}: use names without '/' that do not "
+                    "begin with '#'"
                 )
         return [(f"{name}/{key}", item) for key, item in value.items()]
     # A list of numpy scalars, whose shape is (), is one array.
@@ -166,8 +169,8 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     if np.ma.is_masked(value):
         row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
         raise InputError(
-            f"`{key}` of `{name}` has masked values, first in row {row} (counting from 0): fill "
-            "them, or leave these rows out"
+            f"`{key}` of `{name}` has masked values, first in {row_number(row)}: fill them, or "
+            "leave these rows out"
         )
     if _is_sparse(value):
         value = _to_dense(value, key, floatx, name)
@@ -197,7 +200,7 @@ def to_array(key: str, value: Any, floatx: str, name: str) -> Array:
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if not key.startswith("x") and array.dtype.kind == "f" and np.isnan(array).any():
         row = int(np.argwhere(np.isnan(array))[0][0])
-        raise InputError(f"`{key}` of `{name}` has a NaN in row {row} (counting from 0)")
+        raise InputError(f"`{key}` of `{name}` has a NaN in {row_number(row)}")
     return array
 
 
@@ -252,8 +255,8 @@ def _is_text(array: Array) -> bool:
 def _to_text(array: Array, key: str, name: str) -> Ragged:
     if array.size != len(array):
         raise InputError(
-            f"`{key}` of `{name}` has {array.size // max(1, len(array))} strings per row; "
-            "expected one: pass a dict of arrays, one for each input"
+            f"`{key}` of `{name}` has {array.size // max(1, len(array))} strings per row; expected "
+            f"one: pass a {term('dict')} of arrays, one for each input"
         )
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
     offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)

@@ -12,6 +12,7 @@ from pybackend.data.arrays import narrow
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
 from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
+from pybackend.words import Code, setting, show
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Array | Ragged]
@@ -185,7 +186,7 @@ class TensorReader:
         numbers = _read_numbers(values)
         if row_sizes is None:
             if promised not in (None, 1):
-                raise InputError(f"column {name!r} has one number per row, not {group.shape}")
+                raise InputError(f"column {show(name)} has one number per row, not {group.shape}")
             return numbers.reshape(-1, 1)
         self._check_widths(row_sizes, name, promised, "numbers")
         return numbers.reshape(len(column), -1)
@@ -207,21 +208,21 @@ class TensorReader:
             row = int(wrong[0])
             expected = "as in `tensors`" if promised is not None else "as in earlier rows"
             raise InputError(
-                f"column {name!r} has {int(sizes[row])} {what} in {self._name_row(row)}; "
+                f"column {show(name)} has {int(sizes[row])} {what} in {self._name_row(row)}; "
                 f"expected {known}, {expected}. For rows of varying length, pass "
-                f"tensors={{{name!r}: (dtype, (None,))}}"
+                f"{setting(tensors={name: (Code('dtype'), (None,))})}"
             )
 
     def _read_ragged(self, column: Any, group: ColumnGroup) -> Ragged:
         name = group.columns[0]
         if not hasattr(column.type, "value_type"):
-            raise InputError(f"column {name!r} has one number per row, not {group.shape}")
+            raise InputError(f"column {show(name)} has one number per row, not {group.shape}")
         sizes = _measure_lists(column)
         values = self._flatten_lists(column, name, sizes)
         if hasattr(values.type, "value_type"):
             raise InputError(
-                f"column {name!r} contains arrays of arrays, whose rows must all have the same "
-                "length: specify the shape in `tensors` without None"
+                f"column {show(name)} contains arrays of arrays, whose rows must all have the same "
+                f"length: specify the shape in `tensors` without {show(None)}"
             )
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         numbers = _read_numbers(values)
@@ -231,7 +232,7 @@ class TensorReader:
 
         if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
             row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
-            raise InputError(f"column {name!r} contains NaN in {self._name_row(row)}")
+            raise InputError(f"column {show(name)} contains NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
     def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
@@ -251,8 +252,8 @@ class TensorReader:
             if changed.any():
                 row = row_of(int(np.flatnonzero(changed)[0]))
                 raise InputError(
-                    f"column {', '.join(map(repr, group.columns))} has numbers that do not fit "
-                    f"in {wanted.name} in {self._name_row(row)}"
+                    f"column {', '.join(map(show, group.columns))} has numbers that do not fit in "
+                    f"{wanted.name} in {self._name_row(row)}"
                 )
         return cast
 
@@ -270,8 +271,8 @@ class TensorReader:
             row = int(np.flatnonzero(codes.is_null().to_numpy(zero_copy_only=False))[0])
             listed = ", ".join(map(repr, categories[:10])) + (", ..." * (len(categories) > 10))
             raise InputError(
-                f"column {name!r} contains {column[row].as_py()!r} in {self._name_row(row)}, "
-                f"which is not one of its categories ({listed})"
+                f"column {show(name)} contains {show(column[row].as_py())} in "
+                f"{self._name_row(row)}, which is not one of its categories ({listed})"
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
@@ -283,8 +284,8 @@ class TensorReader:
             what = "weight" if group.key == "sample_weight" else "label"
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
-                f"the {what} column {', '.join(map(repr, group.columns))} contains NaN "
-                f"in {self._name_row(row)}: drop or fill those rows first"
+                f"the {what} column {', '.join(map(show, group.columns))} contains NaN in "
+                f"{self._name_row(row)}: drop or fill those rows first"
             )
 
 
@@ -297,9 +298,9 @@ def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:
         known = pa.array(categories).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {name!r} has type {column.type}, which cannot represent its "
-            f"categories {', '.join(map(repr, categories[:10]))} (from training or `categories`): "
-            "cast it to their type"
+            f"column {show(name)} has type {column.type}, which cannot represent its categories "
+            f"{', '.join(map(show, categories[:10]))} (from training or `categories`): cast it to "
+            "their type"
         ) from error
     return pc.index_in(column, value_set=known)
 
@@ -351,7 +352,7 @@ def require_values(column: Any, name: str, name_row: Callable[[int], str]) -> An
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         place = name_row(row)
         raise InputError(
-            f"column {name!r} has {column.null_count} null(s), first in {place}: drop or fill "
+            f"column {show(name)} has {column.null_count} null(s), first in {place}: drop or fill "
             "those rows first"
         )
     return _decode(column)

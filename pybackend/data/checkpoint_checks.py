@@ -12,6 +12,7 @@ from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.options import LocalSteps, ParameterServer
+from pybackend.words import call_of, setting, show, term
 
 _SETTINGS = (
     "batch_size",
@@ -56,7 +57,7 @@ def check_is_same(
     InputError
         Names what differs.
     """
-    which = f"the checkpoint of {saved.place} at {uri!r}"
+    which = f"the checkpoint of {saved.place} at {show(uri)}"
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
@@ -68,11 +69,11 @@ def check_is_same(
         why = (
             f"was written during an epoch in which {saved.workers} workers trained on their shards"
             if saved.step
-            else f"has a state for each of {saved.workers} workers, because of LocalSteps"
+            else f"has a state for each of {saved.workers} workers, because of {term('LocalSteps')}"
         )
-        raise InputError(f"{which} {why}: resume with workers={saved.workers}")
+        raise InputError(f"{which} {why}: resume with {setting(workers=saved.workers)}")
     if saved.epoch + bool(saved.step) > job.epochs:
-        raise InputError(f"{which} is beyond epochs={job.epochs}: increase `epochs`")
+        raise InputError(f"{which} is beyond {setting(epochs=job.epochs)}: increase `epochs`")
 
 
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
@@ -84,8 +85,8 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
             continue
         if there and here is not None and there != here:
             raise InputError(
-                f"the checkpoint of {saved.place} at {uri!r} belongs to a different training run: "
-                f"its `{argument}` had {there} rows, but now has {here}. Repeat the original "
+                f"the checkpoint of {saved.place} at {show(uri)} belongs to a different training "
+                f"run: its `{argument}` had {there} rows, but now has {here}. Repeat the original "
                 "call, or choose another folder for `checkpoint`"
             )
 
@@ -109,9 +110,9 @@ def _explain(name: str, there: Any, here: Any) -> str:
     """Describe what differs and what to do."""
     differs = f"was {_show(there)}, but is now {_show(here)}"
     if name == "seed":
-        return f"`seed` {differs}: pass seed={there!r}"
+        return f"`seed` {differs}: pass {setting(seed=there)}"
     if name in _KERAS_SETTINGS:
-        setter = f"keras.config.set_{name}({there!r})"
+        setter = f"keras.config.set_{name}({show(there)})"
         return f"{_KERAS_SETTINGS[name]} {differs}: call {setter} first"
     if name == "model":
         return (
@@ -126,11 +127,10 @@ def _explain(name: str, there: Any, here: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    """Describe a setting, with options as Python writes them."""
+    """Describe a setting, with options as code."""
     if not isinstance(value, dict) or TYPE not in value:
-        return repr(value)
-    options = {name: option for name, option in value.items() if name != TYPE}
-    return f"{value[TYPE]}({', '.join(f'{n}={o!r}' for n, o in options.items())})"
+        return show(value)
+    return call_of(value[TYPE], **{name: one for name, one in value.items() if name != TYPE})
 
 
 def _find_first(there: Any, here: Any) -> str:

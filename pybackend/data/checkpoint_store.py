@@ -16,6 +16,7 @@ from typing import Any
 from pybackend.data.files import open_folder
 from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
+from pybackend.words import call_of, show
 
 VERSION = 1
 # Limit for a folder to which a training run writes faster than it can be read.
@@ -157,9 +158,9 @@ class CheckpointStore:
         """
         if names := self.names():
             raise InputError(
-                f"{self.uri!r} already contains checkpoints ({names[-1]}): pass "
-                "Checkpoint(..., resume=True) to resume from the newest one, or choose another "
-                "folder"
+                f"{show(self.uri)} already contains checkpoints ({names[-1]}): pass "
+                f"{call_of('Checkpoint', ..., resume=True)} to resume from the newest one, or "
+                "choose another folder"
             )
 
     def find_newest(
@@ -190,12 +191,12 @@ class CheckpointStore:
                 break
             names = listed  # missing files may have been removed after a newer checkpoint
         for name, error in damaged.items():
-            warn(f"the checkpoint {self._folder.path(name)!r} is damaged ({error}): skipped")
+            warn(f"the checkpoint {show(self._folder.path(name))} is damaged ({error}): skipped")
         if kept is not None:
             self._intact = {kept.manifest.name: kept.manifest}
         elif names:
             raise InputError(
-                f"there is no intact checkpoint at {self.uri!r}: all {len(names)} are damaged. "
+                f"there is no intact checkpoint at {show(self.uri)}: all {len(names)} are damaged. "
                 "Choose another folder, or remove them to start from scratch"
             )
         return kept
@@ -286,8 +287,9 @@ class CheckpointStore:
                 runs.add(self._read_manifest(name).run)
         if runs - self._runs:
             raise InputError(
-                f"another training run is writing to {self.uri!r}: choose another folder for "
-                "`checkpoint`, or stop the other run and pass Checkpoint(..., resume=True)"
+                f"another training run is writing to {show(self.uri)}: choose another folder for "
+                "`checkpoint`, or stop the other run and pass "
+                f"{call_of('Checkpoint', ..., resume=True)}"
             )
 
     def _write(self, name: str, content: bytes) -> Part:
@@ -316,7 +318,7 @@ class CheckpointStore:
         version = re.search(r'"version": (\d+)', text)
         if version and int(version[1]) > VERSION:
             raise InputError(
-                f"the checkpoint {self._folder.path(name)!r} was written by a newer release of "
+                f"the checkpoint {show(self._folder.path(name))} was written by a newer release of "
                 f"tfdist (format {version[1]}; this one reads {VERSION}): install that release"
             )
         manifest = decode(text, Manifest)
@@ -326,7 +328,7 @@ class CheckpointStore:
 
     def _read_part(self, part: Part) -> bytes:
         if not _OWN.fullmatch(part.name):  # a damaged manifest may name any file
-            raise ValueError(f"{part.name!r} is not a file of a checkpoint")
+            raise ValueError(f"{show(part.name)} is not a file of a checkpoint")
         content = self._folder.read(part.name)
         if content is None:
             raise ValueError(f"{part.name} is missing")
@@ -344,7 +346,7 @@ def _reading(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # each file system has its own errors
         raise ClusterError(
-            f"{path!r} cannot be read right now ({type(error).__name__}: {error}): nothing was "
+            f"{show(path)} cannot be read right now ({type(error).__name__}: {error}): nothing was "
             "changed there; try again once it can be read"
         ) from error
 

@@ -23,6 +23,7 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
+from pybackend.words import REST, setting, show
 
 # A table of pixels has hundreds of columns.
 _SHOWN_COLUMNS = 30
@@ -54,7 +55,7 @@ def group_columns(
             _check_known(column, kinds, name, f"it is in `{argument}`")
     if spec.weight is not None:
         if spec.weight in used:
-            raise InputError(f"{spec.weight!r} is given as both the weight and the label")
+            raise InputError(f"{show(spec.weight)} is given as both the weight and the label")
         targets["sample_weight"] = [spec.weight]
         used.append(spec.weight)
     inputs = list_inputs(spec, kinds)
@@ -62,14 +63,18 @@ def group_columns(
         _check_known(column, kinds, name)
         if column in used:
             what = "weight" if column == spec.weight else "label"
-            raise InputError(f"{column!r} is given as both the {what} and a feature")
+            raise InputError(f"{show(column)} is given as both the {what} and a feature")
     for column in used:
         is_default = column == DEFAULT_LABEL
-        hint = "the label, unless `label` names another, or is None" if is_default else "the label"
+        hint = (
+            f"the label, unless `label` names another, or is {show(None)}"
+            if is_default
+            else "the label"
+        )
         hint = "the weight" if column == spec.weight else hint
         _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
-        raise InputError(f"`{name}` has no feature columns, only the label {spec.label!r}")
+        raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
     read: list[str] = []
     builder = _GroupBuilder(spec, kinds, floatx, name, read)
     column_groups = [builder.group(key, columns) for key, columns in {**inputs, **targets}.items()]
@@ -121,7 +126,9 @@ class _GroupBuilder:
         given = self._spec.categories or {}
         for column in columns:
             if column in given and column in (self._spec.tensors or {}):
-                raise InputError(f"{column!r} is in both `tensors` and `categories`: use only one")
+                raise InputError(
+                    f"{show(column)} is in both `tensors` and `categories`: use only one"
+                )
             if column in given and self._kinds[column].depth:
                 raise self._build_type_error(
                     column, "one value per row, because it is in `categories`"
@@ -144,9 +151,9 @@ class _GroupBuilder:
         promised = [column for column in columns if column in (self._spec.tensors or {})]
         if promised:
             raise InputError(
-                f"`tensors` has {promised[0]!r}, which is one of the columns {', '.join(columns)} "
-                "of a single input: it must be a separate input. List the columns in `features`, "
-                f"e.g. features=[{promised[0]!r}]"
+                f"`tensors` has {show(promised[0])}, which is one of the columns "
+                f"{', '.join(columns)} of a single input: it must be a separate input. List the "
+                f"columns in `features`, e.g. {setting(features=[promised[0]])}"
             )
 
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
@@ -168,7 +175,9 @@ class _GroupBuilder:
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
         if kind.holds == "binary" and (kind.depth or None in shape):
-            raise self._build_type_error(column, "one bytes value per row, whose shape has no None")
+            raise self._build_type_error(
+                column, (f"one bytes value per row, whose shape has no {show(None)}")
+            )
         # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)
@@ -193,8 +202,8 @@ class _GroupBuilder:
         if len(group.columns) > 1:
             return (
                 "numbers, arrays of numbers or ML vectors. List the columns to use in `features`; "
-                "text needs `categories` or must be a separate input: features={'numbers': [...], "
-                "'text': 'column'}"
+                "text needs `categories` or must be a separate input: "
+                f"{setting(features={'numbers': [REST], 'text': 'column'})}"
             )
         return (
             "numbers, arrays of numbers, ML vectors, bytes or text. List the columns to use in "
@@ -214,7 +223,7 @@ class _GroupBuilder:
                 "the column out of `features`"
             )
         is_label = column in list_groups("y", self._spec.label).get("y", [])
-        what = f"the label column {column!r}" if is_label else f"column {column!r}"
+        what = f"the label column {show(column)}" if is_label else f"column {show(column)}"
         return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
 
     def _to_target(self, group: ColumnGroup) -> ColumnGroup:
@@ -234,7 +243,7 @@ class _GroupBuilder:
 
 def _suggest_number(column: str, found: str) -> str:
     """Suggest how to convert a column of dates, times or durations to numbers."""
-    pandas, polars = f"df[{column!r}]", f"pl.col({column!r})"
+    pandas, polars = f"df[{show(column)}]", f"pl.col({show(column)})"
     if "period" in found:
         return (
             f"{pandas}.dt.year * 12 + {pandas}.dt.month, or convert them to dates with "
@@ -257,8 +266,9 @@ def _suggest_number(column: str, found: str) -> str:
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:
     if column not in kinds:
         near = difflib.get_close_matches(column, kinds, 1)
-        advice = f"did you mean {near[0]!r}? Its" if near else "its"
+        advice = f"did you mean {show(near[0])}? Its" if near else "its"
         shown = ", ".join(islice(kinds, _SHOWN_COLUMNS)) + ", ..." * (len(kinds) > _SHOWN_COLUMNS)
         raise InputError(
-            f"`{name}` has no column {column!r}{why and f' ({why})'}: {advice} columns are {shown}"
+            f"`{name}` has no column {show(column)}{why and f' ({why})'}: {advice} columns are "
+            f"{shown}"
         )

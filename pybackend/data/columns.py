@@ -14,6 +14,7 @@ from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
+from pybackend.words import show
 
 Names = str | Sequence[str]
 TEXT = "str"
@@ -228,10 +229,11 @@ def check_column_spec(spec: ColumnSpec) -> None:
     if spec.features is not None:
         _check_names("features", spec.features, single=False)
     if spec.weight is not None and not isinstance(spec.weight, str):
-        raise InputError(f"`weight` must be the name of a column, not {spec.weight!r}")
+        raise InputError(f"`weight` must be the name of a column, not {show(spec.weight)}")
     if spec.weight is not None and spec.label is None:
         raise InputError(
-            "`weight` weights the loss on the labels, but `label` is None: specify the label column"
+            f"`weight` weights the loss on the labels, but `label` is {show(None)}: specify the "
+            "label column"
         )
 
 
@@ -241,7 +243,7 @@ def reject_duplicate_columns(columns: Sequence[str], name: str, ignores_case: bo
     for column in columns:
         known = column.lower() if ignores_case else column
         if known in seen:
-            raise InputError(f"`{name}` has two columns named {column!r}: rename one")
+            raise InputError(f"`{name}` has two columns named {show(column)}: rename one")
         seen.add(known)
 
 
@@ -268,10 +270,10 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
     for key, names in groups.items():
         is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
         if not isinstance(names, str) and (single or not is_list or not names):
-            raise InputError(f"`{argument}` must be {expected}, not {value!r}")
+            raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
         if is_list and (twice := next((n for n in names if names.count(n) > 1), None)):
-            raise InputError(f"`{argument}` lists the column {twice!r} twice")
+            raise InputError(f"`{argument}` lists the column {show(twice)} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):
-            raise InputError(f"`{argument}` has an entry named {key!r}: use names without '/'")
+            raise InputError(f"`{argument}` has an entry named {show(key)}: use names without '/'")
     if not groups:
-        raise InputError(f"`{argument}` must be {expected}, not {value!r}")
+        raise InputError(f"`{argument}` must be {expected}, not {show(value)}")

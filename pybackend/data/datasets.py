@@ -18,13 +18,21 @@ import numpy as np
 from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
+from pybackend.words import Code, either, setting
 
 # This process holds the rows twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
-_ELSE = (
-    "Pass a function that makes each worker's own batches instead: "
-    "data=lambda context: make_dataset(context.rank, context.world_size)"
-)
+
+
+def _instead() -> str:
+    function = either(
+        "lambda context: make_dataset(context.rank, context.world_size)",
+        "function(context) make_dataset(context$rank, context$world_size)",
+    )
+    return (
+        "Pass a function that makes each worker's own batches instead: "
+        f"{setting(data=Code(function))}"
+    )
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,9 @@ class Batches:
             ``scale_lr``.
         """
         if job.shuffle == "global":
-            raise InputError("shuffle='global' cannot reorder the batches of a data set")
+            raise InputError(
+                f"{setting(shuffle='global')} cannot reorder the batches of a data set"
+            )
         if job.scale_lr is not None:
             raise InputError(
                 "`scale_lr` cannot be combined with a data set of batches: workers share each "
@@ -107,7 +117,7 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         if held > MOST_BYTES:
             raise InputError(
                 f"`{name}` is an infinite data set, or one of more than {MOST_BYTES >> 30} GiB, "
-                f"and this process would have to hold all of it in memory. {_ELSE}"
+                f"and this process would have to hold all of it in memory. {_instead()}"
             )
         parts.append(leaves)
         digests.append(_digest(leaves))
@@ -139,7 +149,7 @@ def _check_ends(data: Any, name: str) -> None:
     if is_endless:
         raise InputError(
             f"`{name}` is an infinite data set: limit it (.take(), or a PyDataset's __len__). "
-            f"{_ELSE}"
+            f"{_instead()}"
         )
 
 
@@ -189,7 +199,7 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
         if len(set(counts.values())) > 1:
             raise InputError(
                 f"{describe_uneven(name, counts)}, so it cannot be divided among the workers. Give "
-                f"each graph or set of labels one row, padded with zeros. {_ELSE}"
+                f"each graph or set of labels one row, padded with zeros. {_instead()}"
             )
         if any(counts.values()):
             yield leaves
@@ -223,10 +233,10 @@ def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
         data.on_epoch_end()
     if [_digest(leaves) for leaves in _elements(data, name)] != digests:
         raise InputError(
-            f"`{name}` is a data set that yields different rows each time it is read (it "
-            "shuffles, draws at random, or can be read only once), but the workers would use the "
-            "rows of one pass in all epochs. Leave out .shuffle() and other random steps, or use "
-            f"epochs=1. {_ELSE}"
+            f"`{name}` is a data set that yields different rows each time it is read (it shuffles, "
+            "draws at random, or can be read only once), but the workers would use the rows of "
+            "one pass in all epochs. Leave out .shuffle() and other random steps, or use "
+            f"{setting(epochs=1)}. {_instead()}"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pybackend.data.columns import ColumnKind, ColumnSpec, as_plain, list_inputs
 from pybackend.errors import InputError
+from pybackend.words import REST, call_of, show
 
 ONE_HOT = "one_hot"
 MOST_CATEGORIES = 10_000
@@ -44,11 +45,11 @@ def find_categories(
         if column in categories:
             continue
         if not spec.finds_levels or spec.known_from is not None:
-            raise InputError(_explain_missing(f"column {column!r}", column, spec))
+            raise InputError(_explain_missing(f"column {show(column)}", column, spec))
         values = _sort_values(distinct(column))
         check_count(column, values, encoding)
         if not values:
-            raise InputError(_explain_empty(f"column {column!r}"))
+            raise InputError(_explain_empty(f"column {show(column)}"))
         categories[column] = values
     return replace(spec, categories=categories or None, encode=encode or None)
 
@@ -94,10 +95,10 @@ def check_count(column: str, values: Sequence[Any], encoding: str) -> None:
     most = MOST_ONE_HOT if encoding == ONE_HOT else MOST_CATEGORIES
     if len(values) > most:
         raise InputError(
-            f"column {column!r} has more than {most:,} values, too many to encode as "
-            f"{encoding!r}: leave it out of `features`, or "
+            f"column {show(column)} has more than {most:,} values, too many to encode as "
+            f"{show(encoding)}: leave it out of `features`, or "
             + (
-                f"use DataOptions(encode={{{column!r}: 'integer'}}) and an Embedding layer"
+                f"use {call_of('DataOptions', encode={column: 'integer'})} and an Embedding layer"
                 if encoding == ONE_HOT
                 else "make it a separate input for a StringLookup or Hashing layer"
             )
@@ -115,7 +116,7 @@ def choose_encodings(spec: ColumnSpec, kinds: Mapping[str, ColumnKind]) -> dict[
     if isinstance(spec.encode, Mapping):
         for column in spec.encode:
             if column not in features:
-                raise InputError(f"`encode` has {column!r}, which is not one of the features")
+                raise InputError(f"`encode` has {show(column)}, which is not one of the features")
     chosen: dict[str, str] = {}
     for columns in inputs.values():
         for column in columns:
@@ -153,7 +154,7 @@ def _choose_encoding(
         is_whole = kind.holds == "number" and (kind.dtype or "float")[:3] in ("int", "uin")
         if kind.depth or not (is_text or is_whole):
             raise InputError(
-                f"`encode` has {column!r}, which has type {kind.name}: expected text or whole "
+                f"`encode` has {show(column)}, which has type {kind.name}: expected text or whole "
                 "numbers; for other types, list the values in `categories`"
             )
     if asked is None and has_categories:
@@ -172,15 +173,15 @@ def _add_label_categories(
         if kind is None or kind.holds != "text" or kind.depth or label in categories:
             continue
         if not spec.finds_levels or spec.known_from is not None:
-            raise InputError(_explain_missing(f"the label column {label!r}", label, spec))
+            raise InputError(_explain_missing(f"the label column {show(label)}", label, spec))
         values = _sort_values(distinct(label))
         if len(values) > MOST_CATEGORIES:
             raise InputError(
-                f"the label column {label!r} has more than {MOST_CATEGORIES:,} distinct strings: "
-                "it is not a label"
+                f"the label column {show(label)} has more than {MOST_CATEGORIES:,} distinct "
+                "strings: it is not a label"
             )
         if not values:
-            raise InputError(_explain_empty(f"the label column {label!r}"))
+            raise InputError(_explain_empty(f"the label column {show(label)}"))
         categories[label] = values
     return replace(spec, categories=categories or None)
 
@@ -190,8 +191,8 @@ def _explain_missing(what: str, column: str, spec: ColumnSpec) -> str:
         return f"{what} contains text, but numbers in {spec.known_from}"
     return (
         f"{what} contains text, which needs the same codes as in training: list its values in "
-        f"order, DataOptions(categories={{{column!r}: [...]}}), or pass the training result as "
-        "the model"
+        f"order, {call_of('DataOptions', categories={column: [REST]})}, or "
+        "pass the training result as the model"
     )
 
 

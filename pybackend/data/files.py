@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pybackend.errors import InputError
+from pybackend.words import show
 
 # One path or URI, or several.
 Places = str | tuple[str, ...]
@@ -60,18 +61,18 @@ def find_files(uri: Places, name: str = "data") -> list[str]:
         found = [file for one in uri for file in find_files(one, name)]
         for file, count in Counter(found).items():
             if count > 1:
-                raise InputError(f"`{name}` lists the file {file!r} {count} times")
+                raise InputError(f"`{name}` lists the file {show(file)} {count} times")
         return found
     if is_pattern(uri):
         matches = _match(uri, name)
         if not matches:
-            raise InputError(f"`{name}`: no file or folder matches {uri!r}")
+            raise InputError(f"`{name}`: no file or folder matches {show(uri)}")
         return sorted({file for match in matches for file in find_files(match, name)})
     files = _find_remote_files(uri, name) if is_remote(uri) else _find_local_files(local_path(uri))
     if files is None:
-        raise InputError(f"`{name}`: there is no file or folder {uri!r}")
+        raise InputError(f"`{name}`: there is no file or folder {show(uri)}")
     if not files:
-        raise InputError(f"`{name}`: the folder {uri!r} has no files")
+        raise InputError(f"`{name}`: the folder {show(uri)} has no files")
     return files
 
 
@@ -130,11 +131,13 @@ def check_folder(uri: str, argument: str) -> None:
         return
     folder = _find_folder(uri)
     if not os.path.isdir(folder):
-        raise InputError(f"`{argument}`: {uri!r} cannot be written: {folder!r} is not a folder")
+        raise InputError(
+            f"`{argument}`: {show(uri)} cannot be written: {show(folder)} is not a folder"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(
-            f"`{argument}`: {uri!r} cannot be written: you do not have permission to write to the "
-            f"folder {folder!r}"
+            f"`{argument}`: {show(uri)} cannot be written: you do not have permission to write to "
+            f"the folder {show(folder)}"
         )
 
 
@@ -164,7 +167,7 @@ def check_writable(uri: str) -> None:
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise InputError(f"{uri!r} cannot be written: {error}") from error
+        raise InputError(f"{show(uri)} cannot be written: {error}") from error
 
 
 def write_whole(uri: str, content: bytes) -> None:
@@ -201,13 +204,13 @@ def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
         import fsspec
     except ImportError as error:
         raise InputError(
-            f"`{name}`: reading {uri!r} needs the Python package fsspec, and the package for its "
-            "scheme"
+            f"`{name}`: reading {show(uri)} needs the Python package fsspec, and the package for "
+            "its scheme"
         ) from error
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)
     except (ValueError, ImportError) as error:
-        raise InputError(f"`{name}`: {uri!r} cannot be opened: {error}") from error
+        raise InputError(f"`{name}`: {show(uri)} cannot be opened: {error}") from error
     return filesystem, path
 
 
@@ -234,7 +237,7 @@ def _find_remote_files(uri: str, name: str) -> list[str] | None:
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise InputError(f"`{name}`: {uri!r} cannot be listed: {error}") from error
+        raise InputError(f"`{name}`: {show(uri)} cannot be listed: {error}") from error
     root = path.rstrip("/")
     inner = [file[file.index(root) + len(root) :].strip("/") for file in listed]
     return sorted(

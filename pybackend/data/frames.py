@@ -38,6 +38,7 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import find_categories, keep_categories
 from pybackend.data.ragged import Ragged, concatenate, to_dense
 from pybackend.errors import InputError
+from pybackend.words import row_number, show, term
 
 Array = npt.NDArray[Any]
 _BATCH_ROWS = 65_536
@@ -153,9 +154,9 @@ def _warn_of_other_values(table: Any, groups: Sequence[ColumnGroup]) -> None:
             if len(column) and not find_known(column, name, values).any():
                 known = ", ".join(str(value) for value in values[:_LISTED])
                 warnings.warn(
-                    f"column {name!r} has none of its categories "
+                    f"column {show(name)} has none of its categories "
                     f"({known}{', ...' if len(values) > _LISTED else ''}), but other values such "
-                    f"as {column[0].as_py()!r}: no row gets a prediction",
+                    f"as {show(column[0].as_py())}: no row gets a prediction",
                     stacklevel=2,
                 )
 
@@ -265,13 +266,15 @@ def _add_targets(
     keys["sample_weight"] = spec.weight or "sample_weight"
     parts = {key: part for key, part in zip(keys, targets, strict=False) if part is not None}
     if "sample_weight" in parts and "y" not in parts:
-        raise InputError(f"`{name}` has sample weights but no labels: pass (x, y, sample_weight)")
+        raise InputError(
+            f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
+        )
     added: dict[str, Any] = {}
     for key, part in parts.items():
         column = keys[key]
         if column in table.names:
             raise InputError(
-                f"the data frame in `{name}` has a column {column!r}, but {key} is also passed "
+                f"the data frame in `{name}` has a column {show(column)}, but {key} is also passed "
                 "separately: drop the column, or pass the data frame alone"
             )
         array = _read_target(part, key, floatx, name)
@@ -343,7 +346,7 @@ def _check_names(frame: Any, name: str) -> None:
     bad = [column for column in names if not isinstance(column, str)]
     if bad:
         raise InputError(
-            f"`{name}` has a column named {bad[0]!r}: column names must be text, e.g. "
+            f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. "
             "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
         )
     reject_duplicate_columns(names, name)
@@ -360,16 +363,17 @@ def _arrow_column(series: Any, name: str) -> Any:
         return pa.Array.from_pandas(_nested_lists(series))
     except OverflowError as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` contains integers wider than 64 bits"
+            f"column {show(series.name)} of `{name}` contains integers wider than 64 bits"
         ) from error
     except UnicodeError as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` has text that is not valid Unicode: {error}"
+            f"column {show(series.name)} of `{name}` has text that is not valid Unicode: {error}"
         ) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InputError(
-            f"column {series.name!r} of `{name}` has values of different types, or of a type that "
-            f"Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or text"
+            f"column {show(series.name)} of `{name}` has values of different types, or of a type "
+            f"that Arrow does not support ({error}): expected numbers, arrays of numbers, bytes or "
+            "text"
         ) from error
 
 
@@ -385,7 +389,7 @@ def _nest(value: Any) -> Any:
 
 
 def _name_row(rows: Array, row: int) -> str:
-    return f"row {rows[row]} (counting from 0)"
+    return row_number(rows[row])
 
 
 def _join(parts: list[Any]) -> Any:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
+from pybackend.words import show
 
 Array = npt.NDArray[Any]
 Digits = tuple[tuple[Array, Array], tuple[Array, Array]]
@@ -88,10 +89,10 @@ def find_mnist(
 def _find(path: str | Path | None, download: Callable[[], Digits | None]) -> Mnist:
     if path is not None:
         if not isinstance(path, (str, os.PathLike)):
-            raise InputError(f"`path` must name an mnist.npz, not {path!r}")
-        return _read(Path(path), f"`path` is {str(path)!r}")
+            raise InputError(f"`path` must name an mnist.npz, not {show(path)}")
+        return _read(Path(path), f"`path` is {show(str(path))}")
     if named := os.environ.get("TFDIST_MNIST"):
-        return _read(Path(named), f"TFDIST_MNIST is {named!r}")
+        return _read(Path(named), f"TFDIST_MNIST is {show(named)}")
     keras_home = Path(os.environ.get("KERAS_HOME", Path.home() / ".keras"))
     cached = keras_home / "datasets" / "mnist.npz"
     if cached.exists():

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from pybackend.data.arrow import drop_views, has_views
 from pybackend.data.files import Places, find_files, find_root, open_file
 from pybackend.errors import InputError
+from pybackend.words import show
 
 # Hive's and Spark's name of a partition without a value.
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -259,8 +260,8 @@ def _tell_difference(first: str, schema: Any, file: str, other: Any) -> str:
     """Describe the first column in which two files differ."""
     for one, two in zip_longest(schema, other):
         if one is None or two is None or not one.equals(two):
-            there = "no more columns" if one is None else f"{one.name!r} ({one.type})"
-            here = "missing" if two is None else f"{two.name!r} ({two.type})"
+            there = "no more columns" if one is None else f"{show(one.name)} ({one.type})"
+            here = "missing" if two is None else f"{show(two.name)} ({two.type})"
             place = schema.names.index(one.name) if one is not None else len(schema)
             break
     return (

@@ -40,6 +40,7 @@ from pybackend.data.layout import (
 from pybackend.data.ragged import Ragged
 from pybackend.errors import InputError
 from pybackend.job.job import argument_of
+from pybackend.words import show, term
 
 Array = npt.NDArray[Any]
 
@@ -84,9 +85,9 @@ class RowStoreWriter:
         for key, column in columns.items():
             if not isinstance(column, Ragged) and Kind.of(column) != self.kinds[key]:
                 raise InputError(
-                    f"rows of {key!r} have shape {column.shape[1:]} and type {column.dtype}, but "
-                    f"earlier rows have {self.kinds[key].shape} and {self.kinds[key].dtype}: all "
-                    "rows must match (pad them to the same length)"
+                    f"rows of {show(key)} have shape {column.shape[1:]} and type {column.dtype}, "
+                    f"but earlier rows have {self.kinds[key].shape} and {self.kinds[key].dtype}: "
+                    "all rows must match (pad them to the same length)"
                 )
         fields: dict[str, Array] = {}
         with naming_full_disk(self._folder, "rows"):
@@ -204,8 +205,8 @@ def describe_layout(datasets: Mapping[str, Columns]) -> Layout:
         for key, kind in kinds.items():
             if kind.shape is None:
                 raise InputError(
-                    f"`{argument_of(name)}` has text in {key!r}, which Spark cannot send as "
-                    "arrays: pass a Spark DataFrame, e.g. spark.createDataFrame(frame)"
+                    f"`{argument_of(name)}` has text in {show(key)}, which Spark cannot send as "
+                    f"arrays: pass a {term('Spark DataFrame')}, e.g. spark.createDataFrame(frame)"
                 )
     return layout
 

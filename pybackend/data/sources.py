@@ -25,6 +25,7 @@ from pybackend.data.files import Places, as_places, find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.row_store import RowStoreWriter
 from pybackend.errors import InputError
+from pybackend.words import either, row_number, show
 
 # Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
 _TURNS = 64
@@ -135,7 +136,7 @@ class FileRows(TableRows):
         ends = list(itertools.accumulate(self.files.counts))
         file = bisect.bisect_right(ends, place + row)
         inside = place + row - (ends[file - 1] if file else 0)
-        return f"row {inside} (counting from 0) of {self.files.files[file]}"
+        return f"{row_number(inside)} of {self.files.files[file]}"
 
     def _shard_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
         """Return each worker's ranges of rows, in order; small ranges are assigned in turn."""
@@ -220,9 +221,17 @@ def open_row_files(uri: Places, tfrecord_spec: Mapping[str, str] | None, name: s
         if tfrecord_spec is not None or "is not a TFRecord file" not in str(error):
             raise
         reader = _READERS.get(os.path.splitext(first)[1].lower(), "read_csv")
-        csv = f", or spark.read.csv({first!r}, header=True)" if reader == "read_csv" else ""
+        csv = (
+            either(
+                f", or spark.read.csv({first!r}, header=True)",
+                f", or sparklyr::spark_read_csv(sc, path = {show(first)})",
+            )
+            if reader == "read_csv"
+            else ""
+        )
         raise InputError(
             f"`{name}`: {first} is neither a Parquet nor a TFRecord file. Read it first, and pass "
-            f"the data frame: pandas.{reader}({first!r}){csv} ({error})"
+            f"the data frame: {either(f'pandas.{reader}', 'utils::read.csv')}({show(first)}){csv} "
+            f"({error})"
         ) from error
     return records

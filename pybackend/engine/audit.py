@@ -54,6 +54,7 @@ from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.model.layers import find_custom_parts
+from pybackend.words import setting
 
 # Share of an epoch's time that audits may take, from the third epoch on.
 _SHARE = 0.02
@@ -472,7 +473,9 @@ class Auditor:
         if error is None:
             return
         if not self._only_warns:
-            raise InputError(f"{error}. With `audit='warn'` in `exchange`, this is only a warning")
+            raise InputError(
+                f"{error}. With `{setting(audit='warn')}` in `exchange`, this is only a warning"
+            )
         if not report.differences:
             self._emit(Note(error + _ABOUT_WARNING))
         report.differences.append(error)

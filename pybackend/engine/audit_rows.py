@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pybackend.data.arrays import nest
 from pybackend.data.sharding import order_sharded
 from pybackend.data.state_file import decode_state, encode_state
+from pybackend.words import show
 
 Array = npt.NDArray[Any]
 
@@ -77,7 +78,7 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}
     for name, found in shapes.items():
         if len(found) > 1:
-            raise UnequalRows(f"rows of {name!r} have different shapes on different workers")
+            raise UnequalRows(f"rows of {show(name)} have different shapes on different workers")
     joined = {name: np.concatenate([one[name] for one in with_rows])[order] for name in shapes}
     parts = [np.flatnonzero(ranks[order] == rank) for rank in range(len(counts))]
     return GlobalRows(nest(joined), parts)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from pybackend.errors import InputError
+from pybackend.words import setting
 
 
 class StepCalls:
@@ -42,7 +43,7 @@ class StepCalls:
             raise InputError(
                 "the workers exchange values inside a loop or a tf.function of the model itself, "
                 "so the order of their exchanges is unknown: remove the tf.function, and move "
-                "layers with synchronized=True out of loops"
+                f"layers with {setting(synchronized=True)} out of loops"
             )
         with tf.control_dependencies(self._last):
             yield

@@ -23,6 +23,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import PreemptedError
+from pybackend.words import call_of, show
 
 
 class CheckpointWriter:
@@ -73,16 +74,16 @@ class CheckpointWriter:
         if self._failed_in_a_row >= max(2, self._keep):
             raise ClusterError(
                 f"{self._failed_in_a_row} checkpoints in a row could not be written to "
-                f"{self._store.uri!r}; {self._describe_last()}. Check that disk, then resume with "
-                "Checkpoint(..., resume=True)"
+                f"{show(self._store.uri)}; {self._describe_last()}. Check that disk, then resume "
+                f"with {call_of('Checkpoint', ..., resume=True)}"
             )
 
     def finish(self, seconds: float) -> None:
         """Wait until everything is written, up to a time limit, and report failures."""
         if not self._wait(seconds):
             self._failures.append(
-                f"the last checkpoint was not written to {self._store.uri!r} within {seconds:g} s; "
-                f"no longer waiting for it; {self._describe_last()}"
+                f"the last checkpoint was not written to {show(self._store.uri)} within "
+                f"{seconds:g} s; no longer waiting for it; {self._describe_last()}"
             )
         self._report()  # without an error: the trained model is about to be returned
 
@@ -101,7 +102,7 @@ class CheckpointWriter:
             self._store.clear()
         except Exception as error:  # each file system has its own errors
             self._failures.append(
-                f"the checkpoints at {self._store.uri!r} could not all be removed "
+                f"the checkpoints at {show(self._store.uri)} could not all be removed "
                 f"({type(error).__name__}: {error}): remove them yourself"
             )
         self._report()
@@ -140,7 +141,7 @@ class CheckpointWriter:
             self._failed_in_a_row += 1
             self._failures.append(
                 f"the checkpoint of {manifest.place} could not be written to "
-                f"{self._store.uri!r} ({type(error).__name__}: {error}); "
+                f"{show(self._store.uri)} ({type(error).__name__}: {error}); "
                 f"{self._describe_last()}"
             )
         else:
@@ -155,7 +156,7 @@ class CheckpointWriter:
             self._can_prune = False
             if could:
                 self._failures.append(
-                    f"older checkpoints at {self._store.uri!r} could not be removed "
+                    f"older checkpoints at {show(self._store.uri)} could not be removed "
                     f"({type(error).__name__}: {error}); retrying after each new one"
                 )
 

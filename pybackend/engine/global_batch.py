@@ -27,6 +27,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
 from pybackend.model.layers import is_of_keras
+from pybackend.words import setting
 
 Array = npt.NDArray[Any]
 
@@ -52,9 +53,9 @@ def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
     """
     if model.run_eagerly and may_be_empty:
         raise InputError(
-            "with run_eagerly=True every worker needs rows in each step, if the model has its own "
-            "train_step, or a loss, metrics or statistics of the global batch: pass more rows, or "
-            "omit run_eagerly"
+            f"with {setting(run_eagerly=True)} every worker needs rows in each step, if the model "
+            "has its own train_step, or a loss, metrics or statistics of the global batch: pass "
+            "more rows, or omit run_eagerly"
         )
 
 

@@ -33,6 +33,7 @@ from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
 from pybackend.model.compare import hash_weights
 from pybackend.model.structure import digest_model
+from pybackend.words import show
 
 # Rows that are compared: a file of other rows differs in these, too.
 _SAMPLED_ROWS = 512
@@ -212,7 +213,7 @@ def _find(
         return None
     newest = store.find_newest(lambda text: emit(Note(text)))
     if newest is None:
-        emit(Note(f"there is no checkpoint at {store.uri!r}: training starts from scratch"))
+        emit(Note(f"there is no checkpoint at {show(store.uri)}: training starts from scratch"))
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
     emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))

@@ -20,6 +20,7 @@ from pybackend.model.layers import find_custom_objects, find_custom_parts, find_
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
+from pybackend.words import setting, show
 
 _NO_SETTINGS = (
     "the model will be written without its compile settings, which contain R functions: with a "
@@ -84,8 +85,8 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
         plans = [plan for plan in plans if plan.format == kind]
         if not plans:
             raise InputError(
-                "this model can only be written as HDF5: `model_uri` must end in .h5, but "
-                f"is {job.model_uri!r}"
+                "this model can only be written as HDF5: `model_uri` must end in .h5, but is "
+                f"{show(job.model_uri)}"
             )
     failure: SerializationError | None = None
     for plan in plans:
@@ -137,9 +138,9 @@ def _has_learned_words(layer: Any) -> bool:
 def _check_size(size: int, job: TrainingJob) -> None:
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
-            f"the trained model takes {size / 1e6:,.0f} MB, but at "
-            f"most {job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a "
-            "path that all hosts share or a URI, e.g. model_uri='s3://bucket/model.h5'"
+            f"the trained model takes {size / 1e6:,.0f} MB, but at most "
+            f"{job.model_limit / 1e6:,.0f} MB can be sent to the driver: pass `model_uri`, a path "
+            f"that all hosts share or a URI, e.g. {setting(model_uri='s3://bucket/model.h5')}"
         )
 
 

@@ -18,6 +18,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit, EventBytes, StepEnded
 from pybackend.job.tensorboard import check_installed, is_uri
+from pybackend.words import show
 
 # People do not read faster, and a step takes milliseconds.
 _REPORT_SECONDS = 0.25
@@ -128,7 +129,7 @@ def _check_writable(uri: str) -> None:
         tf.io.gfile.makedirs(uri)
     except tf.errors.OpError as error:
         raise InputError(
-            f"`tensorboard`: TensorFlow cannot write to {uri!r} ({error.message}): specify a "
+            f"`tensorboard`: TensorFlow cannot write to {show(uri)} ({error.message}): specify a "
             "folder without a scheme, which the driver writes to"
         ) from error
 

@@ -24,6 +24,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
 from pybackend.model.layers import find_synchronized
+from pybackend.words import setting
 
 Array = npt.NDArray[Any]
 
@@ -162,8 +163,8 @@ class GlobalStatistics:
 def _refuse_second(upstream: Any) -> Any:
     raise InputError(
         "a train_step takes the gradient of a gradient (a gradient penalty) through a layer with "
-        "synchronized=True, which the workers cannot compute together: use synchronized=False, or "
-        "a normalization of each row, such as LayerNormalization"
+        f"{setting(synchronized=True)}, which the workers cannot compute together: use "
+        f"{setting(synchronized=False)}, or a normalization of each row, such as LayerNormalization"
     )
 
 

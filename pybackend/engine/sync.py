@@ -26,6 +26,7 @@ from pybackend.job.messages import EpochEnded, Note
 from pybackend.job.notice import Notice
 from pybackend.model.callbacks import find_unmonitored
 from pybackend.model.layers import is_of_keras
+from pybackend.words import setting, show
 
 
 class Preemption:
@@ -172,7 +173,7 @@ class EpochSync(keras.callbacks.Callback):
         self._has_reported_metrics = True
         for name in find_custom_metrics(self.model, self._metrics != "unknown"):
             text = (
-                f"metric {name!r} has a custom class: its variables are summed over the "
+                f"metric {show(name)} has a custom class: its variables are summed over the "
                 "workers, which is correct only for sums and counts"
             )
             self._emit(Note(text))
@@ -184,8 +185,8 @@ class EpochSync(keras.callbacks.Callback):
         for kind, monitor in find_unmonitored(self.evaluated_by, logs):
             lacks = " without validation data" if self._validation is None else ""
             text = (
-                f"{kind} monitors {monitor!r}, which is not available{lacks}: it has no effect. "
-                f"The available metrics are {', '.join(map(repr, logs))}"
+                f"{kind} monitors {show(monitor)}, which is not available{lacks}: it has no "
+                f"effect. The available metrics are {', '.join(map(show, logs))}"
             )
             self._emit(Note(text))
 
@@ -284,7 +285,7 @@ class StopTogether(keras.callbacks.Callback):
                 f"before epoch {epoch + 1} a callback called compile(), but the workers exchange "
                 "gradients in the optimizer and the function that were compiled before. Train in "
                 "two calls: first up to that epoch, then compile `result.model` and train it with "
-                f"`initial_epoch={epoch}`"
+                f"`{setting(initial_epoch=epoch)}`"
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -317,7 +318,7 @@ class StopTogether(keras.callbacks.Callback):
             self._has_drifted = True
         if differing:
             raise ClusterError(
-                f"after epoch {epoch + 1} the variable {min(differing.values())!r} of "
-                f"worker {', '.join(map(str, differing))} differs from that of worker 0: a "
-                "callback, a layer or a custom train_step changed it on only one worker"
+                f"after epoch {epoch + 1} the variable {show(min(differing.values()))} of worker "
+                f"{', '.join(map(str, differing))} differs from that of worker 0: a callback, a "
+                "layer or a custom train_step changed it on only one worker"
             )

@@ -19,6 +19,7 @@ from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_synchronized
+from pybackend.words import setting
 
 
 class Synchronizer(Protocol):
@@ -121,7 +122,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         if not has_keras_train_step(model):
             reason = "the exchange inside a custom train_step"
         elif find_synchronized(model):
-            reason = "the exchange of statistics for layers with synchronized=True"
+            reason = f"the exchange of statistics for layers with {setting(synchronized=True)}"
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
         elif Position(feed).is_uneven:

@@ -24,6 +24,7 @@ from pybackend.engine.one_process import (
 from pybackend.engine.step_difference import Comparison, compare_changes, is_divided_rounding
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.model.layers import find_layers, find_optimizers
+from pybackend.words import setting, show
 
 _DRAWS = 10
 _MOST_NAMED = 3
@@ -263,7 +264,7 @@ class Judge:
         names = self._state.name_variables()
         differing = [one for result in results for one in result.differing]
         listed = [
-            f"{names.get(one.key, 'a variable')!r} by {one.size:.2g} of its change"
+            f"{show(names.get(one.key, 'a variable'))} by {one.size:.2g} of its change"
             for one in differing[:_MOST_NAMED]
         ]
         if len(differing) > _MOST_NAMED:
@@ -291,16 +292,17 @@ class Judge:
         looks_up = any(isinstance(one, keras.layers.Embedding) for one in find_layers(self._model))
         if self._model.run_eagerly and looks_up:
             return (
-                "With run_eagerly=True the workers cannot know that an embedding is looked up by "
-                "positions, not by rows: omit run_eagerly, or check whether the error remains"
+                f"With {setting(run_eagerly=True)} the workers cannot know that an embedding is "
+                "looked up by positions, not by rows: omit run_eagerly, or check whether the "
+                "error remains"
             )
         if not has_keras_train_step(self._model):
             return (
                 "The model's own train_step, a loss or a layer combines the rows of a batch. If a "
                 "loss has a value for each row, take the mean (a tape sums the values). If a loss "
                 "compares rows with each other, compute it with `self.compute_loss()`, and set "
-                "loss_over='global batch' in `exchange`. Clip gradients with the optimizer's "
-                "`clipnorm`"
+                f"{setting(loss_over='global batch')} in `exchange`. Clip gradients with the "
+                "optimizer's `clipnorm`"
             )
         if self._exchange.over.loss:
             return (
@@ -309,9 +311,10 @@ class Judge:
                 "Update metrics in `compute_metrics()` or `train_step()`, not in `compute_loss()`"
             )
         return (
-            "The loss or a layer combines the rows of a batch: set loss_over='global batch' in "
-            "`exchange`, so that the loss gets the rows of all workers. The argument of "
-            "`add_loss` must be a mean over rows, and a layer must compute each row separately"
+            "The loss or a layer combines the rows of a batch: set "
+            f"{setting(loss_over='global batch')} in `exchange`, so that the loss gets the rows of "
+            "all workers. The argument of `add_loss` must be a mean over rows, and a layer must "
+            "compute each row separately"
         )
 
 

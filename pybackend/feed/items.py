@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.values import decode_value, encode_value
+from pybackend.words import show, term
 
 _KIND = b"tfdist.kind"
 _FLAT: dict[type, tuple[str, Any]] = {
@@ -353,7 +354,7 @@ def _to_numpy(name: str, array: Any) -> Any:
 
 def _no_array(name: str, reason: str) -> InputError:
     return InputError(
-        "next_batch() with `input_mapping` converts the columns of a DataFrame to arrays, but "
-        f"column {name!r} has {reason}: fill or drop such rows first, or feed df.rdd, whose "
-        "values are not converted"
+        f"next_batch() with `input_mapping` converts the columns of a {term('DataFrame')} to "
+        f"arrays, but column {show(name)} has {reason}: fill or drop such rows first, or feed "
+        "df.rdd, whose values are not converted"
     )

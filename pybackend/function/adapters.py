@@ -14,6 +14,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.context import WorkerContext
+from pybackend.words import show
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -123,7 +124,7 @@ def read_script(path: str | os.PathLike[str]) -> Script:
     shown = os.path.abspath(os.fspath(path))
     if not shown.endswith(".py"):
         raise InputError(
-            f"`fn` must be a function or the path of a .py file, not {os.fspath(path)!r}"
+            f"`fn` must be a function or the path of a .py file, not {show(os.fspath(path))}"
         )
     try:
         content = Path(shown).read_bytes()

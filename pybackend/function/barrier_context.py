@@ -18,6 +18,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.context import WorkerContext
+from pybackend.words import show
 
 _MODULE = "pyspark.taskcontext"
 
@@ -108,7 +109,7 @@ def _make(module: Any, context: WorkerContext) -> Any:
         def getLocalProperty(self, key: str) -> str | None:
             """Raise `ClusterError`: the driver's local properties do not reach the workers."""
             raise ClusterError(
-                f"Spark's local property {key!r} does not reach the workers: pass it as an "
+                f"Spark's local property {show(key)} does not reach the workers: pass it as an "
                 "argument of the function"
             )
 

@@ -30,6 +30,7 @@ from pybackend.job.roles import (
 )
 from pybackend.net.rendezvous import split_address
 from pybackend.net.secret import derive_token
+from pybackend.words import show
 
 T = TypeVar("T")
 _NO_FIT = (
@@ -100,8 +101,8 @@ def call_function(
         for other in ended & set(ranks_of(job.roles, "evaluator")):
             hooks.note(
                 f"worker {other}, the evaluator, was stopped {GRACE_SECONDS:g} s after the others "
-                "returned, so its value is None: to let it finish, make the chief wait for what "
-                "it writes"
+                f"returned, so its value is {show(None)}: to let it finish, make the chief wait "
+                "for what it writes"
             )
 
     return take_part(job, rank, server, order, call, hooks.on_end, patient, tell)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import InputError
+from pybackend.words import call_of, either, listed, show
 
 MAX_WORKERS = 4096
 
@@ -26,10 +27,10 @@ def check_whole_number(name: str, value: Any, *, least: int, most: int | None = 
     """Check that an argument is a whole number in a range."""
     number = as_number(value)
     if number is None or not number.is_integer():
-        raise InputError(f"`{name}` must be a whole number, not {value!r}")
+        raise InputError(f"`{name}` must be a whole number, not {show(value)}")
     if number < least or (most is not None and number > most):
         span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(f"`{name}` must be {span}, not {value!r}")
+        raise InputError(f"`{name}` must be {span}, not {show(value)}")
     return int(value)
 
 
@@ -37,7 +38,7 @@ def check_seconds(name: str, value: Any) -> float:
     """Check that an argument is a positive, finite number of seconds."""
     number = as_number(value)
     if number is None or not (math.isfinite(number) and number > 0):
-        raise InputError(f"`{name}` must be a positive number of seconds, not {value!r}")
+        raise InputError(f"`{name}` must be a positive number of seconds, not {show(value)}")
     return number
 
 
@@ -45,7 +46,7 @@ def check_positive(name: str, value: Any) -> float:
     """Check that an argument is a positive number, which may be infinite."""
     number = as_number(value)
     if number is None or math.isnan(number) or number <= 0:
-        raise InputError(f"`{name}` must be a positive number, not {value!r}")
+        raise InputError(f"`{name}` must be a positive number, not {show(value)}")
     return number
 
 
@@ -53,14 +54,14 @@ def check_fraction(name: str, value: Any) -> float:
     """Check that an argument is a number of at least 0 and less than 1."""
     number = as_number(value)
     if number is None or not 0 <= number < 1:
-        raise InputError(f"`{name}` must be a number from 0 to below 1, not {value!r}")
+        raise InputError(f"`{name}` must be a number from 0 to below 1, not {show(value)}")
     return number
 
 
 def check_flag(name: str, value: Any) -> bool:
     """Check that an argument is True or False."""
     if not isinstance(value, bool):
-        raise InputError(f"`{name}` must be True or False, not {value!r}")
+        raise InputError(f"`{name}` must be {show(True)} or {show(False)}, not {show(value)}")
     return value
 
 
@@ -68,8 +69,7 @@ def check_choice(name: str, value: Any, *, choices: list[Any]) -> Any:
     """Check that an argument is one of a few values."""
     # True == 1 in Python, and 1 is not a choice.
     if not any(value is choice or (type(value) is str and value == choice) for choice in choices):
-        listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-        raise InputError(f"`{name}` must be {listed}, not {value!r}")
+        raise InputError(f"`{name}` must be {listed(map(show, choices))}, not {show(value)}")
     return value
 
 
@@ -102,6 +102,11 @@ def as_number(value: Any) -> float | None:
 
 def describe_stranger(callback: Any) -> str:
     """Explain why an object is not a callback."""
-    advice = ": Observer(on_epoch_end=...) calls a function" if callable(callback) else ""
+    advice = (
+        f": {call_of('Observer', on_epoch_end=...)} calls a function" if callable(callback) else ""
+    )
     name = type(callback).__name__
-    return f"`callbacks` contains {name}, which is not a keras.callbacks.Callback{advice}"
+    return (
+        f"`callbacks` contains {name}, which is not a "
+        f"{either('keras.callbacks.Callback', 'callback of keras3')}{advice}"
+    )

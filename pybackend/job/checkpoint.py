@@ -11,6 +11,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError, InputError, SerializationError, WorkerFailedError
 from pybackend.job.arguments import as_number, check_flag, check_whole_number
+from pybackend.words import call_of, one_of, show
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
@@ -100,14 +101,14 @@ def check_checkpoint(value: Any) -> Checkpoint | None:
     if isinstance(value, (str, os.PathLike)):
         return Checkpoint(os.fspath(value))
     raise InputError(
-        "`checkpoint` must be a Checkpoint, a path or a URI, e.g. "
-        f"pybackend.Checkpoint('/shared/run1', every='10min'), not {value!r}"
+        f"`checkpoint` must be {one_of('Checkpoint')}, a path or a URI, e.g. "
+        f"{call_of('pybackend.Checkpoint', '/shared/run1', every='10min')}, not {show(value)}"
     )
 
 
 def _check_uri(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`uri` of a checkpoint must be a path or URI, not {value!r}")
+        raise InputError(f"`uri` of a checkpoint must be a path or URI, not {show(value)}")
     uri = os.fspath(value)
     # Workers have another working directory.
     return uri if "://" in uri else os.path.abspath(uri)
@@ -121,8 +122,8 @@ def _check_every(value: Any) -> int | str:
         return str(value)
     if as_number(value) is None:
         raise InputError(
-            "`every` of a checkpoint must be 'epoch', a number of steps, or a time such as '600s', "
-            f"'10min' or '1h', not {value!r}"
+            f"`every` of a checkpoint must be {show('epoch')}, a number of steps, or a time such "
+            f"as {show('600s')}, {show('10min')} or {show('1h')}, not {show(value)}"
         )
     return check_whole_number("every", value, least=1)
 
@@ -167,10 +168,10 @@ def _describe(checkpoint: Checkpoint, is_seen: bool) -> str:
     if not is_seen:
         return (
             f"This session sees no checkpoint at {uri}. If the workers have written one there, the "
-            f"same call with Checkpoint(..., resume=True) resumes from it, and "
+            f"same call with {call_of('Checkpoint', ..., resume=True)} resumes from it, and "
             f"load_checkpoint({uri}) returns its model"
         )
     return (
-        f"Checkpoints are at {uri}: the same call with Checkpoint(..., resume=True) resumes from "
-        f"the newest one, and load_checkpoint({uri}) returns its model"
+        f"Checkpoints are at {uri}: the same call with {call_of('Checkpoint', ..., resume=True)} "
+        f"resumes from the newest one, and load_checkpoint({uri}) returns its model"
     )

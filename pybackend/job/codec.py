@@ -13,6 +13,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pybackend.words import show
+
 TYPE = "__type__"
 Message = TypeVar("Message")
 
@@ -160,7 +162,7 @@ def _read_list(value: Any, hints: Sequence[Any], where: str) -> list[Any]:
 def _read_mapping(value: Any, hints: Sequence[Any], where: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{where} is {_shorten(value)}, not an object")
-    return {key: _read(item, hints[1], f"{where}[{key!r}]") for key, item in value.items()}
+    return {key: _read(item, hints[1], f"{where}[{show(key)}]") for key, item in value.items()}
 
 
 def _list(value: Any, where: str) -> list[Any]:

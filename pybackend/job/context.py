@@ -8,6 +8,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.values import decode_value, encode_value
+from pybackend.words import term
 
 Gather = Callable[[str, str], list[str]]
 Announce = Callable[[str, str], object]
@@ -71,7 +72,7 @@ class WorkerContext:
     def gather(self, call: str, text: str) -> list[str]:
         """Return the texts of all workers, by rank, if all workers make the call with this name."""
         if self._gather is None:
-            raise ClusterError("only functions that `barrier_run` runs can share values")
+            raise ClusterError(f"only functions that `{term('barrier_run')}` runs can share values")
         return self._gather(call, text)
 
     def feed(self, batch_size: int = 32) -> Iterator[Mapping[str, Any]]:

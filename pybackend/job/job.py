@@ -34,6 +34,7 @@ from pybackend.job.options import (
 from pybackend.job.resources import Resources, check_resources
 from pybackend.job.roles import Roles, check_roles, ranks_of
 from pybackend.job.tensorboard import check_tensorboard
+from pybackend.words import Language, call_of, setting, show, spoken, term
 
 LOGGER = logging.getLogger("tfdist")
 # Largest size that the driver, Spark's messages and R's strings support.
@@ -90,6 +91,8 @@ class Job:
     is_observed
         Whether rank 0 asks at the end of each epoch whether to continue, because an `Observer`
         is used.
+    language
+        Language of the messages, because the driver shows them.
     """
 
     kind: ClassVar[Literal["train", "evaluate", "predict", "run"]]
@@ -105,6 +108,7 @@ class Job:
     reports_lines: bool = False
     reports_steps: bool = False
     is_observed: bool = False
+    language: Language = field(default_factory=spoken)
 
     @property
     def is_elastic(self) -> bool:
@@ -356,8 +360,8 @@ def _check_training(job: TrainingJob) -> None:
         )
     if job.scale_lr is not None and isinstance(job.exchange, LocalSteps):
         raise InputError(
-            "`scale_lr` cannot be combined with `LocalSteps`: a local step has the rows of one "
-            "worker, regardless of the number of workers. Omit `scale_lr`"
+            f"`scale_lr` cannot be combined with `{term('LocalSteps')}`: a local step has the rows "
+            "of one worker, regardless of the number of workers. Omit `scale_lr`"
         )
     check_elastic(job)
 
@@ -374,15 +378,18 @@ def check_elastic(job: TrainingJob) -> None:
         return
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
-        named, reason = "exchange=LocalSteps(...)", "the weights of a lost worker would be lost"
+        named, reason = (
+            setting(exchange=call_of("LocalSteps", ...)),
+            "the weights of a lost worker would be lost",
+        )
     elif isinstance(exchange, ParameterServer):
-        named = "exchange=ParameterServer(...)"
+        named = setting(exchange=call_of("ParameterServer", ...))
         reason = "its workers take steps independently, so training continues anyway if one is lost"
     elif exchange.compression is not None:
-        named = f"compression={exchange.compression!r}"
+        named = setting(compression=exchange.compression)
         reason = "the rounding errors that a lost worker still had to send would be lost"
     elif exchange.transport != "tcp":
-        named = f"transport={exchange.transport!r}"
+        named = setting(transport=exchange.transport)
         reason = "workers can neither leave nor join TensorFlow's collectives"
     elif job.steps_per_epoch is not None:
         named = "`steps_per_epoch`"
@@ -395,15 +402,17 @@ def check_elastic(job: TrainingJob) -> None:
         )
     else:
         return
-    raise InputError(f"{named} cannot be combined with workers=Elastic(...): {reason}")
+    raise InputError(
+        f"{named} cannot be combined with {setting(workers=call_of('Elastic', ...))}: {reason}"
+    )
 
 
 def _model_uri(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
-        raise InputError(f"`model_uri` must be a path or URI, not {value!r}")
+        raise InputError(f"`model_uri` must be a path or URI, not {show(value)}")
     uri = os.fspath(value)
     if not uri.endswith((".h5", ".keras")):
-        raise InputError(f"`model_uri` must end in .h5 or .keras, not {uri!r}")
+        raise InputError(f"`model_uri` must end in .h5 or .keras, not {show(uri)}")
     # Workers have another working directory.
     return uri if "://" in uri else os.path.abspath(uri)
 
@@ -443,7 +452,7 @@ def code_classes(job: TrainingJob, levels: Sequence[Any] | None) -> TrainingJob:
     for key, weight in sorted(job.class_weight, key=lambda pair: pair[0] in known):
         code = known.index(str(key)) if are_levels else _class_number(key, known)
         if code in codes:
-            raise InputError(f"`class_weight` has the class {key!r} twice")
+            raise InputError(f"`class_weight` has the class {show(key)} twice")
         codes[code] = weight
     return replace(job, class_weight=tuple(sorted(codes.items())))
 
@@ -452,13 +461,16 @@ def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
     """Return pairs of class and weight: JSON keys cannot be whole numbers."""
     if not isinstance(value, Mapping) or not value:
         raise InputError(
-            f"`class_weight` must map classes to weights, e.g. {{0: 1.0, 1: 5.0}}, not {value!r}"
+            f"`class_weight` must map classes to weights, e.g. {show({0: 1.0, 1: 5.0})}, not "
+            f"{show(value)}"
         )
     pairs = []
     for key, weight in value.items():
         number = as_number(weight)
         if number is None or not (math.isfinite(number) and number >= 0):
-            raise InputError(f"`class_weight` has the weight {weight!r} for the class {key!r}")
+            raise InputError(
+                f"`class_weight` has the weight {show(weight)} for the class {show(key)}"
+            )
         pairs.append((key if isinstance(key, str) else _class_number(key), number))
     return tuple(pairs)
 
@@ -470,7 +482,7 @@ def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
         expected = (
             f"use the levels of the label, {', '.join(levels)}" if levels else "use 0, 1, 2, ..."
         )
-        raise InputError(f"`class_weight` has the class {key!r}: {expected}")
+        raise InputError(f"`class_weight` has the class {show(key)}: {expected}")
     return int(number)
 
 

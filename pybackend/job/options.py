@@ -18,6 +18,7 @@ from pybackend.job.arguments import (
     check_positive,
     check_whole_number,
 )
+from pybackend.words import call_of, one_of, setting, show, term
 
 _RULES = ["linear", "sqrt"]
 
@@ -73,15 +74,16 @@ def check_scale_lr(value: Any) -> ScaleLearningRate | None:
     if isinstance(value, str) and value in _RULES:
         return ScaleLearningRate(value)  # type: ignore[arg-type]
     raise InputError(
-        "`scale_lr` must be None, 'linear', 'sqrt' or a ScaleLearningRate, e.g. "
-        f"pybackend.ScaleLearningRate('linear', warmup_epochs=5), not {value!r}"
+        f"`scale_lr` must be {show(None)}, {show('linear')}, {show('sqrt')} or "
+        f"{one_of('ScaleLearningRate')}, e.g. "
+        f"{call_of('pybackend.ScaleLearningRate', 'linear', warmup_epochs=5)}, not {show(value)}"
     )
 
 
 def _check_warmup(value: Any) -> float:
     number = as_number(value)
     if number is None or not (math.isfinite(number) and number >= 0):
-        raise InputError(f"`warmup_epochs` must be at least 0, not {value!r}")
+        raise InputError(f"`warmup_epochs` must be at least 0, not {show(value)}")
     return number
 
 
@@ -89,19 +91,20 @@ def _check_decay(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     expected = (
-        "`decay` must map epochs to multipliers of the learning rate, e.g. {30: 0.1, 60: 0.01}"
+        "`decay` must map epochs to multipliers of the learning rate, e.g. "
+        f"{show({30: 0.1, 60: 0.01})}"
     )
     if not isinstance(value, Mapping) or not value:
-        raise InputError(f"{expected}, not {value!r}")
+        raise InputError(f"{expected}, not {show(value)}")
     checked: dict[int, float] = {}
     for key, multiple in value.items():
         # R's names, and JSON's, are text.
         epoch = float(key) if isinstance(key, str) and key.isdecimal() else as_number(key)
         number = as_number(multiple)
         if epoch is None or not epoch.is_integer() or epoch < 0:
-            raise InputError(f"{expected}; it has the epoch {key!r}")
+            raise InputError(f"{expected}; it has the epoch {show(key)}")
         if number is None or not (math.isfinite(number) and number > 0):
-            raise InputError(f"{expected}; it has the multiplier {multiple!r} for {key!r}")
+            raise InputError(f"{expected}; it has the multiplier {show(multiple)} for {show(key)}")
         if int(epoch) in checked:
             raise InputError(f"`decay` has the epoch {int(epoch)} twice")
         checked[int(epoch)] = number
@@ -152,8 +155,9 @@ class Elastic:
         most = math.inf if self.max is None else self.max
         if not self.min <= (self.min if self.workers is None else self.workers) <= most:
             raise InputError(
-                "`workers` of Elastic must be at least `min` and at most `max`, but "
-                f"workers={self.workers}, min={self.min} and max={self.max}"
+                f"`workers` of {term('Elastic')} must be at least `min` and at most `max`, but "
+                f"{setting(workers=self.workers)}, {setting(min=self.min)} and "
+                f"{setting(max=self.max)}"
             )
 
 
@@ -233,11 +237,12 @@ class Exchange:
         check_choice("transport", self.transport, choices=["tcp", "tf"])
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
         if self.compression is not None and self.transport != "tcp":
-            raise InputError("`compression` needs transport='tcp'")
+            raise InputError(f"`compression` needs {setting(transport='tcp')}")
         check_choice("encrypt", self.encrypt, choices=[None, True, False])
         if self.encrypt and self.transport != "tcp":
             raise InputError(
-                "`encrypt=True` needs transport='tcp': TensorFlow's own servers cannot encrypt"
+                f"`{setting(encrypt=True)}` needs {setting(transport='tcp')}: TensorFlow's own "
+                "servers cannot encrypt"
             )
         _set(self, bucket_mb=check_positive("bucket_mb", self.bucket_mb))
 
@@ -350,8 +355,8 @@ def check_exchange(value: Any) -> Exchange | LocalSteps | ParameterServer:
         return Exchange()
     if not isinstance(value, (Exchange, LocalSteps, ParameterServer)):
         raise InputError(
-            "`exchange` must be an Exchange, a LocalSteps or a ParameterServer, e.g. "
-            f"pybackend.Exchange(loss_over='global batch'), not {value!r}"
+            f"`exchange` must be {one_of('Exchange', 'LocalSteps', 'ParameterServer')}, e.g. "
+            f"{call_of('pybackend.Exchange', loss_over='global batch')}, not {show(value)}"
         )
     return value
 
@@ -362,8 +367,8 @@ def check_data_options(value: Any) -> DataOptions:
         return DataOptions()
     if not isinstance(value, DataOptions):
         raise InputError(
-            "`data_options` must be a DataOptions, e.g. "
-            f"pybackend.DataOptions(in_memory=True), not {value!r}"
+            f"`data_options` must be {one_of('DataOptions')}, e.g. "
+            f"{call_of('pybackend.DataOptions', in_memory=True)}, not {show(value)}"
         )
     return value
 
@@ -372,16 +377,16 @@ def check_tfrecord_spec(spec: Any) -> None:
     """Check that a `tfrecord_spec` maps features to types, before anything is read."""
     if not isinstance(spec, Mapping) or not spec:
         raise InputError(
-            '`tfrecord_spec` must map feature names to their types, e.g. {"image": "bytes", '
-            f'"label": "int64"}}, not {spec!r}'
+            "`tfrecord_spec` must map feature names to their types, e.g. "
+            f"{show({'image': 'bytes', 'label': 'int64'})}, not {show(spec)}"
         )
     for name, kind in spec.items():
         if not isinstance(name, str):
-            raise InputError(f"`tfrecord_spec` has the name {name!r}; expected a string")
+            raise InputError(f"`tfrecord_spec` has the name {show(name)}; expected a string")
         if not isinstance(kind, str) or kind.removesuffix(_LIST) not in _RECORD_TYPES:
             raise InputError(
-                f"`tfrecord_spec` has the type {kind!r} for {name!r}; expected "
-                f"{', '.join(map(repr, _RECORD_TYPES))}, or one of these followed by '[]' for "
+                f"`tfrecord_spec` has the type {show(kind)} for {show(name)}; expected "
+                f"{', '.join(map(show, _RECORD_TYPES))}, or one of these followed by '[]' for "
                 "arrays"
             )
 
@@ -396,7 +401,7 @@ def _check_mapping(name: str, value: Any) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"`{name}` must map column names, not {value!r}")
+        raise InputError(f"`{name}` must map column names, not {show(value)}")
     return value
 
 
@@ -404,13 +409,15 @@ def _check_categories(column: str, values: Any) -> None:
     np = sys.modules.get("numpy")  # if it is not loaded, no value is an array
     is_list = isinstance(values, Sequence) or (np is not None and isinstance(values, np.ndarray))
     if isinstance(values, (str, bytes)) or not is_list:
-        raise InputError(f"`categories` of {column!r} must be a list of values, not {values!r}")
+        raise InputError(
+            f"`categories` of {show(column)} must be a list of values, not {show(values)}"
+        )
     try:
         different = len(set(values))
     except TypeError:  # lists, or rows of an array
         different = 0
     if not len(values) or different < len(values):
-        raise InputError(f"`categories` of {column!r} must be distinct values, at least one")
+        raise InputError(f"`categories` of {show(column)} must be distinct values, at least one")
 
 
 def _check_encode(value: Any) -> None:
@@ -418,8 +425,8 @@ def _check_encode(value: Any) -> None:
     for encoding in given:
         if not isinstance(encoding, str) or encoding not in ENCODINGS:
             raise InputError(
-                "`encode` must be 'one_hot', 'integer', or map columns to one of these, not "
-                f"{value!r}"
+                f"`encode` must be {show('one_hot')}, {show('integer')}, or map columns to one of "
+                f"these, not {show(value)}"
             )
     if isinstance(value, Mapping):
         _check_mapping("encode", value)
@@ -428,18 +435,20 @@ def _check_encode(value: Any) -> None:
 def _check_promise(column: str, promise: Any) -> Promise:
     import numpy as np  # here: a worker that only runs a function starts without it
 
-    expected = f"`tensors` of {column!r} must be (dtype, shape), e.g. ('uint8', (28, 28))"
+    expected = (
+        f"`tensors` of {show(column)} must be (dtype, shape), e.g. {show(('uint8', (28, 28)))}"
+    )
     try:
         dtype, shape = promise
         known = np.dtype(dtype)
         sizes = [shape] if as_number(shape) is not None else list(shape)
     except (TypeError, ValueError):
-        raise InputError(f"{expected}, not {promise!r}") from None
+        raise InputError(f"{expected}, not {show(promise)}") from None
     if known.kind not in "fiub":
-        raise InputError(f"{expected}: {dtype!r} is not a numeric type")
+        raise InputError(f"{expected}: {show(dtype)} is not a numeric type")
     if sizes == [None]:
         return dtype, (None,)
     numbers = [as_number(size) for size in sizes]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        raise InputError(f"{expected}; the sizes in {shape!r} must be positive whole numbers")
+        raise InputError(f"{expected}; the sizes in {show(shape)} must be positive whole numbers")
     return dtype, tuple(int(size) for size in sizes)

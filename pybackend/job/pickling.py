@@ -22,6 +22,7 @@ from typing import IO, Any
 import cloudpickle
 
 from pybackend.errors import InputError
+from pybackend.words import show
 
 # Limit for pickling parts to find those that fail: CPU time, so that it holds on busy machines.
 _SECONDS = 10
@@ -121,7 +122,7 @@ def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[b
 def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a container, a function, or a user-defined or Keras object."""
     if isinstance(part, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in part.items())
+        yield from ((f"[{show(key)}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
         yield from ((f"[{place}]", item) for place, item in enumerate(part))
     elif inspect.ismethod(part):

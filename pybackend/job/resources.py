@@ -10,6 +10,7 @@ from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_whole_number
+from pybackend.words import call_of, one_of, show
 
 
 def read_meminfo(*names: str) -> float:
@@ -77,8 +78,8 @@ def check_resources(value: Any) -> Resources:
         return Resources()
     if not isinstance(value, Resources):
         raise InputError(
-            "`resources` must be a Resources, e.g. pybackend.Resources(cpus=2, memory='4GB'), not "
-            f"{value!r}"
+            f"`resources` must be {one_of('Resources')}, e.g. "
+            f"{call_of('pybackend.Resources', cpus=2, memory='4GB')}, not {show(value)}"
         )
     return value
 
@@ -97,12 +98,12 @@ def _check_memory(value: Any) -> int | None:
     number = _parse(value) if isinstance(value, str) else as_number(value)
     if number is None or not 0 < number < 2**60:
         raise InputError(
-            "`memory` must be a number of bytes, or text such as '4GB', '512MiB' or '4g', not "
-            f"{value!r}"
+            f"`memory` must be a number of bytes, or text such as {show('4GB')}, "
+            f"{show('512MiB')} or {show('4g')}, not {show(value)}"
         )
     if number < _LEAST_MEMORY:
         raise InputError(
-            f"`memory` is {value!r}, which is {number:g} bytes: not enough for a worker. Give "
+            f"`memory` is {show(value)}, which is {number:g} bytes: not enough for a worker. Give "
             "a unit, as in '4GB'"
         )
     return int(number)

@@ -8,6 +8,7 @@ from typing import Any
 from pybackend.errors import InputError
 from pybackend.job.arguments import check_whole_number
 from pybackend.tf_config import ROLES, make_tf_config
+from pybackend.words import show
 
 Roles = tuple[tuple[str, int], ...]
 _SINGLE = ("chief", "evaluator")
@@ -27,22 +28,22 @@ def check_roles(value: Any) -> Roles:
         return ()
     if not isinstance(value, Mapping):
         raise InputError(
-            "`roles` must map roles to numbers of workers, e.g. {'chief': 1, 'worker': 2, 'ps': "
-            f"1}}, not {value!r}"
+            "`roles` must map roles to numbers of workers, e.g. "
+            f"{show({'chief': 1, 'worker': 2, 'ps': 1})}, not {show(value)}"
         )
     if unknown := [role for role in value if role not in ROLES]:
-        fix = ": call it 'chief', as TensorFlow 2 does" if unknown[0] == "master" else ""
-        raise InputError(f"`roles` has {unknown[0]!r}; expected {', '.join(ROLES)}{fix}")
+        fix = f": call it {show('chief')}, as TensorFlow 2 does" if unknown[0] == "master" else ""
+        raise InputError(f"`roles` has {show(unknown[0])}; expected {', '.join(ROLES)}{fix}")
     counts = {
-        role: check_whole_number(f"roles[{role!r}]", value[role], least=0)
+        role: check_whole_number(f"roles[{show(role)}]", value[role], least=0)
         for role in ROLES
         if role in value
     }
     for role in _SINGLE:
         if counts.get(role, 0) > 1:
-            raise InputError(f"`roles[{role!r}]` must be 0 or 1, not {counts[role]}")
+            raise InputError(f"`roles[{show(role)}]` must be 0 or 1, not {counts[role]}")
     if not counts.get("chief") and not counts.get("worker"):
-        raise InputError(f"`roles` must have a chief or a worker, not just {value!r}")
+        raise InputError(f"`roles` must have a chief or a worker, not just {show(value)}")
     return tuple((role, count) for role, count in counts.items() if count)
 
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pybackend.errors import InputError
+from pybackend.words import install, show
 
 FOLDER = "logs"
 """Default folder in the working directory; `tfdist tensorboard` shows all training runs in it."""
@@ -28,12 +29,14 @@ def check_tensorboard(value: Any) -> str | None:
     if value is True:
         return _choose_folder()
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
-        raise InputError(f"`tensorboard` must be True, a folder or a URI, not {value!r}")
+        raise InputError(
+            f"`tensorboard` must be {show(True)}, a folder or a URI, not {show(value)}"
+        )
     folder = re.sub(r"^file:(//)?(?=/)", "", os.fspath(value))
     if is_uri(folder):
         return folder
     if os.path.isfile(folder):
-        raise InputError(f"`tensorboard`: {folder!r} is a file: specify a folder")
+        raise InputError(f"`tensorboard`: {show(folder)} is a file: specify a folder")
     return os.path.abspath(folder)
 
 
@@ -52,8 +55,7 @@ def check_installed(there: str = "") -> None:
     """
     if find_spec("tensorboard") is None:
         raise InputError(
-            f"TensorBoard is not installed{there} for {sys.executable}: "
-            "pip install 'tfdist[tensorboard]'"
+            f"TensorBoard is not installed{there} for {sys.executable}: {install('tensorboard')}"
         )
 
 

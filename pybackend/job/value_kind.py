@@ -15,6 +15,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pybackend.words import show
+
 # Packs a part of a value. The text is added to the value's place, e.g. ``.name``.
 Pack = Callable[[Any, str], Any]
 Unpack = Callable[[Any], Any]
@@ -81,7 +83,7 @@ def _is_named_tuple(value: Any) -> bool:
 
 def _pack_named_tuple(value: Any, pack: Pack) -> Fields:
     if getattr(value, "__dict__", None):
-        raise UnfitError(f"it has an attribute {next(iter(vars(value)))!r} besides its fields")
+        raise UnfitError(f"it has an attribute {show(next(iter(vars(value))))} besides its fields")
     names: tuple[str, ...] = getattr(type(value), "_fields", ())
     items = [pack(item, f".{name}") for name, item in zip(names, value, strict=True)]
     return {"class": _name_of(value), "names": list(names), "items": items}
@@ -109,7 +111,7 @@ def _pack_dataclass(value: Any, pack: Pack) -> Fields:
     values = {name: getattr(value, name) for name in names}
     _rebuild(kind, values)  # raises an error if the driver could not do so
     for name in sorted(_find_attributes(value) - set(names)):
-        raise UnfitError(f"it has an attribute {name!r} besides its fields")
+        raise UnfitError(f"it has an attribute {show(name)} besides its fields")
     return {"class": _name_of(value), "pairs": [[n, pack(v, f".{n}")] for n, v in values.items()]}
 
 

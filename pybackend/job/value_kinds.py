@@ -28,6 +28,7 @@ from pybackend.job.value_kind import (
     to_text,
 )
 from pybackend.job.value_tables import TABLES, TIMES
+from pybackend.words import show
 
 
 def _pack_row(value: Any, pack: Pack) -> Fields:
@@ -111,7 +112,7 @@ def _of_items(tag: str, kind: type) -> ValueKind:
 
 
 def _pack_dict(value: Any, pack: Pack) -> Fields:
-    return {"pairs": [[pack(k, " (a key)"), pack(v, f"[{k!r}]")] for k, v in value.items()]}
+    return {"pairs": [[pack(k, " (a key)"), pack(v, f"[{show(k)}]")] for k, v in value.items()]}
 
 
 def _unpack_dict(fields: Fields, unpack: Unpack) -> dict[Any, Any]:

@@ -20,6 +20,7 @@ from pybackend.job.value_kind import (
     is_of,
     to_text,
 )
+from pybackend.words import show
 
 
 def _pack_clock(value: Any, pack: Pack) -> Fields:
@@ -231,7 +232,7 @@ def _pack_frame(value: Any, pack: Pack) -> Fields:
     _check_flags(value)
     labels = list(value.columns)
     columns = [
-        _pack_column(value.iloc[:, place], pack, f"[{label!r}]")
+        _pack_column(value.iloc[:, place], pack, f"[{show(label)}]")
         for place, label in enumerate(labels)
     ]
     return {
@@ -274,7 +275,7 @@ def _unpack_series(fields: Fields, unpack: Unpack) -> Any:
 
 def _check_flags(value: Any) -> None:
     if not value.flags.allows_duplicate_labels:
-        raise UnfitError("its flag `allows_duplicate_labels` is False")
+        raise UnfitError(f"its flag `allows_duplicate_labels` is {show(False)}")
 
 
 def _pack_column(column: Any, pack: Pack, where: str) -> Fields:

@@ -19,6 +19,7 @@ from typing import Any
 from pybackend.errors import SerializationError
 from pybackend.job.value_kind import Pack, ValueKind, to_text
 from pybackend.job.value_kinds import KINDS
+from pybackend.words import show
 
 _TAG = "__tfdist__"
 _MOST_BITS = 2000
@@ -128,9 +129,9 @@ def _refuse(value: Any, where: str) -> str:
             f"return it as {base.__name__}(...)"
         )
     return (
-        f"{where} is a {_name(value)}, which cannot be sent; expected plain "
-        "data (None, numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy "
-        "arrays, pandas and Arrow tables) or a Keras model. Return a model whose classes need "
+        f"{where} is a {_name(value)}, which cannot be sent; expected plain data ({show(None)}, "
+        "numbers, text, bytes, dates, lists, tuples, sets, dicts, dataclasses, numpy arrays, "
+        "pandas and Arrow tables) or a Keras model. Return a model whose classes need "
         "`custom_objects` as `model_to_base64(model)`"
     )
 
@@ -179,7 +180,7 @@ def _unpack(value: Any, kinds: dict[str, ValueKind]) -> Any:
     if tag == "objects":
         return _unpack_objects(value, kinds)
     if tag not in kinds:
-        raise SerializationError(f"a worker's result contains an unknown kind of value {tag!r}")
+        raise SerializationError(f"a worker's result contains an unknown kind of value {show(tag)}")
     fields = {name: field for name, field in value.items() if name != _TAG}
     return kinds[tag].unpack(fields, lambda part: _unpack(part, kinds))
 

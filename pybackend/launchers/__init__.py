@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import Checking, Describing, Launcher, Outcome, Slotted, Submission
+from pybackend.words import show, term
 
 if TYPE_CHECKING:
     from pybackend.launchers.fork_server import without_fork_server
@@ -146,11 +147,11 @@ def launcher_for(target: Any) -> Launcher:
             if found is not None:
                 return found
     kind = type(target).__name__
-    shown = repr(target) if isinstance(target, (str, int, float)) else f"a {kind}"
+    shown = show(target) if isinstance(target, (str, int, float)) else f"a {kind}"
     hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
     raise InputError(
-        "`spark` must be None, 'local', a SparkSession, or made by hosts(), slurm() or "
-        f"kubernetes(), not {shown}{hint}"
+        f"`{term('spark')}` must be {show(None)}, {show('local')}, a SparkSession, or made by "
+        f"hosts(), slurm() or kubernetes(), not {shown}{hint}"
     )
 
 
@@ -169,7 +170,7 @@ def count_workers(launcher: Launcher, workers: Any, default: int = 2) -> Any:
         return default if workers is None else workers
     if workers not in (None, launcher.workers):
         raise InputError(
-            f"`workers` is {workers!r}, but {launcher.workers} processes were started to train "
+            f"`workers` is {show(workers)}, but {launcher.workers} processes were started to train "
             "together: omit `workers`"
         )
     return launcher.workers

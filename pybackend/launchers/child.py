@@ -44,6 +44,7 @@ from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
+from pybackend.words import call_of, setting
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
@@ -334,7 +335,7 @@ class Child:
         limit = show_bytes(self.job.resources.bytes or 0)
         message = (
             f"worker {self.rank} used {show_bytes(used)} of its {limit} "
-            "(resources=Resources(memory=...))"
+            f"({setting(resources=call_of('Resources', memory=...))})"
         )
         return self._fail("MemoryExceeded", message, _MEMORY_ADVICE)
 

@@ -32,6 +32,7 @@ from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
 from pybackend.net.rendezvous import new_token
+from pybackend.words import setting
 
 # First pause before a worker is started again in a slot whose start failed, or whose host was lost,
 # and how many times it doubles.
@@ -319,7 +320,7 @@ class _Training:
             self._fail([self._describe(n, "PeerLostError", text) for n, text in reasons.items()])
         least = 1 if is_trained else self._limits.min
         if not staying or len(staying) + len(joining) < least:
-            why = f"fewer than min={self._limits.min} workers are left"
+            why = f"fewer than {setting(min=self._limits.min)} workers are left"
             self._fail([self._explain(m.failure, why) for m in lost if m.failure])
         if epoch is None and self._epoch is not None:
             self._fail([self._explain(m.failure, _NO_STATE) for m in lost if m.failure])

@@ -28,6 +28,7 @@ from pybackend.launchers.child import Child
 from pybackend.launchers.machine_share import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
 from pybackend.net.secret import derive_token
+from pybackend.words import call_of, setting, speak
 
 
 class Group(Protocol):
@@ -124,6 +125,7 @@ class Member:
         tuple
             The report, possibly of a failure; and on rank 0 the model's format and content.
         """
+        speak(self.job.language)
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = choose_variables(group, self.job.resources)
         options = (rscript, server, give_up, notice or Notice(), orders)
@@ -260,8 +262,8 @@ def check_allotted(group: Group, resources: Resources) -> None:
         if wanted is not None and wanted > has:
             raise ClusterError(
                 f"worker {group.rank} requests {wanted} {name} "
-                f"(resources=Resources({name}=...)), but was started with {has}: request more "
-                "where it is started, or less in `resources`"
+                f"({setting(resources=call_of('Resources', **{name: ...}))}), but was started with "
+                f"{has}: request more where it is started, or less in `resources`"
             )
 
 

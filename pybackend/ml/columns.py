@@ -11,6 +11,7 @@ from typing import Any
 
 from pybackend.data.predictions import Output
 from pybackend.errors import InputError
+from pybackend.words import show, term
 
 # Names of the columns with the model's outputs. SQL never contains the user's names, because Spark
 # replaces ``${...}`` in SQL.
@@ -142,9 +143,9 @@ def _reject_taken_names(kept: Sequence[str], added: Sequence[str]) -> None:
     for name in added:
         if name.lower() in taken:
             raise InputError(
-                f"the DataFrame would have two columns named {name!r}: rename the prediction "
-                "columns with setPredictionCol(), setProbabilityCol() and setRawPredictionCol(), "
-                "or drop the column of the DataFrame"
+                f"the {term('DataFrame')} would have two columns named {show(name)}: rename the "
+                "prediction columns with setPredictionCol(), setProbabilityCol() and "
+                f"setRawPredictionCol(), or drop the column of the {term('DataFrame')}"
             )
         taken.add(name.lower())
 

@@ -20,6 +20,7 @@ from pybackend.launchers import SparkLauncher, is_spark_frame
 from pybackend.ml.model import KerasModel
 from pybackend.ml.params import TrainingParams
 from pybackend.ml.persistence import EstimatorReader, EstimatorWriter
+from pybackend.words import term
 
 
 class KerasEstimator(
@@ -77,7 +78,7 @@ class KerasEstimator(
     def _fit(self, dataset: Any) -> KerasModel:
         if not is_spark_frame(dataset):
             kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-            raise InputError(f"`dataset` must be a Spark DataFrame, not {kind}")
+            raise InputError(f"`dataset` must be a {term('Spark DataFrame')}, not {kind}")
         data, validation_data = self._split(dataset)
         features = self._given("features") or [self.getFeaturesCol()]
         # A tuning may fit several at once: each waits for its turn, and reports it.

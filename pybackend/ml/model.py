@@ -17,6 +17,7 @@ from pybackend.ml.columns import Classes, Names, add_columns
 from pybackend.ml.params import PredictionParams
 from pybackend.ml.persistence import ModelReader, ModelWriter, Trained, encode
 from pybackend.model.serialization import model_from_bytes
+from pybackend.words import term
 
 
 class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
@@ -58,7 +59,9 @@ class KerasModel(Model, PredictionParams, MLWritable, MLReadable["KerasModel"]):
         super().__init__()
         if not (isinstance(model, (TrainResult, bytes)) or is_keras_model(model)):
             kind = f"{type(model).__module__}.{type(model).__qualname__}"
-            raise InputError(f"`model` must be a Keras 3 model or a TrainResult, not a {kind}")
+            raise InputError(
+                f"`model` must be a Keras 3 model or a {term('TrainResult')}, not a {kind}"
+            )
         self._source = model
         self._decoded: Any = None
         self._lock = threading.Lock()

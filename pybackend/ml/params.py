@@ -19,6 +19,7 @@ from pyspark.ml.param.shared import (
 from pyspark.ml.util import Identifiable
 
 from pybackend.api.train import barrier_train
+from pybackend.words import show, term
 
 # Arguments of `barrier_train` that are separate Params, the data, or not supported: Spark's barrier
 # stage cannot change its number of tasks.
@@ -70,7 +71,7 @@ def getter(name: str) -> Callable[..., Any]:
 
 def _to_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"expected a dict with strings as keys, not {value!r}")
+        raise TypeError(f"expected a {term('dict')} with strings as keys, not {show(value)}")
     return dict(value)
 
 
@@ -83,7 +84,7 @@ def _to_options(value: Any) -> dict[str, Any]:
     known = inspect.signature(barrier_train).parameters
     allowed = [name for name in known if name not in _NOT_OPTIONS]
     if unknown := sorted(options.keys() - set(allowed)):
-        raise TypeError(f"{unknown[0]!r} is not one of the options: {', '.join(allowed)}")
+        raise TypeError(f"{show(unknown[0])} is not one of the options: {', '.join(allowed)}")
     return options
 
 

@@ -29,6 +29,7 @@ from pybackend.job.options import (
 from pybackend.job.resources import Resources
 from pybackend.model.file_checks import check_digest
 from pybackend.model.serialization import model_from_bytes, sha256_of
+from pybackend.words import either, show
 
 
 @dataclass(frozen=True)
@@ -139,14 +140,14 @@ class _Reader(MLReader[Any]):
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
         expected = f"{self.cls.__module__}.{self.cls.__name__}"
         if metadata.get("class") != expected:
-            raise InputError(f"{path!r} contains a {metadata.get('class')}, not a {expected}")
+            raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a {expected}")
         # One partition after another: Spark limits the size of a job's results on the driver.
         rows = session.read.parquet(f"{path}/{_MODEL}").toLocalIterator()
         pieces = {row["place"]: bytes(row["content"]) for row in rows}
         content = b"".join(pieces[place] for place in sorted(pieces))
         if not isinstance(metadata.get(_DIGEST), str):
             raise SerializationError(
-                f"the metadata of {path!r} contains no digest of the model's file"
+                f"the metadata of {show(path)} contains no digest of the model's file"
             )
         check_digest(content, metadata[_DIGEST])
         return metadata, content
@@ -170,7 +171,7 @@ class ModelReader(_Reader):
         try:
             trained = codec.read_fields(Trained, found)
         except (ValueError, TypeError) as error:
-            raise SerializationError(f"the metadata of {path!r} is damaged: {error}") from error
+            raise SerializationError(f"the metadata of {show(path)} is damaged: {error}") from error
         stage = self.cls(content, trained=trained, uid=metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
@@ -225,8 +226,8 @@ def _pack_options(options: Mapping[str, Any]) -> dict[str, Any]:
             packed[name] = json.loads(codec.encode(value) if is_ours else json.dumps(value))
         except TypeError as error:
             raise InputError(
-                f"`{name}` of trainOptions cannot be saved ({error}): remove it, save, and set it "
-                "again after loading; or save the model that fit() returns"
+                f"`{name}`{either(' of trainOptions', '')} cannot be saved ({error}): remove it, "
+                "save, and set it again after loading; or save the model that fit() returns"
             ) from error
     return packed
 

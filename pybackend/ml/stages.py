@@ -11,6 +11,7 @@ from pyspark.ml.util import DefaultParamsReader
 from pybackend.errors import InputError
 from pybackend.ml.model import KerasModel
 from pybackend.ml.persistence import find_home
+from pybackend.words import show
 
 
 def save_stages(
@@ -37,7 +38,7 @@ def save_stages(
         (writer.overwrite() if overwrite else writer).save(path)
     except Exception as error:
         if "already exists" in str(error):
-            raise InputError(f"{path!r} already exists: use `overwrite = TRUE`") from error
+            raise InputError(f"{show(path)} already exists: use `overwrite = TRUE`") from error
         raise
 
 
@@ -52,10 +53,10 @@ def load_stages(session: Any, path: str) -> tuple[bool, Any]:
     try:
         metadata = DefaultParamsReader.loadMetadata(path, find_home(session))
     except Exception as error:
-        raise InputError(f"there is no pipeline at {path!r}: {error}") from error
+        raise InputError(f"there is no pipeline at {show(path)}: {error}") from error
     kind = str(metadata.get("class")).rpartition(".")[2]
     if kind not in ("Pipeline", "PipelineModel"):
-        raise InputError(f"{path!r} contains a {metadata.get('class')}, not a pipeline")
+        raise InputError(f"{show(path)} contains a {metadata.get('class')}, not a pipeline")
     is_fitted = kind == "PipelineModel"
     reader = PipelineModel.read() if is_fitted else Pipeline.read()
     return is_fitted, reader.session(session).load(path)

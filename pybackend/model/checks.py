@@ -16,6 +16,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized, flatten
+from pybackend.words import setting, show, term
 
 
 def has_masked_loss(model: Any) -> bool:
@@ -44,17 +45,17 @@ def check_masks(model: Any) -> None:
     outputs = _find_outputs(model)
     if outputs is not None and len(outputs) > 1:
         raise InputError(
-            f"the model {model.name!r} leaves time steps or a class out of the loss and "
-            f"has {len(outputs)} outputs: each loss would be a mean over a different number of "
-            "steps. Set loss_over='global batch' in `exchange`, or use one output, or sample "
+            f"the model {show(model.name)} leaves time steps or a class out of the loss and has "
+            f"{len(outputs)} outputs: each loss would be a mean over a different number of steps. "
+            f"Set {setting(loss_over='global batch')} in `exchange`, or use one output, or sample "
             "weights in place of the mask"
         )
     for layer in find_layers(model):
         if getattr(layer, "activity_regularizer", None) is not None:
             raise InputError(
-                f"layer {layer.name!r} has an activity regularizer, a mean over rows, in a model "
-                "whose masks make the loss a mean over time steps: set loss_over='global batch' "
-                "in `exchange`, or use one without the other"
+                f"layer {show(layer.name)} has an activity regularizer, a mean over rows, in a "
+                "model whose masks make the loss a mean over time steps: set "
+                f"{setting(loss_over='global batch')} in `exchange`, or use one without the other"
             )
 
 
@@ -103,7 +104,7 @@ def check_model(model: Any, job: ModelJob) -> None:
         check_losses(model)
         check_masks(model)
         if job.exchange.transport == "tf" and has_masked_loss(model):
-            raise InputError("a model whose masks reach the loss needs transport='tcp'")
+            raise InputError(f"a model whose masks reach the loss needs {setting(transport='tcp')}")
     _check_layers(model, job)
 
 
@@ -112,7 +113,7 @@ def _check_compiled(model: Any) -> None:
         raise InputError("the model is not compiled: call `compile()` first")
     if keras.config.backend() != "tensorflow":
         raise InputError(
-            f"Keras runs on {keras.config.backend()!r}; set KERAS_BACKEND=tensorflow before "
+            f"Keras runs on {show(keras.config.backend())}; set KERAS_BACKEND=tensorflow before "
             "Keras is first imported"
         )
 
@@ -122,9 +123,10 @@ def _check_rate(model: Any) -> None:
     rate = model.optimizer.learning_rate
     if not isinstance(rate, keras.Variable):
         raise InputError(
-            f"`scale_lr` needs an optimizer with a number as its learning rate, but that of "
+            "`scale_lr` needs an optimizer with a number as its learning rate, but that of "
             f"{type(model.optimizer).__name__} is a schedule or a function: use a number, with "
-            "warm-up and decay in ScaleLearningRate, or omit `scale_lr` and scale the schedule"
+            f"warm-up and decay in {term('ScaleLearningRate')}, or omit `scale_lr` and scale the "
+            "schedule"
         )
     others = find_other_optimizers(model)
     if others:
@@ -147,12 +149,12 @@ def _check_optimizers(model: Any, job: TrainingJob) -> None:
     inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if inner.use_ema:
         raise InputError(
-            "`LocalSteps` cannot be combined with an optimizer with use_ema=True: each worker "
-            "would have its own moving averages"
+            f"`{term('LocalSteps')}` cannot be combined with an optimizer with "
+            f"{setting(use_ema=True)}: each worker would have its own moving averages"
         )
     if others:
         raise InputError(
-            f"`LocalSteps` cannot be combined with further optimizers "
+            f"`{term('LocalSteps')}` cannot be combined with further optimizers "
             f"({', '.join(sorted(others))}): the workers would only average the state of the one "
             "given to compile()"
         )
@@ -162,21 +164,24 @@ def _check_layers(model: Any, job: TrainingJob) -> None:
     for layer in find_layers(model):
         if getattr(layer, "stateful", False):
             raise InputError(
-                f"layer {layer.name!r} has stateful=True: its state depends on the rows that one "
-                "worker has seen. Use stateful=False"
+                f"layer {show(layer.name)} has {setting(stateful=True)}: its state depends on the "
+                f"rows that one worker has seen. Use {setting(stateful=False)}"
             )
     for layer in find_synchronized(model):
         kind = keras.layers.BatchNormalization
         if isinstance(job.exchange, LocalSteps):
-            reason = "`LocalSteps`, where each worker steps on its own"
+            reason = f"`{term('LocalSteps')}`, where each worker steps on its own"
         elif type(layer).call is not kind.call or layer.renorm:
-            reason = "renorm=True or its own call(), whose statistics cover one worker's rows only"
+            reason = (
+                f"{setting(renorm=True)} or its own call(), whose statistics cover one worker's "
+                "rows only"
+            )
         else:
             continue
         raise InputError(
-            f"layer {layer.name!r} has synchronized=True together with {reason}: use "
-            "synchronized=False (its moving statistics are averaged over the workers after each "
-            "epoch)"
+            f"layer {show(layer.name)} has {setting(synchronized=True)} together with {reason}: "
+            f"use {setting(synchronized=False)} (its moving statistics are averaged over the "
+            "workers after each epoch)"
         )
 
 
@@ -192,13 +197,13 @@ def check_losses(model: Any) -> None:
         if isinstance(loss, keras.losses.Circle):
             raise InputError(
                 "the loss Circle compares the rows of a batch with each other, but each worker "
-                "has only some of them: set loss_over='global batch' in `exchange`"
+                f"has only some of them: set {setting(loss_over='global batch')} in `exchange`"
             )
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in _MEANS:
             name = getattr(loss, "name", type(loss).__name__)
             raise InputError(
-                f"the loss {name!r} has reduction={reduction!r}: workers average gradients by "
-                "their rows, so use reduction='sum_over_batch_size', or set loss_over='global "
-                "batch' in `exchange`"
+                f"the loss {show(name)} has {setting(reduction=reduction)}: workers average "
+                f"gradients by their rows, so use {setting(reduction='sum_over_batch_size')}, or "
+                f"set {setting(loss_over='global batch')} in `exchange`"
             )

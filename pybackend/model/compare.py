@@ -25,6 +25,7 @@ from pybackend.model.layers import (
     is_custom,
     is_defined_by_user,
 )
+from pybackend.words import setting, show
 
 Kind = Literal["train", "evaluate", "predict", "run"]
 # Only values of these types are compared directly.
@@ -92,7 +93,7 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
         return [f"layers: {len(own) - 1} became {len(others) - 1}, or have different classes"]
     found = []
     for one, other in zip(own, others, strict=True):
-        what = f"{type(one).__name__} {one.name!r}"
+        what = f"{type(one).__name__} {show(one.name)}"
         replaced = set(find_replaced_methods(one)) ^ set(find_replaced_methods(other))
         found += [f"{what}: its {name}()" for name in sorted(replaced)]
         found += _compare_settings(what, one, other, False)
@@ -198,7 +199,7 @@ def _compare_settings(what: str, one: Any, other: Any, with_private: bool) -> li
     kind: Any = type(one)
     own, others = _plain(one, with_private), _plain(other, with_private)
     found = [
-        f"{what}: {name}={value!r}"
+        f"{what}: {setting(**{name: value})}"
         for name, value in own.items()
         if name not in vars(other) or (name in others and not _is_equal(value, others[name]))
         if _is_used(kind, name)

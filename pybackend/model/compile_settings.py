@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pybackend.errors import SerializationError
+from pybackend.words import either, setting, show
 
 _GROUP = "tfdist_optimizer_state"
 _KERAS_GROUP = "optimizer_weights"
@@ -89,8 +90,8 @@ def _check_dataset(dataset: Any, variable: Any) -> None:
     if received != expected:
         raise SerializationError(
             f"the optimizer's state in the model file has {received[1]} values of shape "
-            f"{received[0]} for {variable.path!r}, expected {expected[1]} of shape {expected[0]}: "
-            "the file was altered. Save the model again"
+            f"{received[0]} for {show(variable.path)}, expected {expected[1]} of shape "
+            f"{expected[0]}: the file was altered. Save the model again"
         )
 
 
@@ -213,8 +214,9 @@ def _expand_names(loss: Any) -> Any:
             return keras.losses.serialize(keras.losses.get(loss))
         except ValueError as error:
             raise SerializationError(
-                f"Keras cannot read the loss {loss!r} back from HDF5: use format='keras', or "
-                "compile the model with a loss object, e.g. keras.losses.MeanSquaredError()"
+                f"Keras cannot read the loss {show(loss)} back from HDF5: use "
+                f"{setting(format='keras')}, or compile the model with a loss object, e.g. "
+                f"{either('keras.losses.MeanSquaredError', 'keras3::loss_mean_squared_error')}()"
             ) from error
     if isinstance(loss, dict) and "class_name" not in loss:
         return {name: _expand_names(item) for name, item in loss.items()}

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal
 
 from pybackend.errors import SerializationError
 from pybackend.model import hdf5_walk
+from pybackend.words import show, term
 
 # Reads all names and attributes, as Keras will. Many texts of an attribute may lie in one place, so
 # that only reading them shows their size.
@@ -133,8 +134,8 @@ def _check_object(path: list[bytes], item: Any) -> int:
 def _hostile(path: list[bytes], what: str) -> SerializationError:
     name = b"/".join(path).decode(errors="replace")[:_SHOWN]
     return SerializationError(
-        f"the model file was hand-crafted: {name!r} {what}; expected weights that lie in the file "
-        "itself. Do not load it, and ask its author for a new one"
+        f"the model file was hand-crafted: {show(name)} {what}; expected weights that lie in the "
+        "file itself. Do not load it, and ask its author for a new one"
     )
 
 
@@ -181,16 +182,15 @@ def _check_directory(archive: zipfile.ZipFile, size: int) -> None:
         # Other methods unpack thousands of bytes from one, regardless of the requested size.
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise SerializationError(
-                f"the .keras file has {member.filename!r} compressed by method "
+                f"the .keras file has {show(member.filename)} compressed by method "
                 f"{member.compress_type}; expected none or deflate, as Keras and zip write it"
             )
     check_total(sum(member.file_size for member in members), size)
     metadata = archive.getinfo(_METADATA).file_size
     if metadata > _METADATA_BYTES:
         raise SerializationError(
-            f"the .keras file has {metadata:,} bytes in {_METADATA!r}; "
-            f"expected {_METADATA_BYTES:,} at most: do not load it, and ask its author for a new "
-            "one"
+            f"the .keras file has {metadata:,} bytes in {show(_METADATA)}; expected "
+            f"{_METADATA_BYTES:,} at most: do not load it, and ask its author for a new one"
         )
 
 
@@ -217,7 +217,7 @@ def _check_member(archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _damaged(name: str) -> SerializationError:
-    return SerializationError(f"the .keras file is damaged at {name!r}")
+    return SerializationError(f"the .keras file is damaged at {show(name)}")
 
 
 Format = Literal["h5", "keras"]
@@ -279,7 +279,8 @@ def _read_hdf5_version(path: Path) -> str:
         if "model_config" not in file.attrs:
             raise SerializationError(
                 "the HDF5 file does not contain a model: expected one written by "
-                "`model_to_base64` or `model.save`, with its architecture, not only weights"
+                f"`model_to_base64` or `{term('model.save')}`, with its architecture, not only "
+                "weights"
             )
         version = file.attrs.get("keras_version", "")
         return version.decode() if isinstance(version, bytes) else str(version)

@@ -12,6 +12,7 @@ from pybackend.data.rows import Reshaped, Rows
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import build_model, is_of_keras
+from pybackend.words import REST, setting, show
 
 _LISTED = 20
 
@@ -38,10 +39,9 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
         inputs = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
         wanted = sorted(inputs)
         if not is_mapping or sorted(features) != wanted:
-            example = ", ".join(f"{name!r}: [...]" for name in wanted)
             raise InputError(
                 f"the model has the inputs {', '.join(wanted)}: specify the columns for each "
-                f"input, as in features={{{example}}}"
+                f"input, as in {setting(features={name: [REST] for name in wanted})}"
             )
     check_feature_names(model, names)
 
@@ -58,7 +58,7 @@ def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
         if found is None or shape is None or None in shape:
             continue
         if (expected := int(np.prod(shape))) != len(found):
-            what = f"input {key!r}" if len(shapes) > 1 else "input"
+            what = f"input {show(key)}" if len(shapes) > 1 else "input"
             raise InputError(
                 f"the model's {what} takes {expected} numbers per row (shape {shape}), but there "
                 f"are {len(found)} features: {_list_some(found)}"
@@ -107,10 +107,10 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
         hint = f". ({listed}) is read as ({targets}); if all are inputs, pass (({listed}),)"
     if len(inputs) == 1:
         raise InputError(f"the model has one input, {inputs[0]}, but x has {found}: pass one array")
-    example = f"{{{', '.join(f'{name!r}: ...' for name in inputs)}}}"
+    example = dict.fromkeys(inputs, REST)
     raise InputError(
-        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {example}, or for "
-        f"a table features={example}{hint}"
+        f"the model has the inputs {', '.join(inputs)}, but x has {found}: pass {show(example)}, "
+        f"or for a table {setting(features=example)}{hint}"
     )
 
 
@@ -139,7 +139,7 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
     if given and by_name and given != set(outputs):
         raise InputError(
             f"the model has the outputs {', '.join(outputs)}, but y has arrays named "
-            f"{', '.join(sorted(given))}: pass {{{', '.join(f'{n!r}: ...' for n in outputs)}}}"
+            f"{', '.join(sorted(given))}: pass {show(dict.fromkeys(outputs, REST))}"
         )
 
 
@@ -158,11 +158,10 @@ def _check_output_count(model: Any, count: int) -> None:
         has_all = isinstance(loss, str) or callable(loss)
     if has_all and 0 < count < len(outputs):
         names = list(outputs if isinstance(outputs, Mapping) else model.output_names)
-        example = ", ".join(f"{name!r}: ..." for name in names)
         raise InputError(
-            f"the model has the outputs {', '.join(names)}, but there are labels for {count}: pass "
-            f"{{{example}}} as y, or as `label` of a table; or compile the model with a list of "
-            "losses, None for an output without labels"
+            f"the model has the outputs {', '.join(names)}, but there are labels for {count}: "
+            f"pass {show(dict.fromkeys(names, REST))} as y, or as `label` of a table; or "
+            f"compile the model with a list of losses, {show(None)} for an output without labels"
         )
 
 
@@ -224,10 +223,10 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
         if own == shape or len(shape) < len(wanted):
             continue
         if int(np.prod(own)) != int(np.prod(shape)):
-            found = f"have shape {own}" if own else "are one number each"
+            found = f"have shape {show(own)}" if own else "are one number each"
             raise InputError(
                 f"the rows {found}, but the model's input"
-                f"{f' {key[2:]!r}' if key != 'x' else ''} has shape {shape}"
+                f"{f' {show(key[2:])}' if key != 'x' else ''} has shape {show(shape)}"
             )
         rows = Reshaped(rows, key, shape)
     return rows

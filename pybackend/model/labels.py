@@ -15,6 +15,7 @@ from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import flatten, is_of_keras
 from pybackend.model.outputs import list_outputs
+from pybackend.words import either, row_number, show, term
 
 _SPARSE = "sparse_categorical_crossentropy"
 
@@ -49,9 +50,9 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
     if needing:
         raise InputError(
             f"`{name}` has no labels, but the model is compiled with {needing}, for which Keras "
-            "needs labels: pass (x, y), or specify a column of the table as `label`. To train "
-            "without labels, compute the loss in add_loss, compute_loss or train_step of the "
-            f"model, and compile it without {needing}"
+            f"needs labels: pass {term('(x, y)')}, or specify a column of the table as `label`. "
+            "To train without labels, compute the loss in add_loss, compute_loss or train_step "
+            f"of the model, and compile it without {needing}"
         )
 
 
@@ -109,7 +110,7 @@ class _LabelPlace:
     names_rows: bool
 
     def describe(self, label: float, row: int) -> str:
-        where = f" in row {row} (counting from 0)" if self.names_rows else ""
+        where = f" in {row_number(row)}" if self.names_rows else ""
         return f"`{self.argument}` has the label {label:g}{self.output}{where}"
 
 
@@ -117,8 +118,9 @@ def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> 
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
             f"`{place.argument}` has labels of shape ({classes},){place.output}, but the model's "
-            "loss takes class numbers: pass labels.argmax(axis=1), or compile with "
-            "CategoricalCrossentropy"
+            f"loss takes class numbers: "
+            f"pass {either('labels.argmax(axis=1)', '`max.col(labels) - 1`')}, or compile with "
+            f"{term('CategoricalCrossentropy')}"
         )
     if labels.size != len(labels):
         return
@@ -212,9 +214,9 @@ def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
     if labels.ndim > 2 or count == units:
         return
     raise InputError(
-        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the "
-        f"loss {_name_loss(loss)} compares each of the model's {counted(units, 'output')} with "
-        "its own label: for class numbers, compile with SparseCategoricalCrossentropy, or, for "
+        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the loss "
+        f"{_name_loss(loss)} compares each of the model's {counted(units, 'output')} with its own "
+        f"label: for class numbers, compile with {term('SparseCategoricalCrossentropy')}, or, for "
         "two classes, give the model one output"
     )
 
@@ -237,19 +239,19 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
         raise InputError(
             f"`{name}` has labels with {len(levels)} different values ({_show_values(levels)}), "
             f"but the model has {classes} classes: give it an output for each class, and a loss "
-            "such as SparseCategoricalCrossentropy"
+            f"such as {term('SparseCategoricalCrossentropy')}"
         )
     if loss is not None and len(levels) > 2 and _name_function(loss) in _OF_NUMBERS:
         raise InputError(
             f"`{name}` has text labels ({_show_values(levels)}), but the loss {_name_loss(loss)} "
             "takes numbers: convert the column if it contains numbers; for classes, give the "
-            "model an output for each, and SparseCategoricalCrossentropy"
+            f"model an output for each, and {term('SparseCategoricalCrossentropy')}"
         )
 
 
 def _show_values(levels: Sequence[Any]) -> str:
     """Return the first of some values, for messages."""
-    return ", ".join(map(repr, levels[:4])) + (", ..." if len(levels) > 4 else "")
+    return ", ".join(map(show, levels[:4])) + (", ..." if len(levels) > 4 else "")
 
 
 Range = tuple[float, float, str]
@@ -257,13 +259,12 @@ _BINARY: Range = (
     0,
     1,
     "0 and 1, or probabilities: encode two classes as 0 and 1; for more classes, give the model "
-    "an output for each, and SparseCategoricalCrossentropy",
+    "an output for each, and {sparse}",
 )
 _CATEGORICAL: Range = (
     0,
     1,
-    "one-hot labels, or probabilities: for class numbers, compile with "
-    "SparseCategoricalCrossentropy",
+    "one-hot labels, or probabilities: for class numbers, compile with {sparse}",
 )
 _SIGNS: Range = (-1, 1, "-1 and 1, or 0 and 1")
 _POSITIVE: Range = (0, np.inf, "numbers of at least 0")
@@ -354,7 +355,7 @@ def _name_output(model: Any, key: str) -> str:
     name = key.partition("/")[2]
     if name.startswith("#"):
         name = model.output_names[int(name[1:])]
-    return f" of the output {name!r}" if name else ""
+    return f" of the output {show(name)}" if name else ""
 
 
 def _check_range(loss: Any, labels: Any, weights: Any, place: _LabelPlace) -> None:
@@ -370,6 +371,7 @@ def _check_range(loss: Any, labels: Any, weights: Any, place: _LabelPlace) -> No
         return
     row = int(np.argmax(is_wrong))
     label = rows[row][(rows[row] < least) | (rows[row] > most)][0]
+    taken = taken.format(sparse=term("SparseCategoricalCrossentropy"))
     raise InputError(f"{place.describe(label, row)}, but the loss {_name_loss(loss)} takes {taken}")
 
 

@@ -13,6 +13,7 @@ from pybackend.data.predictions import Output
 from pybackend.errors import InputError
 from pybackend.model.inputs import make_symbolic_input
 from pybackend.model.layers import flatten
+from pybackend.words import show
 
 
 def list_outputs(model: Any) -> tuple[Output, ...]:
@@ -33,7 +34,7 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     for name, (_, tensor) in zip(names, tensors, strict=True):
         if tensor.dtype == "string":
             raise InputError(
-                f"the model's output {name!r} is text; only numeric outputs can become columns"
+                f"the model's output {show(name)} is text; only numeric outputs can become columns"
             )
         shape = tuple(tensor.shape[1:])
         outputs.append(Output(name if len(tensors) > 1 else "", tensor.dtype, shape))
@@ -175,6 +176,6 @@ def _compute_output_spec(model: Any) -> Any:
         return model.compute_output_spec(make_symbolic_input(model))
     except Exception as error:
         raise InputError(
-            f"the shapes of the outputs of the model {model.name!r} are not known ({error}): call "
-            "it once on a batch first"
+            f"the shapes of the outputs of the model {show(model.name)} are not known ({error}): "
+            "call it once on a batch first"
         ) from error

@@ -11,6 +11,7 @@ from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import WEIGHTS
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes
+from pybackend.words import call_of
 
 
 def restore_saved(
@@ -26,7 +27,7 @@ def restore_saved(
         raise SerializationError(
             f"the model file {manifest.model.name}, which all checkpoints there share, is missing "
             "or damaged. Training can resume without it: repeat the original call with "
-            "Checkpoint(..., resume=True), which writes it again"
+            f"{call_of('Checkpoint', ..., resume=True)}, which writes it again"
         )
     if model is not None:
         model = model() if callable(model) and not hasattr(model, "weights") else model

@@ -33,6 +33,7 @@ from pybackend.model.compile_settings import (
 )
 from pybackend.model.file_checks import Format, check_digest, check_file, recognize_format
 from pybackend.model.quiet import import_tensorflow
+from pybackend.words import setting, show
 
 _MARK = b"\ntfdist sha256 "
 _LENGTH = len(_MARK) + 64
@@ -60,13 +61,13 @@ def model_to_bytes(model: Any, *, format: Format = "h5", include_optimizer: bool
         Keras cannot encode the model.
     """
     if format not in ("h5", "keras"):
-        raise InputError(f"`format` must be 'h5' or 'keras', not {format!r}")
+        raise InputError(f"`format` must be {show('h5')} or {show('keras')}, not {show(format)}")
     _check_keras_model(model)
     if format == "h5" and not type(model).__module__.startswith("keras."):
         # Keras writes it without an error, and then cannot read it.
         raise SerializationError(
-            f"HDF5 can only store functional and Sequential models, but {model.name!r} is of the "
-            f"custom class {type(model).__qualname__}: use format='keras'"
+            f"HDF5 can only store functional and Sequential models, but {show(model.name)} is of "
+            f"the custom class {type(model).__qualname__}: use {setting(format='keras')}"
         )
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder, silence_keras():
         path = Path(folder) / f"model.{format}"
@@ -83,7 +84,7 @@ def _write_file(path: Path, model: Any, include_optimizer: bool) -> None:
         keras.saving.save_model(model, path, include_optimizer=False)
     except Exception as error:
         raise SerializationError(
-            f"Keras cannot write the model {model.name!r} as {path.suffix}: {error}"
+            f"Keras cannot write the model {show(model.name)} as {path.suffix}: {error}"
         ) from error
     if path.suffix == ".keras":
         if not include_optimizer:
@@ -177,8 +178,9 @@ def _decode(
             reason = reason.partition("Full object config")[0].strip(" .\n")
             raise SerializationError(
                 f"Keras cannot load this model ({len(data)} bytes, .{format}): {reason}. Name "
-                "custom layers, losses and metrics in `custom_objects`. `safe_mode=False` lets "
-                "the file run code that it contains: use it only for a file you trust."
+                "custom layers, losses and metrics in `custom_objects`. "
+                f"`{setting(safe_mode=False)}` lets the file run code that it contains: use it "
+                "only for a file you trust."
             ) from error
 
 
@@ -243,7 +245,7 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
     path = Path(path)
     suffix = path.suffix
     if suffix not in (".h5", ".keras"):
-        raise InputError(f"name the file *.h5 or *.keras, not {path.name!r}")
+        raise InputError(f"name the file *.h5 or *.keras, not {show(path.name)}")
     if isinstance(model, str):
         data = decode_base64(model)
         found = f".{recognize_format(data)}"
@@ -267,7 +269,7 @@ def load_model(path: str | Path, **options: Any) -> Any:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"there is no model file at {str(path)!r}")
+        raise InputError(f"there is no model file at {show(str(path))}")
     data = path.read_bytes()
     # The parts of an archive have checksums of their own.
     is_verified = options.get("sha256") is not None or recognize_format(data) == "keras"

@@ -32,6 +32,7 @@ from pybackend.model.layers import (
     find_layers,
 )
 from pybackend.model.serialization import model_to_bytes, read_own_model, silence_keras
+from pybackend.words import show
 
 # Keys that cannot be the name of an input.
 _SHAPE, _TYPE = "/shape", "/type"
@@ -195,9 +196,9 @@ def restore(model: Any, file: bytes, kind: str, inputs: Any, digest: str) -> Any
     read_weights(model, file, kind, inputs)
     if hash_weights(model) != digest:
         raise SerializationError(
-            f"the weights of the trained model {model.name!r} cannot be loaded into a copy of the "
-            "model that was passed: a callback changed which of them are trainable, or a layer "
-            "does not save all of its variables"
+            f"the weights of the trained model {show(model.name)} cannot be loaded into a copy of "
+            "the model that was passed: a callback changed which of them are trainable, or a "
+            "layer does not save all of its variables"
         )
     return model
 
@@ -216,7 +217,7 @@ def write_weights(model: Any) -> bytes:
             model.save_weights(path)
         except Exception as error:
             raise SerializationError(
-                f"Keras cannot write the weights of {model.name!r}: {error}"
+                f"Keras cannot write the weights of {show(model.name)}: {error}"
             ) from error
         return path.read_bytes()
 
@@ -243,7 +244,7 @@ def read_weights(model: Any, file: bytes, kind: str, inputs: Any) -> None:
             raise
         except Exception as error:
             raise SerializationError(
-                f"the weights of the trained model do not fit {model.name!r}: {error}"
+                f"the weights of the trained model do not fit {show(model.name)}: {error}"
             ) from error
 
 

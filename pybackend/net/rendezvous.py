@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pybackend.errors import ClusterError
 from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.stream import Stream
+from pybackend.words import show
 
 _RETRY_SECONDS = 0.05
 
@@ -45,13 +46,13 @@ def listen(host: str, port: int = 0) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ClusterError(
-                f"cannot listen on port {port} of {host!r}: another process uses it. Choose "
+                f"cannot listen on port {port} of {show(host)}: another process uses it. Choose "
                 "another port, or end that process"
             ) from error
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         raise ClusterError(
-            f"cannot listen on {host!r}: {error}. It must name an address of this machine"
+            f"cannot listen on {show(host)}: {error}. It must name an address of this machine"
         ) from error
     return server
 
@@ -81,7 +82,8 @@ def reserve(host: str) -> socket.socket:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         raise ClusterError(
-            f"cannot reserve a port on {host!r}: {error}. It must name an address of this machine"
+            f"cannot reserve a port on {show(host)}: {error}. It must name an address of this "
+            "machine"
         ) from error
     return held
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from pybackend.errors import InputError, RError
 from pybackend.job.context import WorkerContext
+from pybackend.words import show
 
 # Newer versions call R_getVar, which exists since R 4.5. The extra `r44` of tfdist installs these.
 FOR_R_BEFORE_45 = ("rpy2-rinterface==3.6.5", "rpy2-robjects==3.6.4")
@@ -150,7 +151,7 @@ def _column_for_r(name: str, column: Any) -> Any:
         largest = max(abs(int(column.min())), abs(int(column.max())))
         if largest > _LARGEST_EXACT:
             raise InputError(
-                f"column {name!r} has the number {largest}, which R's doubles cannot represent "
+                f"column {show(name)} has the number {largest}, which R's doubles cannot represent "
                 "exactly: convert it to text, or leave the column out"
             )
     return column
@@ -217,7 +218,7 @@ def _check_code(code: Any) -> str | bytes:
         if not "".join(lines).lstrip().startswith(("function", "\\(")):
             raise InputError(
                 "`code` must be the source text of an R function, e.g. 'function() ...', not "
-                f"{code[:60]!r}"
+                f"{show(code[:60])}"
             )
         return code
     if not isinstance(code, (bytes, bytearray)):
@@ -235,5 +236,5 @@ def _check_names(argument: str, values: Any) -> list[str]:
     if isinstance(values, str):
         return [values]
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) for v in values):
-        raise InputError(f"`{argument}` must be a list of names, not {values!r}")
+        raise InputError(f"`{argument}` must be a list of names, not {show(values)}")
     return list(values)

@@ -25,6 +25,7 @@ from pybackend.reporting.html import (
     make_text,
 )
 from pybackend.reporting.training import make_training_page
+from pybackend.words import show, term
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
@@ -60,7 +61,8 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None)
         return _write(target, make_failure_page(what, title or "A training run that failed"))
     if not isinstance(what, TrainResult):
         raise InputError(
-            f"report() needs a TrainResult or a WorkerFailedError, not {type(what).__name__}"
+            f"report() needs a {term('TrainResult')} or a WorkerFailedError, not "
+            f"{type(what).__name__}"
         )
     return write_report(json.loads(what.record), _read_model(what), target, title)
 
@@ -78,10 +80,10 @@ def write_report(
 def check_page_path(path: Any) -> Path:
     """Return the path of an HTML file; reject anything else before the page is built."""
     if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"`path` must be the path of the page, not {path!r}")
+        raise InputError(f"`path` must be the path of the page, not {show(path)}")
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"name the page *.html, not {target.name!r}")
+        raise InputError(f"name the page *.html, not {show(target.name)}")
     return target
 
 

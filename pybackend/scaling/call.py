@@ -30,6 +30,7 @@ from pybackend.job.arguments import check_choice, check_whole_number
 from pybackend.launchers import without_fork_server
 from pybackend.scaling.result import ScalingResult
 from pybackend.scaling.rows import Mode, compare_rows, make_row
+from pybackend.words import setting, show
 
 _STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
 _BATCH_SIZE = 32  # the default of `barrier_train`
@@ -59,8 +60,8 @@ class FunctionRun:
             )
         if len(result.workers) != workers:
             raise InputError(
-                f"`train` was called with workers={workers}, but {len(result.workers)} workers "
-                "trained: pass its argument `workers` on to barrier_train()"
+                f"`train` was called with {setting(workers=workers)}, but {len(result.workers)} "
+                "workers trained: pass its argument `workers` on to barrier_train()"
             )
         return ScaledTraining(count_rows(result, own), self.batch_size, result.workers)
 
@@ -136,7 +137,8 @@ def make_run(
         inspect.signature(train).bind(workers=1, batch_size=1)
     except TypeError as error:
         raise InputError(
-            f"`train` is called as train(workers=..., batch_size=...), which fails: {error}"
+            f"`train` is called as train({setting(workers=...)}, {setting(batch_size=...)}), which "
+            f"fails: {error}"
         ) from None
     return FunctionRun(train, batch_size or _BATCH_SIZE)
 
@@ -253,7 +255,7 @@ def bench_scale(
 def _check_workers(workers: Any) -> list[int]:
     if isinstance(workers, (str, bytes)) or not isinstance(workers, Sequence) or not workers:
         raise InputError(
-            f"`workers` must list numbers of workers, such as (1, 2, 4), not {workers!r}"
+            f"`workers` must list numbers of workers, such as (1, 2, 4), not {show(workers)}"
         )
     counts = [check_whole_number("workers", one, least=1, most=_MOST) for one in workers]
     if len(set(counts)) < len(counts):

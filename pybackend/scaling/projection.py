@@ -12,6 +12,7 @@ from pybackend.collective import CostModel
 from pybackend.errors import InputError
 from pybackend.scaling.fit import StepModel, fit_model
 from pybackend.scaling.rows import Mode, ScalingRow
+from pybackend.words import term
 
 _SAMPLES = 400
 Target = tuple[Mode, int]
@@ -166,7 +167,7 @@ def project_rows(rows: Sequence[ScalingRow], to: int, confidence: float) -> Proj
     if not known or not buffers or len({row.workers for row in rows}) < 2:
         raise InputError(
             "a projection needs two different numbers of workers, at least one of them above 1, "
-            "and workers that exchange gradients (not LocalSteps)"
+            f"and workers that exchange gradients (not {term('LocalSteps')})"
         )
     costs = CostModel(*np.exp(np.log(np.maximum(known, 1e-15)).mean(axis=0)).tolist())
     wanted = _list_targets(rows, to)

@@ -16,6 +16,7 @@ from pybackend.job.arguments import as_number, check_whole_number
 from pybackend.job.report import PARTS
 from pybackend.scaling.projection import METHOD, Projection, project_rows
 from pybackend.scaling.rows import ScalingRow
+from pybackend.words import show
 
 _INTERNAL = ("stretches", "buffers", "costs")
 
@@ -64,7 +65,7 @@ class ScalingResult:
         to = check_whole_number("to", to, least=2, most=1_000_000)
         share = as_number(confidence)
         if share is None or not 0 < share < 1:
-            raise InputError(f"`confidence` must be between 0 and 1, not {confidence!r}")
+            raise InputError(f"`confidence` must be between 0 and 1, not {show(confidence)}")
         return project_rows(self.rows, to, share)
 
     def to_dict(self, projection: Projection | None = None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
 from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsPart, list_columns
+from pybackend.words import REST, setting, show
 
 # Each has `compile_query`, `quote` and `text`; dialects for `deploy_model` also have `array_of`.
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
@@ -87,7 +88,9 @@ class SqlModel:
             The dialect is not Oracle, or the key has several columns.
         """
         if self.dialect != "oracle":
-            raise InputError(f"package() only supports dialect='oracle', not {self.dialect!r}")
+            raise InputError(
+                f"package() only supports {setting(dialect='oracle')}, not {show(self.dialect)}"
+            )
         if len(self.key) != 1:
             raise InputError("package() needs a single-column `key`")
         check_name("name", name)
@@ -190,8 +193,8 @@ def ask(
 ) -> Question:
     """Return a `Question` for a dialect from the arguments of `to_sql`, without a weights table."""
     if dialect not in DIALECTS:
-        listed = ", ".join(map(repr, DIALECTS))
-        raise InputError(f"`dialect` must be one of {listed}, not {dialect!r}")
+        listed = ", ".join(map(show, DIALECTS))
+        raise InputError(f"`dialect` must be one of {listed}, not {show(dialect)}")
     check_type(type)
     names = check_levels(levels)
     relation = f"({table.sql})" if isinstance(table, SourceQuery) else quote_table(dialect, table)
@@ -214,7 +217,7 @@ def ask(
     if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
         keras_model = add_probabilities(keras_model)
         graph = simplify(lower_model(keras_model))
-    shown = show(predictions)
+    shown = list_shown(predictions)
     _check_shown(dialect, keys, shown)
     encodings = find_encodings(list_columns(features), categories, encode)
     found = match_features(graph, features, encodings)
@@ -241,7 +244,7 @@ def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> N
     for name, lower in zip(names, folded, strict=True):
         if folded.count(lower) > 1:
             raise InputError(
-                f"the result would have two columns named {name!r}, because databases do not "
+                f"the result would have two columns named {show(name)}, because databases do not "
                 "distinguish upper and lower case: rename the key, pass other `levels`, or give "
                 "the model's outputs other names"
             )
@@ -252,7 +255,7 @@ def check_length(dialect: str, name: str) -> None:
     length = len(name.encode())
     if dialect == "postgresql" and length > MOST_BYTES:
         raise InputError(
-            f"PostgreSQL names can have at most {MOST_BYTES} bytes; {name!r} has {length}"
+            f"PostgreSQL names can have at most {MOST_BYTES} bytes; {show(name)} has {length}"
         )
 
 
@@ -260,7 +263,9 @@ def quote_table(dialect: str, table: str | Sequence[str]) -> str:
     """Return a table's quoted name."""
     parts = [table] if isinstance(table, str) else list(table)
     if not parts or not all(isinstance(part, str) and part for part in parts):
-        raise InputError(f"`table` must be a name, or a list of a schema and a name, not {table!r}")
+        raise InputError(
+            f"`table` must be a name, or a list of a schema and a name, not {show(table)}"
+        )
     for part in parts:
         check_name("table", part)
         check_length(dialect, part)
@@ -270,7 +275,7 @@ def quote_table(dialect: str, table: str | Sequence[str]) -> str:
 def check_name(argument: str, name: str) -> str:
     """Return a name, or reject it if no database accepts it."""
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InputError(f"`{argument}` must be a name, not {name!r}")
+        raise InputError(f"`{argument}` must be a name, not {show(name)}")
     return name
 
 
@@ -280,7 +285,9 @@ def check_columns(argument: str, columns: str | Sequence[str]) -> tuple[str, ...
     for name in names:
         check_name(argument, name)
     if not names or len({name.lower() for name in names}) < len(names):
-        raise InputError(f"`{argument}` must be the names of different columns, not {columns!r}")
+        raise InputError(
+            f"`{argument}` must be the names of different columns, not {show(columns)}"
+        )
     return names
 
 
@@ -306,13 +313,13 @@ def match_features(
     names = [node.name for node in graph.inputs]
     if not isinstance(features, Mapping):
         if len(names) > 1:
-            example = ", ".join(f"{name!r}: ..." for name in names)
             raise InputError(
-                f"the model has the inputs {', '.join(names)}: pass features={{{example}}}"
+                f"the model has the inputs {', '.join(names)}: pass "
+                f"{setting(features=dict.fromkeys(names, REST))}"
             )
         features = {names[0]: features}
     if set(features) != set(names):
-        given, wanted = ", ".join(map(repr, features)), ", ".join(map(repr, names))
+        given, wanted = ", ".join(map(show, features)), ", ".join(map(show, names))
         raise InputError(f"`features` has the inputs {given}, but the model's are {wanted}")
     found: dict[str, str | tuple[str, ...]] = {}
     for node in graph.inputs:
@@ -325,15 +332,14 @@ def match_features(
         numbers = sum(encodings[name].width if name in encodings else 1 for name in listed)
         if numbers != node.size:
             raise InputError(
-                f"`features` has {numbers} columns for the input {node.name!r}, which "
-                f"takes {node.size} numbers; specify a single column of arrays by its name, not "
-                "in a list"
+                f"`features` has {numbers} columns for the input {show(node.name)}, which takes "
+                f"{node.size} numbers; specify a single column of arrays by its name, not in a list"
             )
         found[node.name] = listed
     return found
 
 
-def show(predictions: Predictions) -> tuple[Shown, ...]:
+def list_shown(predictions: Predictions) -> tuple[Shown, ...]:
     """Return the columns of the result."""
     names = [field.name for field in predictions.fields]
     if not (predictions.has_class or predictions.has_numbers):

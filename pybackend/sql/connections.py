@@ -16,6 +16,7 @@ import numpy as np
 
 from pybackend.errors import DatabaseError, InputError, TfdistError
 from pybackend.sql.query import WeightsPart
+from pybackend.words import either, show
 
 _MATHEMATICAL = {"exp": math.exp, "ln": math.log, "sqrt": math.sqrt, "tanh": math.tanh}
 # Characters of a statement that errors show.
@@ -420,9 +421,12 @@ class Spark(Connection):
             if not self.raw.catalog.tableExists(table):
                 raise InputError(f"`table`: Spark has no table or view {table}")
             if self.raw.catalog.getTable(table).isTemporary:
+                write = either(
+                    "df.write.saveAsTable(name)", "sparklyr::spark_write_table(data, name)"
+                )
                 raise InputError(
                     f"`table`: {table} is a temporary view, which no other view can read: write "
-                    "its rows into a table, with df.write.saveAsTable(name)"
+                    f"its rows into a table, with {write}"
                 )
             return list(self.raw.table(table).columns)
 
@@ -502,5 +506,5 @@ def connect(con: Any) -> Connection:
         return database
     raise InputError(
         f"`con` must be a connection of duckdb, psycopg or sqlite3, or a Spark session, not "
-        f"{'None' if con is None else f'a {kind.__module__}.{kind.__qualname__}'}"
+        f"{show(None) if con is None else f'a {kind.__module__}.{kind.__qualname__}'}"
     )

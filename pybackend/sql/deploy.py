@@ -15,6 +15,7 @@ from pybackend.job.options import ColumnEncoding
 from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.query import Question, SourceQuery, WeightsPart, list_columns
+from pybackend.words import show
 
 TABLE = "tfdist_models"
 # Beginnings of type names in all dialects. Other types, such as user-defined ones, are not checked.
@@ -172,17 +173,17 @@ def undeploy_model(con: Any, name: str, *, version: int | None = None) -> None:
     """
     check_name("name", name)
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
-        raise InputError(f"`version` must be a whole number or None, not {version!r}")
+        raise InputError(f"`version` must be a whole number or {show(None)}, not {show(version)}")
     database = connect(con)
     quote = DIALECTS[database.dialect].quote
     with database.transaction():
         registry = Registry(database)
         live = registry.live_versions(name)
         if not live:
-            raise InputError(f"no model is deployed under the name {name!r}")
+            raise InputError(f"no model is deployed under the name {show(name)}")
         if version is not None and version not in live:
             listed = ", ".join(map(str, live))
-            raise InputError(f"{name!r} has no version {version}; its versions: {listed}")
+            raise InputError(f"{show(name)} has no version {version}; its versions: {listed}")
         gone = live if version is None else [version]
         left = [number for number in live if number not in gone]
         if not left:
@@ -294,7 +295,7 @@ def _is_array(kind: str) -> bool:
 
 def _refuse(name: str, kind: str, hint: str) -> InputError:
     shown = kind if len(kind) <= _SHOWN else f"{kind[:_SHOWN]}..."
-    return InputError(f"`features` has the column {name!r}, which has type {shown}: {hint}")
+    return InputError(f"`features` has the column {show(name)}, which has type {shown}: {hint}")
 
 
 def check_source(database: Connection, question: Question) -> None:
@@ -329,9 +330,11 @@ def check_listed(argument: str, names: Sequence[str], columns: Sequence[str], pl
     known = {column.lower() for column in columns}
     for name in names:
         if name.lower() not in known:
-            listed = ", ".join(map(repr, columns[:_MOST_SHOWN]))
+            listed = ", ".join(map(show, columns[:_MOST_SHOWN]))
             more = ", ..." if len(columns) > _MOST_SHOWN else ""
-            raise InputError(f"`{argument}`: {place} has no column {name!r}; it has {listed}{more}")
+            raise InputError(
+                f"`{argument}`: {place} has no column {show(name)}; it has {listed}{more}"
+            )
 
 
 def augment(

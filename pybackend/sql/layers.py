@@ -19,6 +19,7 @@ from pybackend.sql.lowering import (
     places_of,
 )
 from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
+from pybackend.words import setting
 
 Lower = Callable[[Lowering, Any, Sequence[Value]], Value]
 
@@ -166,9 +167,11 @@ def _normalize_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) ->
     (value,) = values
     axes = list(layer.axis) if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if axes not in ([-1], [len(value.shape)]):
-        raise lowering.refuse(f"a normalization over axis={layer.axis}, which is not the last")
+        raise lowering.refuse(
+            f"a normalization over {setting(axis=layer.axis)}, which is not the last"
+        )
     if getattr(layer, "rms_scaling", False):
-        raise lowering.refuse("rms_scaling=True")
+        raise lowering.refuse(setting(rms_scaling=True))
     places, count = places_of(value.shape), value.shape[-1]
     # Mean and variance of each row, repeated for each of its numbers.
     again = np.repeat(places_of(value.shape[:-1])[..., None], count, axis=-1)
@@ -238,14 +241,18 @@ def _average(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 def _concatenate(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
-        raise lowering.refuse("axis=0: it joins rows, but SQL computes each row separately")
+        raise lowering.refuse(
+            f"{setting(axis=0)}: it joins rows, but SQL computes each row separately"
+        )
     return lowering.concatenate(values, axis - 1)
 
 
 def _embed(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     (value,) = values
     if layer.mask_zero:
-        raise lowering.refuse("mask_zero=True: the layers that follow would need the mask")
+        raise lowering.refuse(
+            f"{setting(mask_zero=True)}: the layers that follow would need the mask"
+        )
     table = numbers_of(layer.embeddings)
     return lowering.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 

@@ -12,6 +12,7 @@ from pybackend.errors import InputError
 from pybackend.sql.graph import Graph
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.lowering import Lowering, Value, size_of
+from pybackend.words import setting, show, term
 
 # Arguments of calls, and values that do not change the result.
 _HARMLESS = {"training": (None, False), "mask": (None,)}
@@ -34,7 +35,8 @@ def lower_model(model: Any) -> Graph:
     if not getattr(model, "inputs", None):
         raise InputError(
             "`model` cannot be converted to SQL: its class runs its own code, or its input's "
-            "shape is not known. Models of keras.Sequential and keras.Model(inputs, outputs) can"
+            f"shape is not known. Models of {term('keras.Sequential')} and "
+            f"{term('keras.Model(inputs, outputs)')} can"
         )
     lowering = Lowering()
     values = []
@@ -42,12 +44,12 @@ def lower_model(model: Any) -> Graph:
         shape = tuple(tensor.shape[1:])
         if None in shape:
             raise InputError(
-                f"the model's input {tensor.name!r} has the shape {shape}: in SQL its sizes must "
-                "be known"
+                f"the model's input {show(tensor.name)} has the shape {shape}: in SQL its sizes "
+                "must be known"
             )
         if "int" not in tensor.dtype and tensor.dtype not in ("float32", "float64", "bool"):
             raise InputError(
-                f"the model's input {tensor.name!r} has the dtype {tensor.dtype}: SQL does not "
+                f"the model's input {show(tensor.name)} has the dtype {tensor.dtype}: SQL does not "
                 "round features to it. Inputs of float32, float64, integers and bool can be "
                 "converted"
             )
@@ -74,7 +76,8 @@ def _call(lowering: Lowering, model: Any, values: Sequence[Value]) -> list[Value
         return list(values)
     if not _is_functional(model):
         raise InputError(
-            f"the model {model.name!r} cannot be converted to SQL: its class defines its own `call`"
+            f"the model {show(model.name)} cannot be converted to SQL: its class defines its own "
+            "`call`"
         )
     config = model.get_config()
     given = {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
@@ -116,7 +119,7 @@ def _call_node(
     except ValueError:
         kind = f"{described.get('module', '')}.{described['class_name']}"
         raise InputError(
-            f"the operation {name!r} ({kind}) cannot be converted to SQL: only Keras layers can"
+            f"the operation {show(name)} ({kind}) cannot be converted to SQL: only Keras layers can"
         ) from None
     _check_call(lowering, layer, node)
     return _call_layer(lowering, layer, values)
@@ -129,7 +132,7 @@ def _check_call(lowering: Lowering, layer: Any, node: Any) -> None:
         is_setting = all(x is None or isinstance(x, bool) for x in keras.tree.flatten(value))
         settings = keras.tree.flatten(value) if is_setting else [value]
         if not is_setting or any(x not in _HARMLESS.get(argument, ()) for x in settings):
-            shown = f"{argument}={value!r}" if is_setting else f"numbers for `{argument}`"
+            shown = f"{setting(**{argument: value})}" if is_setting else f"numbers for `{argument}`"
             raise lowering.refuse(f"it is called with {shown}")
     if not all(_is_of_tensors(given) for given in node["args"]):
         raise lowering.refuse("it is called with constants in addition to tensors of the model")

@@ -22,6 +22,7 @@ from pybackend.sql.graph import (
     Scale,
     Softmax,
 )
+from pybackend.words import setting, show
 
 Shape = tuple[int, ...]
 
@@ -136,7 +137,7 @@ class Lowering:
         """Return the error that the current layer cannot be translated to SQL, with the reason."""
         kind = type(self.layer).__name__
         return InputError(
-            f"the layer {self.layer.name!r} ({kind}) cannot be converted to SQL: {what}"
+            f"the layer {show(self.layer.name)} ({kind}) cannot be converted to SQL: {what}"
         )
 
     def add(self, operation: Any, values: Sequence[Value], shape: Shape) -> Value:
@@ -196,14 +197,16 @@ class Lowering:
         kind = type(activation).__name__
         name = known if isinstance(known, str) else getattr(activation, "__name__", kind)
         if not isinstance(known, str) or keras.activations.get(known) is not activation:
-            raise self.refuse(f"the activation {name!r} is not one of Keras's")
+            raise self.refuse(f"the activation {show(name)} is not one of Keras's")
         if name == "linear":
             return value
         if name == "softmax":
             return self.softmax(value)
         if name not in FUNCTIONS:
             listed = ", ".join((*FUNCTIONS, "softmax"))
-            raise self.refuse(f"the activation {name!r} is not supported; supported are {listed}")
+            raise self.refuse(
+                f"the activation {show(name)} is not supported; supported are {listed}"
+            )
         return self.map(value, name, *_CONSTANTS.get(name, ()))
 
     def map(self, value: Value, function: str, *constants: float) -> Value:
@@ -232,7 +235,7 @@ def check_layer(lowering: Lowering, layer: Any) -> None:
     if layer.compute_dtype != "float32" and not isinstance(layer, keras.layers.InputLayer):
         raise lowering.refuse(f"it computes in {layer.compute_dtype}, SQL in float32 or better")
     if getattr(layer, "data_format", "channels_last") != "channels_last":
-        raise lowering.refuse("data_format='channels_first'")
+        raise lowering.refuse(setting(data_format="channels_first"))
 
 
 def size_of(shape: Shape) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.sql.graph import Fold
 from pybackend.sql.lowering import Lowering, Value, check_layer, numbers_of, places_of
+from pybackend.words import setting
 
 _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
@@ -35,17 +36,17 @@ def lower_bidirectional(lowering: Lowering, layer: Any, values: Sequence[Value])
     if layer.merge_mode == "concat":
         return lowering.concatenate(both, len(both[0].shape) - 1)
     if layer.merge_mode not in _MERGES:
-        raise lowering.refuse(f"merge_mode={layer.merge_mode!r}")
+        raise lowering.refuse(setting(merge_mode=layer.merge_mode))
     merged = lowering.combine(_MERGES[layer.merge_mode], both)
     return lowering.scale(merged, 0.5, 0.0) if layer.merge_mode == "ave" else merged
 
 
 def _run(lowering: Lowering, layer: Any, value: Value) -> Value:
     if getattr(layer, "recurrent_activation", None) is keras.activations.softmax:
-        raise lowering.refuse("recurrent_activation='softmax'")
-    for setting in ("return_state", "stateful"):
-        if getattr(layer, setting):
-            raise lowering.refuse(f"{setting}=True")
+        raise lowering.refuse(setting(recurrent_activation="softmax"))
+    for option in ("return_state", "stateful"):
+        if getattr(layer, option):
+            raise lowering.refuse(f"{setting(**{option: True})}")
     steps, _ = value.shape
     if layer.go_backwards:
         value = lowering.gather(value, places_of(value.shape)[::-1])

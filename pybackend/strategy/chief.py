@@ -41,6 +41,7 @@ from pybackend.strategy.blocks import batch, iterate_blocks
 from pybackend.strategy.server import count_threads
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
+from pybackend.words import call_of, setting, show
 
 Counts = Mapping[str, Sequence[int]]
 _INSTEAD = "omit `exchange`: synchronous training supports it"
@@ -147,9 +148,9 @@ def _check_metrics(model: Any, rows: Rows, job: TrainingJob) -> None:
     build_metrics(model, rows)
     if kind == "not sums":
         raise InputError(
-            "exchange=ParameterServer(...) adds up the metrics of individual steps, but some "
-            "metrics of this model are not sums over rows: remove them from compile(), or omit "
-            "`exchange`"
+            f"{setting(exchange=call_of('ParameterServer', ...))} adds up the metrics of "
+            "individual steps, but some metrics of this model are not sums over rows: remove them "
+            "from compile(), or omit `exchange`"
         )
 
 
@@ -209,7 +210,10 @@ def check_asynchronous(model: Any, job: TrainingJob) -> None:
     check_model(model, replace(job, workers=1))
     found = _find_obstacle(model)
     if found is not None:
-        raise InputError(f"exchange=ParameterServer(...) cannot train {found}; or {_INSTEAD}")
+        raise InputError(
+            f"{setting(exchange=call_of('ParameterServer', ...))} cannot train {found}; or "
+            f"{_INSTEAD}"
+        )
 
 
 def _find_obstacle(model: Any) -> str | None:
@@ -225,14 +229,23 @@ def _find_obstacle(model: Any) -> str | None:
             "with gradient_accumulation_steps, which workers would change simultaneously: remove it"
         )
     if optimizer.use_ema:
-        return "with use_ema=True, whose averages need a single sequence of steps: remove it"
+        return (
+            f"with {setting(use_ema=True)}, whose averages need a single sequence of steps: remove "
+            "it"
+        )
     if model.run_eagerly:
-        return "with run_eagerly=True: its workers run graphs"
+        return f"with {setting(run_eagerly=True)}: its workers run graphs"
     for layer in find_layers(model):
         if getattr(layer, "stateful", False):
-            return f"layer {layer.name!r} with stateful=True: use stateful=False"
+            return (
+                f"layer {show(layer.name)} with {setting(stateful=True)}: use "
+                f"{setting(stateful=False)}"
+            )
     for layer in find_synchronized(model):
-        return f"layer {layer.name!r} with synchronized=True: use synchronized=False"
+        return (
+            f"layer {show(layer.name)} with {setting(synchronized=True)}: use "
+            f"{setting(synchronized=False)}"
+        )
     return None
 
 

@@ -60,10 +60,8 @@ abort_python <- function(error, call) {
   if (is.na(known)) {
     message <- sprintf("%s: %s", error$class, error$message)
     message <- c(message, i = traceback_tail(error$traceback))
-  } else if (is.null(error$exception_type)) {
-    message <- say_in_r(error$message)
   } else {
-    message <- say_failure_in_r(error$message, error$exception_type)
+    message <- error$message
   }
   abort_tfdist(
     message,

@@ -13,7 +13,7 @@ new_plan <- function(plan) {
     rows = column("rows", NA_integer_)
   )
   fields$later <- as.character(unlist(fields$later))
-  structure(c(fields, list(text = say_in_r(plan$`__str__`()))), class = "tfdist_plan")
+  structure(c(fields, list(text = plan$`__str__`())), class = "tfdist_plan")
 }
 
 #' @export

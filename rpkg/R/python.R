@@ -28,6 +28,7 @@ load_pybackend <- function(call = caller_env()) {
   tryCatch(
     {
       reticulate::import("pybackend.bridge")
+      reticulate::import("pybackend.words")$speak("R")
       reticulate::import("pybackend")
     },
     error = function(error) {

@@ -164,7 +164,7 @@ def test_what_runs_on_executors_imports_no_file_of_the_driver(name: str) -> None
 def test_the_checks_see_imports_inside_functions() -> None:
     assert "model.serialization" in inner("engine.save")
     assert "collective" in inner("worker")
-    assert inner("errors") == set()
+    assert inner("words") == set()
 
 
 def test_only_public_names_of_other_packages_are_used() -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pybackend.data.tfrecord.framing import HEAD, read_first_length
 from pybackend.errors import InputError
+from pybackend.words import show
 
 Compression = Literal["gzip", "zlib"] | None
 
@@ -21,7 +22,10 @@ def check_compression(compression: Any) -> Compression:
     """Return a valid compression; raise ``InputError`` for other values."""
     if compression is None or compression in _WINDOW:
         return compression  # type: ignore[no-any-return]
-    raise InputError(f"`compression` must be None, 'gzip' or 'zlib', not {compression!r}")
+    raise InputError(
+        f"`compression` must be {show(None)}, {show('gzip')} or {show('zlib')}, not "
+        f"{show(compression)}"
+    )
 
 
 def recognize_compression(first_bytes: bytes) -> Compression:

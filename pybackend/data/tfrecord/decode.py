@@ -19,6 +19,7 @@ from pybackend.data.tfrecord.features import (
 from pybackend.data.tfrecord.protobuf import Index, to_offsets
 from pybackend.data.tfrecord.types import BYTES, FLOAT, INT64, LISTS, choose_list, is_list
 from pybackend.errors import InputError
+from pybackend.words import show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +64,7 @@ def infer_spec(chunks: Iterable[Chunk]) -> dict[str, str]:
             if (lists.kinds != kind).any():
                 row = int(lists.records[np.argmax(lists.kinds != kind)])
                 raise InputError(
-                    f"{chunk.name_record(row)} has the feature {name!r} in a different kind of "
+                    f"{chunk.name_record(row)} has the feature {show(name)} in a different kind of "
                     f"list than earlier records ({LISTS[kind]}): one column cannot contain both"
                 )
             _, counts = read_values(chunk, lists, kind)
@@ -102,7 +103,7 @@ def _build_column(chunk: Chunk, lists: Lists, field: pa.Field) -> pa.Array:
         row = int(np.argmax(counts != 1))
         raise InputError(
             f"{chunk.name_record(int(lists.records[row]))} has {counts[row]} values for the "
-            f"feature {field.name!r}, but a column of {field.type} needs one: read it as an "
+            f"feature {show(field.name)}, but a column of {field.type} needs one: read it as an "
             "array, with '[]' after its type in `tfrecord_spec`"
         )
     values = _cast(chunk, values, counts, lists, field)
@@ -114,8 +115,8 @@ def _check_kinds(chunk: Chunk, lists: Lists, field: pa.Field, kind: int) -> None
     if other.any():
         row = int(np.argmax(other))
         raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} has the feature {field.name!r} "
-            f"as {LISTS[int(lists.kinds[row])]}, but a column of {field.type} needs {LISTS[kind]}"
+            f"{chunk.name_record(int(lists.records[row]))} has the feature {show(field.name)} as "
+            f"{LISTS[int(lists.kinds[row])]}, but a column of {field.type} needs {LISTS[kind]}"
         )
 
 
@@ -155,8 +156,8 @@ def _cast(chunk: Chunk, values: pa.Array, counts: Index, lists: Lists, field: pa
         value = next(place for place in range(len(values)) if not _fits(values[place], kind))
         row = int(np.searchsorted(np.cumsum(counts), value, side="right"))
         raise InputError(
-            f"{chunk.name_record(int(lists.records[row]))} has a value for the "
-            f"feature {field.name!r} that does not fit in {kind}: {error}"
+            f"{chunk.name_record(int(lists.records[row]))} has a value for the feature "
+            f"{show(field.name)} that does not fit in {kind}: {error}"
         ) from error
 
 

@@ -28,6 +28,7 @@ from pybackend.data.tfrecord.protobuf import (
 from pybackend.data.tfrecord.protobuf import split_bytes as rows_of
 from pybackend.data.tfrecord.types import BYTES, INT64, choose_list, is_list
 from pybackend.errors import InputError
+from pybackend.words import row_number, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +69,7 @@ def build_payload(column: pa.Array, name: str, first_row: int = 0) -> Payload:
     kind = choose_list(column.type)
     if kind is None:
         raise InputError(
-            f"column {name!r} has the type {column.type}, which a TFRecord cannot store"
+            f"column {show(name)} has the type {column.type}, which a TFRecord cannot store"
         )
     given = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     values = column.drop_null() if column.null_count else column
@@ -109,7 +110,7 @@ def _reject_null(values: pa.Array, places: Index, rows: Index, name: str) -> Non
     first = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False)))
     row = rows[np.searchsorted(places, first, side="right") - 1]
     raise InputError(
-        f"column {name!r} has a null in the array of row {row} (counting from 0), but lists in a "
+        f"column {show(name)} has a null in the array of {row_number(row)}, but lists in a "
         "TFRecord cannot contain nulls. Fill or drop them first, e.g. with array_compact()"
     )
 

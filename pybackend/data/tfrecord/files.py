@@ -26,6 +26,7 @@ from pybackend.data.tfrecord.part import Mark, Marks, place_marks, update_checks
 from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.job.options import check_tfrecord_spec
+from pybackend.words import show
 
 _SAMPLE_ROWS = 1000
 _SAMPLE_BYTES = 1 << 20
@@ -187,7 +188,7 @@ class RecordFiles:
         for column in columns:
             if column not in self.schema.names:
                 raise InputError(
-                    f"the records have no feature {column!r}: they have "
+                    f"the records have no feature {show(column)}: they have "
                     f"{', '.join(self.schema.names)}"
                 )
         return pa.schema([self.schema.field(column) for column in columns])
@@ -248,8 +249,8 @@ def _reject_unfinished(uri: str, folder: Folder, name: str) -> None:
     unfinished = [entry for entry in folder.names() or [] if entry.startswith(TEMPORARY)]
     if unfinished:
         raise InputError(
-            f"`{name}`: {uri!r} is being written, or was left behind by a process that ended: it "
-            f"contains {unfinished[0]}"
+            f"`{name}`: {show(uri)} is being written, or was left behind by a process that ended: "
+            f"it contains {unfinished[0]}"
         )
 
 

@@ -23,6 +23,7 @@ from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.types import to_schema
 from pybackend.errors import InputError
 from pybackend.job.codec import read_fields
+from pybackend.words import setting, show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -139,7 +140,7 @@ def _check_part(part: Part) -> None:
     # A reader begins at a mark: with marks out of order, it would read other rows.
     is_ordered = all(one[0] < other[0] and one[1] < other[1] for one, other in pairwise(ends))
     if part.rows < 1 or (part.marks and part.marks[0] != (0, 0)) or not is_ordered:
-        raise ValueError(f"the rows, size and marks of {part.name!r} contradict each other")
+        raise ValueError(f"the rows, size and marks of {show(part.name)} contradict each other")
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -164,24 +165,24 @@ def begin(uri: str, token: str, overwrite: bool) -> bool:
     """
     folder = open_folder(uri)
     if folder.is_file():
-        raise InputError(f"`path`: {uri!r} is a file; expected a folder, new or empty")
+        raise InputError(f"`path`: {show(uri)} is a file; expected a folder, new or empty")
     old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
-            f"`path`: {uri!r} is not empty, it contains {old[0]}: choose another folder, or "
-            "replace its content with overwrite=True"
+            f"`path`: {show(uri)} is not empty, it contains {old[0]}: choose another folder, or "
+            f"replace its content with {setting(overwrite=True)}"
         )
     strange = [name for name in old if not _RECORDS.fullmatch(name)]
     if strange:
         raise InputError(
-            f"`path`: {uri!r} contains {strange[0]}, but overwrite=True replaces only records: "
-            "choose another folder"
+            f"`path`: {show(uri)} contains {strange[0]}, but {setting(overwrite=True)} replaces "
+            "only records: choose another folder"
         )
     try:
         is_new = folder.make()
         folder.write(f"{TEMPORARY}{token}/{_STARTED}", b"")
     except Exception as error:  # each file system has its own errors
-        raise InputError(f"`path`: {uri!r} cannot be written: {error}") from error
+        raise InputError(f"`path`: {show(uri)} cannot be written: {error}") from error
     return is_new
 
 
@@ -208,7 +209,7 @@ def finish(uri: str, token: str, values: dict[str, Any], overwrite: bool) -> dic
     old = _list_old_names(folder)
     if old and not overwrite:
         raise InputError(
-            f"`path`: {old[0]} appeared in {uri!r} while the records were being written"
+            f"`path`: {old[0]} appeared in {show(uri)} while the records were being written"
         )
     names = {
         part.name: _build_name(number, token, written) for number, part in enumerate(written.parts)

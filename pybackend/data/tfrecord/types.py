@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
+from pybackend.words import show
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +54,7 @@ def to_arrow_type(spark: Any, column: str) -> pa.DataType:
             return pa.timestamp("us", "UTC" if spark == "timestamp" else None)
         if decimal := re.fullmatch(r"decimal\((\d+),\s*(-?\d+)\)", spark):
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
-    raise InputError(f"column {column!r} has the type {_name_type(spark)}: {_EXPECTED}")
+    raise InputError(f"column {show(column)} has the type {_name_type(spark)}: {_EXPECTED}")
 
 
 def to_spark_type(arrow: pa.DataType) -> Any:
@@ -77,8 +78,8 @@ def to_schema(fields: Any) -> pa.Schema:
     names = [field["name"] for field in fields["fields"]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(
-            f"there are several columns named {twice[0]!r}, but each name can occur only once in "
-            "a TFRecord: rename them"
+            f"there are several columns named {show(twice[0])}, but each name can occur only once "
+            "in a TFRecord: rename them"
         )
     types = [to_arrow_type(field["type"], field["name"]) for field in fields["fields"]]
     return pa.schema(list(zip(names, types, strict=True)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
+from pybackend.words import show
 
 # A name never begins with "-", because it is used on command lines.
 _ENTRY = re.compile(
@@ -52,7 +53,7 @@ def parse_hosts(given: str | Sequence[str]) -> tuple[HostSlots, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise InputError(
-            f'`hosts` must be a string like "a:2,b:2", or a list of them, not {given!r}'
+            f"`hosts` must be a string like {show('a:2,b:2')}, or a list of them, not {show(given)}"
         )
     entries = [entry.strip() for text in texts for entry in text.split(",")]
     if not any(entries):
@@ -73,15 +74,15 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
     try:
         lines = Path(path).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the hostfile {str(path)!r}: {error}") from error
+        raise InputError(f"cannot read the hostfile {show(str(path))}: {error}") from error
     found = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if words:
-            found.append(_parse_line(words, f"line {number} of {str(path)!r}"))
+            found.append(_parse_line(words, f"line {number} of {show(str(path))}"))
     if not found:
         raise InputError(
-            f'the hostfile {str(path)!r} lists no hosts: expected lines "host slots=2"'
+            f'the hostfile {show(str(path))} lists no hosts: expected lines "host slots=2"'
         )
     return _merge(found)
 
@@ -124,17 +125,17 @@ def _parse_entry(entry: str, place: str) -> HostSlots:
     found = _ENTRY.fullmatch(entry)
     if found is None:
         hint = "" if entry.count(":") < 2 else "; an IPv6 address must be in brackets"
-        raise InputError(f"{place}: {entry!r} is not a host: {_FORM}{hint}")
+        raise InputError(f"{place}: {show(entry)} is not a host: {_FORM}{hint}")
     slots = _count(found["slots"] or "1", entry, place)
     return HostSlots(found["address"] or found["name"], slots, found["user"])
 
 
 def _count(text: str, entry: str, place: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{place}: {entry!r} must have a whole number of slots, 1 or more")
+        raise InputError(f"{place}: {show(entry)} must have a whole number of slots, 1 or more")
     if int(text) > _MOST_SLOTS:
         raise InputError(
-            f"{place}: {entry!r} asks for {text} workers on one host. If this is a port: ssh's "
+            f"{place}: {show(entry)} asks for {text} workers on one host. If this is a port: ssh's "
             "port goes into ssh_options, and all other ports are chosen automatically"
         )
     return int(text)

@@ -35,10 +35,14 @@ from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
+from pybackend.words import call_of, show
 
 # For the processes there to end and to remove their files.
 _END_SECONDS = 15.0
-_CHOOSE_PYTHON = "specify a Python that has it on every host: hosts(..., python=...)"
+
+
+def _choose_python() -> str:
+    return f"specify a Python that has it on every host: {call_of('hosts', ..., python=...)}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Hosts:
             swept_folder() as folder,
         ):
             loopback = len(placed) == 1
-            member = Member(job, files, None, token, None, loopback, remedy=_CHOOSE_PYTHON)
+            member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
             task = RemoteTask(member, tuple(addresses), self.environment)
             contents = pack_task(task, folder, datasets)
             for host in reached:
@@ -116,12 +120,12 @@ class Hosts:
         addresses = tuple(map(self.ssh.address, slots))
         with swept_folder() as folder:
             loopback = len(self.hosts) == 1
-            member = Member(job, files, None, "", None, loopback, remedy=_CHOOSE_PYTHON)
+            member = Member(job, files, None, "", None, loopback, remedy=_choose_python())
             task = RemoteTask(member, addresses, self.environment)
             contents = pack_task(task, folder, datasets)
 
             way = _Slots(self, slots, job, contents, folder)
-            with RemoteSite(len(slots), way, _CHOOSE_PYTHON) as site:
+            with RemoteSite(len(slots), way, _choose_python()) as site:
                 return train_elastically(job, datasets, on_event, site)
 
     def start(
@@ -242,7 +246,7 @@ def hosts(
     listed = read_hostfile(hostfile) if hostfile is not None else parse_hosts(hosts or "")
     for name, value in (("python", python), ("hostfile", hostfile)):
         if value is not None and not isinstance(value, (str, os.PathLike)):
-            raise InputError(f"`{name}` must be a path, not {value!r}")
+            raise InputError(f"`{name}` must be a path, not {show(value)}")
     return Hosts(
         listed,
         python or sys.executable,
@@ -256,11 +260,14 @@ def _check_words(options: Any) -> tuple[str, ...]:
     is_list = isinstance(options, Sequence) and not isinstance(options, str)
     if not is_list or not all(isinstance(word, str) for word in options):
         raise InputError(
-            f'`ssh_options` must be a list of words, e.g. ["-p", "2222"], not {options!r}'
+            f"`ssh_options` must be a list of words, e.g. {show(['-p', '2222'])}, not "
+            f"{show(options)}"
         )
     if joined := next((word for word in options if re.match(r"-[A-Za-z]\s", word)), None):
         words = joined.split(None, 1)
-        raise InputError(f"`ssh_options` has {joined!r}: split it into two words, {words}")
+        raise InputError(
+            f"`ssh_options` has {show(joined)}: split it into two words, {show(words)}"
+        )
     return tuple(options)
 
 
@@ -269,8 +276,10 @@ def _check_variables(environment: Any) -> dict[str, str]:
     if not isinstance(given, Mapping) or not all(
         isinstance(text, str) for pair in given.items() for text in pair
     ):
-        raise InputError(f'`environment` must be like {{"NAME": "value"}}, not {environment!r}')
+        raise InputError(
+            f"`environment` must be like {show({'NAME': 'value'})}, not {show(environment)}"
+        )
     for name in given:
         if not is_variable_name(name):
-            raise InputError(f"`environment` has {name!r}, which is not a valid variable name")
+            raise InputError(f"`environment` has {show(name)}, which is not a valid variable name")
     return dict(given)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.words import setting
 
 # Options that your settings cannot change: ssh uses the first of two values.
 _FIXED = (
@@ -38,7 +39,7 @@ _ADVICE = (
     ),
     (
         r"Connection refused",
-        'Start its ssh server, or specify its port: ssh_options=["-p", "2222"]',
+        "Start its ssh server, or specify its port: {port}",
     ),
     (
         r"timed out|No route to host|Network is unreachable",
@@ -56,7 +57,7 @@ _ADVICE = (
     ),
     (
         r"Too many authentication failures",
-        'Specify the key: ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]',
+        "Specify the key: {key}",
     ),
     (
         r"Permission denied",
@@ -102,6 +103,10 @@ class Ssh:
         """Return the error for ssh exit status 255, based on the last lines that ssh printed."""
         text = "\n".join(printed)
         advice = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
+        advice = advice.format(
+            port=setting(ssh_options=["-p", "2222"]),
+            key=setting(ssh_options=["-i", "~/.ssh/id_ed25519", "-o", "IdentitiesOnly=yes"]),
+        )
         by_hand = shlex.join(["ssh", *self.options, host.login, "true"])
         said = printed[-1].strip() if printed else "nothing"
         return ClusterError(

@@ -25,6 +25,7 @@ from pybackend.launchers.remote.bundle import Bundle, bootstrap_command
 from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
+from pybackend.words import call_of
 
 _LOG_LINES = 40
 # Until Python has started there: login and its file system may be slow.
@@ -214,9 +215,9 @@ class SshHost:
         own = ".".join(map(str, sys.version_info[:2]))
         if greeting.version[:2] != sys.version_info[:2]:
             return ClusterError(
-                f"{python} on {place} is Python {version}, but this is Python {own}, and "
-                f"functions cannot be sent between releases. Specify a Python {own} that all "
-                "hosts have: hosts(..., python=...)"
+                f"{python} on {place} is Python {version}, but this is Python {own}, and functions "
+                f"cannot be sent between releases. Specify a Python {own} that all hosts have: "
+                f"{call_of('hosts', ..., python=...)}"
             )
         if not greeting.missing:
             machine = Machine(**greeting.machine)
@@ -226,7 +227,7 @@ class SshHost:
         return ClusterError(
             f"{place} has no {TITLES.get(package, package)} for {python}. Install it there with "
             f"`{python} -m pip install {package}`, or specify a Python that has it on every host: "
-            "hosts(..., python=...)"
+            f"{call_of('hosts', ..., python=...)}"
         )
 
     def _explain_start(self, status: int) -> ClusterError:
@@ -238,11 +239,12 @@ class SshHost:
         if status in (126, 127):
             return ClusterError(
                 f"{self._host.name} has no Python at {self._python}{said}. Specify one that every "
-                "host has: hosts(..., python=...)"
+                f"host has: {call_of('hosts', ..., python=...)}"
             )
         return ClusterError(
             f"{self._python} on {self._host.name} exited with status {status} before it could run "
-            f"workers{said}. Run it there manually, or specify another one: hosts(..., python=...)"
+            f"workers{said}. Run it there manually, or specify another one: "
+            f"{call_of('hosts', ..., python=...)}"
         )
 
     def _describe_loss(self, rank: int) -> Failure:

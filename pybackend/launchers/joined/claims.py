@@ -22,6 +22,7 @@ from pybackend.data.sources import FileRows
 from pybackend.job.codec import encode
 from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
 from pybackend.model.structure import digest_config
+from pybackend.words import show
 
 # These may differ: only the first process writes files, and the rest concerns one process only.
 _OWN = {
@@ -33,6 +34,7 @@ _OWN = {
     "timeout",
     "reports_steps",
     "is_observed",
+    "language",
 }
 # Fields that are not arguments, and the argument from which they are derived.
 _ARGUMENTS = {"batches": "data", "model_source": "model", "in_memory": "data_options"}
@@ -176,7 +178,7 @@ def _explain(name: str, wanted: Any, found: Any, first: str, other: str) -> str:
         advice = "pass the same kind of model, data and callbacks in all processes"
     else:
         argument = _ARGUMENTS.get(name, name)
-        what = f"`{argument}` is {found!r} in {other}, but {wanted!r} in {first}"
+        what = f"`{argument}` is {show(found)} in {other}, but {show(wanted)} in {first}"
         advice = "all processes must make the same call"
     return f"{what}: {advice}"
 

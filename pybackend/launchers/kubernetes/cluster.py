@@ -12,6 +12,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.kubernetes.manifests import CONTAINER, RUN_LABEL
+from pybackend.words import install, show
 
 # Timeouts: to connect, and between two parts of a response.
 _SECONDS = (10.0, 30.0)
@@ -28,8 +29,8 @@ def check_client() -> None:
     """
     if find_spec("kubernetes") is None:
         raise InputError(
-            "kubernetes() needs the package kubernetes, which is not installed: "
-            "`pip install kubernetes`, or `pip install 'tfdist[kubernetes]'`"
+            "kubernetes() needs the package kubernetes, which is not installed: `pip install "
+            f"kubernetes`, or `{install('kubernetes')}`"
         )
 
 
@@ -198,7 +199,7 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
         return configuration, chosen["context"].get("namespace") or "default"
     except config.ConfigException as error:
         if context is not None:
-            raise InputError(f"`context` is {context!r}: {error}") from error
+            raise InputError(f"`context` is {show(context)}: {error}") from error
         if not _OWN_NAMESPACE.exists():
             raise ClusterError(
                 f"no Kubernetes cluster is configured: {error}. Log in to it, so that `kubectl get "

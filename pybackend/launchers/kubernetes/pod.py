@@ -20,6 +20,7 @@ from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
+from pybackend.words import call_of
 
 _GREETING_SECONDS = 120.0
 _BEAT_SECONDS = 5.0
@@ -172,14 +173,15 @@ class PodChannel:
             return ClusterError(
                 f"{python} in the image is Python {version}, but this is Python {own}, and "
                 f"functions cannot be sent between releases. Use an image with Python {own}, or "
-                "specify another Python in this image: kubernetes(..., python=...)"
+                f"specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
             )
         if not greeting.missing:
             return None
         package = greeting.missing[0]
         return ClusterError(
             f"the image has no {TITLES.get(package, package)} for {python}. Install it in the "
-            "image, or specify another Python in this image: kubernetes(..., python=...)"
+            "image, or specify another Python in this image: "
+            f"{call_of('kubernetes', ..., python=...)}"
         )
 
 

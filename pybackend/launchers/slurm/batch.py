@@ -15,6 +15,7 @@ from pybackend.launchers.script.messages import read_script
 from pybackend.launchers.script.plan import split_variable
 from pybackend.launchers.slurm.queue import ask, read_job, signal_option
 from pybackend.launchers.slurm.settings import PER_NODE, as_count, check_tasks
+from pybackend.words import show
 
 # Options of `tfdist run` with a value that are passed to the job unchanged.
 _PASSED_ON = ("show", "output_dir", "grace", "max_restarts")
@@ -67,7 +68,7 @@ def describe_batch(options: argparse.Namespace) -> str:
 def _split(word: str) -> tuple[str, str | bool]:
     name, equals, value = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not name:
-        raise InputError(f"--sbatch has {word!r}: expected long options, as in --time=2:00:00")
+        raise InputError(f"--sbatch has {show(word)}: expected long options, as in --time=2:00:00")
     if name in _OURS:
         raise InputError(f"--sbatch cannot have --{name}: {_OURS[name]}")
     return name, value if equals else True

@@ -38,6 +38,7 @@ from pybackend.launchers.slurm.settings import (
 from pybackend.launchers.slurm.watch import JobFiles, SlurmWatch
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
+from pybackend.words import call_of
 
 _SCRIPT = "job.sh"
 # For a last checkpoint before the job's time limit.
@@ -48,7 +49,6 @@ _START = (
     f"sys.path[0] = str(folder / '{LIBRARY}'); "
     "from pybackend.launchers.slurm.task import main; sys.exit(main(folder, Path(sys.argv[2])))"
 )
-_CHOOSE_PYTHON = "specify a Python that all nodes have: slurm(python=...)"
 # A shell that waits for the end of its input; a line of text means that the job has ended already.
 # Slurm's controller may be unavailable for a moment.
 _CANCEL = (
@@ -206,15 +206,19 @@ class SlurmLauncher:
             if isinstance(job, TrainingJob) and job.is_elastic:
                 _pack(Member(job, files, None, token, None, False), folder, datasets)
                 way = _Jobs(settings, address, token, name, job, folder)
-                with RemoteSite(job.most_workers, way, _CHOOSE_PYTHON) as site:
+                with RemoteSite(job.most_workers, way, _choose_python()) as site:
                     return train_elastically(job, datasets, on_event, site)
             with MeetingServer(address, token, job.workers) as meeting:
                 driver = meeting.address
-                member = Member(job, files, None, token, driver, False, remedy=_CHOOSE_PYTHON)
+                member = Member(job, files, None, token, driver, False, remedy=_choose_python())
                 _pack(member, folder, datasets)
                 own = JobFiles(folder, job.workers)
                 with _submitted(settings, name, job, meeting, folder, own, on_event) as follow:
                     return follow(on_event=on_event)
+
+
+def _choose_python() -> str:
+    return f"specify a Python that all nodes have: {call_of('slurm', python=...)}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.slurm.nodes import expand_nodes
+from pybackend.words import show
 
 _LIST = "; `sinfo -o '%P %l %D %c %m %G'` lists what each partition has"
 # Messages of Slurm about a missing program, and of Python about a missing package.
@@ -308,7 +309,7 @@ def node_address(partition: str | None) -> str:
     shown = ask("sinfo", "--noheader", "--Node", *only, "--format=%o %P").splitlines()
     default = [line for line in shown if line.endswith("*")] or shown
     if not default:
-        raise ClusterError(f"Slurm has no partition {partition!r}: `sinfo` lists all")
+        raise ClusterError(f"Slurm has no partition {show(partition)}: `sinfo` lists all")
     return default[0].split()[0]
 
 

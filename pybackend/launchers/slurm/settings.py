@@ -13,6 +13,7 @@ from typing import Any
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_positive, check_whole_number
 from pybackend.job.resources import Resources
+from pybackend.words import setting, show
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
 # Options that tfdist sets itself, or that would break the job.
@@ -84,9 +85,9 @@ def check_settings(
     where = Path(folder or "~/.tfdist").expanduser().absolute()
     for name, value in {"folder": str(where), "python": python, "partition": partition}.items():
         if value is not None and (not isinstance(value, str) or not value.isprintable()):
-            raise InputError(f"`{name}` must be printable text, not {value!r}")
+            raise InputError(f"`{name}` must be printable text, not {show(value)}")
     if not isinstance(setup or "", str):
-        raise InputError(f"`setup` must be shell commands as text, not {setup!r}")
+        raise InputError(f"`setup` must be shell commands as text, not {show(setup)}")
     return SlurmSettings(
         partition=partition,
         time=_check_time(time),
@@ -122,7 +123,7 @@ def with_resources(settings: SlurmSettings, resources: Resources) -> SlurmSettin
     if resources.bytes is not None:
         if both := sorted(_MEMORY & settings.options.keys()):
             raise InputError(
-                f"`resources` sets the memory of each worker, and so does {both[0]!r} in "
+                f"`resources` sets the memory of each worker, and so does {show(both[0])} in "
                 "`options` of slurm(): specify it in only one of the two"
             )
         # Not `mem`, which applies to a node: only Slurm knows the number of workers per node.
@@ -137,34 +138,36 @@ def _check_time(time: Any) -> str | None:
     text = str(_as_text(time))
     if not _TIME.fullmatch(text):
         raise InputError(
-            "`time` must be a whole number of minutes, or text in Slurm's format, e.g. '1:30:00' "
-            f"or '2-12:00', not {time!r}"
+            "`time` must be a whole number of minutes, or text in Slurm's format, e.g. "
+            f"{show('1:30:00')} or {show('2-12:00')}, not {show(time)}"
         )
     return text
 
 
 def _check_options(options: Any) -> Mapping[str, Any]:
     if not isinstance(options, Mapping):
-        raise InputError(f"`options` must map sbatch's long options to values, not {options!r}")
+        raise InputError(f"`options` must map sbatch's long options to values, not {show(options)}")
     checked = {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
     return {name: _check_option(name, value) for name, value in checked.items()}
 
 
 def _check_option(name: str, value: Any) -> str | bool:
     if not re.fullmatch(r"[a-z][a-z-]+", name):
-        raise InputError(f"`options` has {name!r}: expected a long option such as 'account'")
+        raise InputError(
+            f"`options` has {show(name)}: expected a long option such as {show('account')}"
+        )
     # Slurm accepts unambiguous prefixes of names.
     ours = next((one for one in _OURS if one.startswith(name) and name not in _WHOLE), None)
     if ours is not None:
-        short = f", which means {ours!r}" if ours != name else ""
-        raise InputError(f"`options` cannot have {name!r}{short}: {_OURS[ours]}")
+        short = f", which means {show(ours)}" if ours != name else ""
+        raise InputError(f"`options` cannot have {show(name)}{short}: {_OURS[ours]}")
     if value is True:
         return True
     text = _as_text(value)
     if not isinstance(text, str) or not text.isprintable():
         raise InputError(
-            f"`options` has {name}={value!r}: expected text, a number, or True for an option "
-            "without a value"
+            f"`options` has {setting(**{name: value})}: expected text, a number, or {show(True)} "
+            "for an option without a value"
         )
     return text
 

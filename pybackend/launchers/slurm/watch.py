@@ -44,7 +44,7 @@ _CAUSES = {
     "OUT_OF_MEMORY": (
         "OutOfMemory",
         "the job exceeded its memory limit",
-        "request more, as in resources=Resources(memory='8GB'), or lower batch_size",
+        "request more `memory` in `resources`, or lower `batch_size`",
     ),
     "PREEMPTED": (
         "Preempted",

@@ -16,6 +16,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask
+from pybackend.words import either
 
 # Port and session to which this process is attached.
 _attached: tuple[int, Any] | None = None
@@ -141,7 +142,9 @@ def _reject_session(session: Any) -> None:
     context = session.sparkContext
     raise ClusterError(
         f"Python already uses another Spark application ({context.applicationId}, master "
-        f"{context.master}): stop it with `session.stop()`, or pass that session instead"
+        f"{context.master}): stop it with "
+        f"`{either('session.stop()', 'sparklyr::spark_disconnect_all()')}`, or pass that session "
+        "instead"
     )
 
 

@@ -58,6 +58,7 @@ from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token, own_address
+from pybackend.words import either, setting, term
 
 _HASH = "__tfdist_hash__"
 # Tasks of a barrier stage start together, but Python may start slowly on a busy host.
@@ -200,8 +201,8 @@ def input_frame(
     kinds = {isinstance(data, DataFrameRows) for data in datasets.values()}
     if len(kinds) > 1:
         raise InputError(
-            "`data` and `validation_data` must each be a Spark DataFrame, or both be arrays; files "
-            "can be combined with either"
+            f"`data` and `validation_data` must each be a {term('Spark DataFrame')}, or both be "
+            "arrays; files can be combined with either"
         )
     if kinds == {True}:
         _check_partitions(session, job, list(datasets.values()))
@@ -233,16 +234,17 @@ def _check_partitions(session: Any, job: Job, datasets: Sequence[DataFrameRows])
         return
     if len(datasets) > 1:
         raise InputError(
-            "repartition=False supports only one DataFrame, but `validation_data` is a second "
-            "one: pass it as files, or leave out `repartition`"
+            f"{setting(repartition=False)} supports only one {term('DataFrame')}, but "
+            "`validation_data` is a second one: pass it as files, or leave out `repartition`"
         )
     if is_connect(session):  # does not know the number in advance; the tasks check it
         return
     partitions = run_watched(session, lambda: int(datasets[0].frame.rdd.getNumPartitions()))
     if partitions != job.workers:
         raise InputError(
-            f"repartition=False, but the DataFrame has {partitions} partitions, not workers="
-            f"{job.workers}: use workers={partitions}, or df.repartition({job.workers})"
+            f"{setting(repartition=False)}, but the {term('DataFrame')} has {partitions} "
+            f"partitions, not {setting(workers=job.workers)}: use {setting(workers=partitions)}, "
+            f"or {either('df.repartition(', 'sparklyr::sdf_repartition(data, ')}{job.workers})"
         )
 
 
@@ -264,7 +266,7 @@ def _frame_of_blobs(
         return frame.repartition(job.workers, "key")
 
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes))
-    frame = ask(session, "a DataFrame of the rows", send, size)
+    frame = ask(session, f"a {term('DataFrame')} of the rows", send, size)
     return frame, Blobs(describe_layout(datasets), sent), counts
 
 

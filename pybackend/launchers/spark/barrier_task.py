@@ -25,6 +25,7 @@ from pybackend.launchers.remote.task import MODEL
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
+from pybackend.words import setting, term
 
 SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks the data set of a row when training and validation rows travel together.
@@ -86,8 +87,8 @@ class Task:
         tasks = len(context.getTaskInfos())
         if tasks != member.job.workers:
             raise RuntimeError(
-                f"repartition=False, but the DataFrame has {tasks} partitions, not workers="
-                f"{member.job.workers}"
+                f"{setting(repartition=False)}, but the {term('DataFrame')} has {tasks} "
+                f"partitions, not {setting(workers=member.job.workers)}"
             )
         is_observed = member.job.is_observed
         writes_events = isinstance(member.job, TrainingJob) and member.job.tensorboard is not None

@@ -29,6 +29,7 @@ from pybackend.launchers.spark.slots import (
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
+from pybackend.words import Code, call_of, either, term
 
 _LEAVE_SECONDS = 20.0
 
@@ -64,8 +65,9 @@ class DetachedLauncher:
         assert not datasets
         if is_connect(session):
             raise ClusterError(
-                "rows cannot be fed to running workers from a Spark Connect session, which has no "
-                "RDDs: use a classic session, or barrier_run(..., data=df)"
+                "rows cannot be fed to running workers from a Spark Connect session, which has "
+                "no RDDs: use a classic session, or "
+                f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
             )
         check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)

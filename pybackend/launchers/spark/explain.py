@@ -15,6 +15,7 @@ from pybackend.errors import ClusterError
 from pybackend.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import count_slots
+from pybackend.words import show
 
 # They print the stack trace of a failed task: the first in local mode, the second always.
 _LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
@@ -215,7 +216,7 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     shown = f"the executors' Python{f' ({python})' if python else ''}"
     host = find_host(text) or host
     place = f" on {host}" if host else ""
-    fault = f"too old a version of {package!r}" if found[3] else f"no module {package!r}"
+    fault = f"too old a version of {show(package)}" if found[3] else f"no module {show(package)}"
     command = f"{python or 'python'} -m pip install --upgrade {package}"
     return (
         f"{shown}{place} has {fault}",

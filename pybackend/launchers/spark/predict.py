@@ -22,6 +22,7 @@ from pybackend.job.job import MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, read_schema, read_version
+from pybackend.words import show
 
 _METADATA = "metadata.json"
 _VECTOR = "VectorUDT"
@@ -158,7 +159,7 @@ def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
     for field in predictions.fields:
         if field.name.lower() in taken:
             raise InputError(
-                f"`df` would have two columns named {field.name!r} (counting the predictions): "
+                f"`df` would have two columns named {show(field.name)} (counting the predictions): "
                 "rename or drop the column of `df`, or use another `type`"
             )
         taken.add(field.name.lower())

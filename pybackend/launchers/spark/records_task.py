@@ -17,6 +17,7 @@ from pybackend.data.tfrecord.folder import choose_path, is_begun
 from pybackend.data.tfrecord.part import write_part
 from pybackend.errors import InputError
 from pybackend.net.rendezvous import new_token
+from pybackend.words import show
 
 SCHEMA = "report string"
 # Marks a task's InputError in the message of Spark's exception.
@@ -40,8 +41,8 @@ class WriteTask:
         with _refusals(f"partition {partition}"):
             if not is_begun(self.uri, self.token):
                 raise InputError(
-                    f"`path`: {socket.gethostname()}, which runs tasks, cannot see {self.uri!r}: "
-                    "use a file system that all machines share, or a URI"
+                    f"`path`: {socket.gethostname()}, which runs tasks, cannot see "
+                    f"{show(self.uri)}: use a file system that all machines share, or a URI"
                 )
             # Spark may run a task twice, even at the same time: only one of the rows is used.
             attempt = f"{partition:05d}-{new_token()[:12]}"

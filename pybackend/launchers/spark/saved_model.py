@@ -20,6 +20,7 @@ from pybackend.launchers.spark.saved_model_task import (
     describe_signature,
 )
 from pybackend.launchers.spark.session import ask, read_schema
+from pybackend.words import show
 
 _KINDS = {"double": "double", "int64": "bigint", "bool": "boolean", "binary": "binary"}
 
@@ -109,8 +110,8 @@ def _check_names(
     for name in given:
         if name not in known:
             raise InputError(
-                f"`{argument}` has the {what} {name!r}, but the model's {what}s are {listed}"
+                f"`{argument}` has the {what} {show(name)}, but the model's {what}s are {listed}"
             )
     missing = [name for name in known if name not in given]
     if needs_all and missing:
-        raise InputError(f"`{argument}` has no column for the model's {what} {missing[0]!r}")
+        raise InputError(f"`{argument}` has no column for the model's {what} {show(missing[0])}")

@@ -18,6 +18,7 @@ from pybackend.data.predictions import nest_lists
 from pybackend.data.ragged import to_dense
 from pybackend.errors import InputError
 from pybackend.launchers.spark.predict_task import set_up_tensorflow
+from pybackend.words import show, term
 
 _lock = threading.Lock()
 # The last model that was loaded: its key, and the model with its function.
@@ -74,8 +75,8 @@ class SavedModelTask:
         for name in self.outputs:
             if len(found[name]) != rows_in:
                 raise InputError(
-                    f"the model's output {name!r} has {len(found[name])} rows for {rows_in} rows "
-                    "of the DataFrame: it must have one for each"
+                    f"the model's output {show(name)} has {len(found[name])} rows for {rows_in} "
+                    f"rows of the {term('DataFrame')}: it must have one for each"
                 )
         return found
 
@@ -93,8 +94,8 @@ def describe_signature(model: SavedModel) -> dict[str, Any]:
     for name, spec in function.structured_outputs.items():
         if spec.shape.rank is None or spec.shape.rank < 1:
             raise InputError(
-                f"the model's output {name!r} has the shape {spec.shape}: its first dimension must "
-                "be the rows"
+                f"the model's output {show(name)} has the shape {spec.shape}: its first dimension "
+                "must be the rows"
             )
         outputs[name] = [_column_kind(spec.dtype), spec.shape.rank - 1]
     return {"inputs": dict.fromkeys(function.structured_input_signature[1]), "outputs": outputs}
@@ -112,7 +113,8 @@ def _to_arrow(values: Any, name: str, batch_size: int) -> Any:
     kinds = {"f": "float64", "i": "int64", "u": "int64", "b": "bool", "O": "O"}
     if values.dtype.kind not in kinds:
         raise InputError(
-            f"the model's output {name!r} has the type {values.dtype}, which a column cannot store"
+            f"the model's output {show(name)} has the type {values.dtype}, which a column cannot "
+            "store"
         )
     return nest_lists(values.astype(kinds[values.dtype.kind]), values.ndim - 1)
 
@@ -160,10 +162,10 @@ def _read(model: SavedModel) -> tuple[Any, Any]:
     try:
         loaded = tf.saved_model.load(model.folder, tags=model.tags and list(model.tags))
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot load a SavedModel from {model.folder!r}: {error}") from error
+        raise InputError(f"cannot load a SavedModel from {show(model.folder)}: {error}") from error
     if model.signature not in loaded.signatures:
         raise InputError(
-            f"the SavedModel at {model.folder!r} has no signature {model.signature!r}: it has "
-            f"{', '.join(loaded.signatures) or 'none'}"
+            f"the SavedModel at {show(model.folder)} has no signature {show(model.signature)}: it "
+            f"has {', '.join(loaded.signatures) or 'none'}"
         )
     return loaded, loaded.signatures[model.signature]

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pybackend.errors import ClusterError
 from pybackend.net.deadline import within
+from pybackend.words import term
 
 ANSWER_SECONDS = 30.0
 # A call that carries data has this much more time.
@@ -88,4 +89,4 @@ def read_version(session: Any) -> tuple[int, ...]:
 
 def read_schema(frame: Any) -> Any:
     """Return the ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
-    return ask(frame.sparkSession, "the columns of a DataFrame", lambda: frame.schema)
+    return ask(frame.sparkSession, f"the columns of a {term('DataFrame')}", lambda: frame.schema)

@@ -21,6 +21,7 @@ from pybackend.job.resources import Resources
 from pybackend.launchers.machine import count_cores
 from pybackend.launchers.machine_share import find_shortage, this_machine
 from pybackend.launchers.spark.session import ask, is_connect
+from pybackend.words import call_of, setting
 
 # Executors of a cluster register one after another once the session exists.
 _REGISTER_SECONDS = 30.0
@@ -172,13 +173,13 @@ def check_allotment(session: Any, resources: Resources, workers: int) -> None:
         Names the setting that must be set when the session starts.
     """
     pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
-    for setting, (name, wanted, default) in pairs.items():
-        has = float(read_setting(session, setting) or default)
+    for key, (name, wanted, default) in pairs.items():
+        has = float(read_setting(session, key) or default)
         if wanted is not None and wanted > has:
             raise InputError(
-                f"each worker needs {wanted} {name} (resources=Resources({name}={wanted})), "
-                f"but a task of this Spark session has {has:g}: start the session with "
-                f"{setting}={wanted}"
+                f"each worker needs {wanted} {name} "
+                f"({setting(resources=call_of('Resources', **{name: wanted}))}), but a task of "
+                f"this Spark session has {has:g}: start the session with {key}={wanted}"
             )
     if is_one_machine(session) and not is_connect(session):
         # In a cluster, each task checks its own machine.
@@ -268,7 +269,9 @@ def take_slots(
 def _describe(turns: list[_Turn], turn: _Turn, slots: int) -> str:
     now = time.monotonic()
     ahead = turns[: turns.index(turn)]
-    held = ", ".join(f"workers={t.workers} for {now - t.began:.0f} s" for t in ahead if t.holds)
+    held = ", ".join(
+        (f"{setting(workers=t.workers)} for {now - t.began:.0f} s") for t in ahead if t.holds
+    )
     queued = sum(not t.holds for t in ahead)
     return (
         f"a training run is waiting for {turn.workers} of the session's {slots} slots: other "

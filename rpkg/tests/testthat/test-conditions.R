@@ -48,3 +48,33 @@ test_that("the backtrace ends at the call that the user made", {
   ended <- (function() environment())()
   expect_null(trace_user(ended))
 })
+
+test_that("errors of Python show values, settings and names as R's code", {
+  skip_if_no_pybackend()
+  expect_snapshot(error = TRUE, {
+    call_python(pybackend()$Resources, memory = "much")
+    call_python(pybackend()$LocalSteps, 0)
+    call_python(pybackend()$kubernetes, NULL)
+    call_python(pybackend()$hosts, list(a = 1))
+  })
+})
+
+test_that("so do the errors of workers", {
+  skip_if_no_pybackend()
+  fail <- reticulate::py_run_string(
+    "
+def fail(context):
+    from pybackend import LocalSteps
+    if context.rank == 0:
+        LocalSteps('None')
+    raise ValueError('None is not workers=2')
+",
+    local = TRUE
+  )$fail
+  error <- expect_error(
+    call_python(pybackend()$barrier_run, "local", fail, workers = 1L, verbose = 0L),
+    class = "tfdist_error_worker_failed"
+  )
+  first <- strsplit(conditionMessage(error), "\n")[[1]][[1]]
+  expect_match(first, "failed: `steps` must be a whole number, not \"None\"", fixed = TRUE)
+})

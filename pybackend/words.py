@@ -1,0 +1,164 @@
+"""Values, code and names in messages, as users of Python or of R write them.
+
+The language is a setting of the process, which R's package changes. Workers take it from their job,
+so that their errors arrive in the user's language, too. The functions return text in the language
+of the moment: do not call them in a module's constants.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal
+
+Language = Literal["Python", "R"]
+
+# Names that differ in R.
+_FUNCTIONS = {
+    "Checkpoint": "checkpoint",
+    "DataOptions": "data_options",
+    "Elastic": "elastic",
+    "Exchange": "exchange",
+    "LocalSteps": "local_steps",
+    "Observer": "observer",
+    "ParameterServer": "parameter_server",
+    "Resources": "resources",
+    "ScaleLearningRate": "scale_learning_rate",
+}
+_TERMS = {
+    "(x, y)": "list(x, y)",
+    "(x, y, sample_weight)": "list(x, y, sample_weight)",
+    "CategoricalCrossentropy": "loss_categorical_crossentropy()",
+    "DataFrame": "Spark table",
+    "SparseCategoricalCrossentropy": "loss_sparse_categorical_crossentropy()",
+    "Spark DataFrame": "Spark table",
+    "TrainResult": "tfdist_fit",
+    "barrier_run": "barrier_apply",
+    "dict": "named list",
+    "keras.Model(inputs, outputs)": "keras_model()",
+    "keras.Sequential": "keras_model_sequential()",
+    "model.predict()": "predict()",
+    "model.save": "write_model()",
+    "pandas or polars data frame": "data frame",
+    "spark": "sc",
+    **{name: f"{function}()" for name, function in _FUNCTIONS.items()},
+}
+_CONSTANTS = {None: "NULL", True: "TRUE", False: "FALSE"}
+_NUMBERS = {"inf": "Inf", "-inf": "-Inf", "nan": "NaN"}
+# What R calls a syntactic name; `if` and other reserved words are no names that users give.
+_NAME = re.compile(r"(?:[A-Za-z]|\.(?![0-9]))[A-Za-z0-9._]*")
+
+_language: Language = "Python"
+
+
+def speak(language: Language) -> None:
+    """Set the language of this process's messages."""
+    global _language
+    _language = language
+
+
+def spoken() -> Language:
+    """Return the language of this process's messages."""
+    return _language
+
+
+def either(python: str, r: str) -> str:
+    """Return the first text for users of Python, the second for users of R."""
+    return r if _language == "R" else python
+
+
+class Code(str):
+    """Code, which `show` leaves unchanged."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+REST = Code("...")
+
+
+def show(value: Any) -> str:
+    """Return a value as code: its ``repr`` or, for R, what its users would write."""
+    if value is ...:
+        return REST
+    return _show_in_r(value) if _language == "R" else repr(value)
+
+
+def setting(**values: Any) -> str:
+    """Return arguments of a call: ``workers=2`` or, in R, ``workers = 2``."""
+    sign = either("=", " = ")
+    return ", ".join(f"{name}{sign}{show(value)}" for name, value in values.items())
+
+
+def call_of(function: str, *arguments: Any, **settings: Any) -> Code:
+    """Return the call of a function of tfdist: ``Elastic(2)`` or, in R, ``elastic(2)``."""
+    own = function.removeprefix("pybackend.")
+    name = either(function, _FUNCTIONS.get(own, own))
+    inside = [*map(show, arguments), setting(**settings)]
+    return Code(f"{name}({', '.join(filter(None, inside))})")
+
+
+def term(name: str) -> str:
+    """Return the name of a function, a class or a kind of data."""
+    return either(name, _TERMS[name])
+
+
+def one_of(*classes: str) -> str:
+    """Return "an Exchange or a Resources" or, in R, "made by exchange() or resources()"."""
+    if _language == "R":
+        return f"made by {listed(map(term, classes))}"
+    return listed(f"{'an' if name[0] in 'AEIOU' else 'a'} {name}" for name in classes)
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Return "a, b or c"."""
+    *others, last = texts
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def row_number(row: int) -> str:
+    """Return "row 3 (counting from 0)" or, in R, "row 4"."""
+    return either(f"row {row} (counting from 0)", f"row {row + 1}")
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an optional part of tfdist."""
+    in_r = f'run `install_tfdist(extras = c("cpu", "{extra}"))`'
+    return either(f"pip install 'tfdist[{extra}]'", in_r)
+
+
+def _show_in_r(value: Any) -> str:
+    if isinstance(value, Code):
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # R has the same escapes
+    if value is None or isinstance(value, bool):
+        return _CONSTANTS[value]
+    if isinstance(value, float):
+        text = repr(float(value)).removesuffix(".0")
+        return _NUMBERS.get(text, text)
+    if type(value) in (list, tuple):
+        return _show_items(value)
+    if type(value) is dict:
+        return f"list({', '.join(f'{_name(key)} = {show(one)}' for key, one in value.items())})"
+    if is_dataclass(value) and type(value).__name__ in _FUNCTIONS:
+        given = {one.name: getattr(value, one.name) for one in fields(value)}
+        return call_of(type(value).__name__, **given)
+    return repr(value)
+
+
+def _show_items(values: Any) -> str:
+    """Show a list, or a tuple: one of whole numbers is a shape, where None means any length."""
+    if isinstance(values, tuple) and all(one is None or type(one) is int for one in values):
+        return f"({', '.join('NA' if one is None else str(one) for one in values)})"
+    kinds = {str if isinstance(one, Code) else type(one) for one in values}
+    is_vector = len(kinds) == 1 and kinds <= {str, int, float, bool}
+    return f"{'c' if is_vector else 'list'}({', '.join(map(show, values))})"
+
+
+def _name(key: Any) -> str:
+    if not isinstance(key, str):
+        return f'"{key}"'
+    return key if _NAME.fullmatch(key) else f"`{key}`"
