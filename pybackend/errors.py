@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pybackend.words import either
 
@@ -105,7 +105,7 @@ class PeerLostError(TfdistError):
 
 # Exception types that launchers report for a process that was killed or stopped, or whose machine
 # failed.
-_LOSSES = {
+Loss = Literal[
     "Disrupted",
     "Evicted",
     "ExecutorLost",
@@ -118,10 +118,11 @@ _LOSSES = {
     "ProcessDied",
     "WorkerLost",
     "WorkerStalled",
-}
-
-# A training run with checkpoints may run into several of these.
-_LIMITS = {"TimeLimit"}
+]
+# A training run with checkpoints may reach several time limits.
+End = Literal["Cancelled", "Deleted", "TimeLimit"]
+# Besides these, `Failure.exception_type` is the class of an exception.
+Kind = Literal[Loss, End, "NoPython", "ProcessLost", "Stopped", "Terminated", "UnreadableReport"]
 
 # Errors of TensorFlow's own collectives, and of its coordinator, on the other workers.
 _LOST_SERVERS = {
@@ -154,12 +155,12 @@ class Failure:
     @property
     def is_loss(self) -> bool:
         """True if the process was lost for a reason outside the code that it ran."""
-        return self.exception_type in _LOSSES
+        return self.exception_type in get_args(Loss)
 
     @property
     def is_end_of_job(self) -> bool:
         """True if the worker's own job was ended, without affecting workers in other jobs."""
-        return self.exception_type in (*_LIMITS, "Cancelled", "Deleted")
+        return self.exception_type in get_args(End)
 
     @property
     def is_consequence(self) -> bool:
@@ -221,7 +222,7 @@ class WorkerFailedError(TfdistError):
         is_kept
             True if there are checkpoints: then reaching a time limit also counts as a loss.
         """
-        lost = [f.is_loss or (is_kept and f.exception_type in _LIMITS) for f in self.failures]
+        lost = [f.is_loss or (is_kept and f.exception_type == "TimeLimit") for f in self.failures]
         are_lost = any(lost)
         return all(
             is_lost or failure.follows(are_lost)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pybackend.errors import Failure, TfdistError
+from pybackend.errors import Failure, Kind, TfdistError
 
 _PREEMPTED = "received SIGTERM"
 PREEMPTED = f"the process {_PREEMPTED}"
@@ -109,7 +109,7 @@ class PreemptedError(TfdistError):
         saved = "a checkpoint was written" if is_kept else "no checkpoint could be written"
         super().__init__(f"all workers left the training after {place}; {saved}")
 
-    def describe(self, rank: int) -> tuple[str, str]:
+    def describe(self, rank: int) -> tuple[Kind, str]:
         """Return the type and message of a rank's failure."""
         if rank in self.ranks:
             return "Preempted", f"{PREEMPTED}; {self}"
@@ -130,6 +130,6 @@ class LeftError(PreemptedError):
         self.epoch = epoch
         TfdistError.__init__(self, f"it left the training after epoch {epoch}")
 
-    def describe(self, rank: int) -> tuple[str, str]:
+    def describe(self, rank: int) -> tuple[Kind, str]:
         """Return the type and message of the failure of this worker."""
         return "Preempted", f"{PREEMPTED}; {self}"

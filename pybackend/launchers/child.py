@@ -22,7 +22,7 @@ from typing import Any
 
 import pybackend
 from pybackend.data.disk import naming_full_disk
-from pybackend.errors import Failure, printable
+from pybackend.errors import Failure, Kind, printable
 from pybackend.job.codec import encode
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import (
@@ -364,7 +364,7 @@ class Child:
         )
         return self._fail("ProcessDied", message, advice)
 
-    def _fail(self, exception_type: str, message: str, advice: str) -> Failure:
+    def _fail(self, exception_type: Kind, message: str, advice: str) -> Failure:
         return Failure(
             self.rank,
             self.host,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pybackend.errors import Kind
 from pybackend.launchers.kubernetes.manifests import INDEX
 
 # Kubernetes tries again, but these problems do not go away by themselves.
@@ -23,7 +24,7 @@ _HOPELESS = {
 _MEMORY = "request more `memory`, or lower batch_size"
 _AGAIN = "start again"
 # Reasons of a pod's end, or of its disruption.
-_ENDS = {
+_ENDS: dict[str, tuple[Kind, str, str]] = {
     "OOMKilled": ("OutOfMemory", "exceeded its memory limit (OOMKilled)", _MEMORY),
     "Evicted": ("Evicted", "was evicted by its node", _MEMORY),
     "PreemptionByScheduler": ("Preempted", "was preempted by one of higher priority", _AGAIN),
@@ -106,7 +107,7 @@ class PodState:
         waiting = self._container.get("state", {}).get("waiting", {})
         return _HOPELESS.get(waiting.get("reason"), "")
 
-    def describe_end(self) -> tuple[str, str, str]:
+    def describe_end(self) -> tuple[Kind, str, str]:
         """Return the type, message and advice for the failure of its worker."""
         where = f"its pod {self.name} on {self.node}"
         found = self._find_end()
@@ -190,7 +191,7 @@ class KubernetesJob:
                 return str(one.get("reason") or "Failed"), str(one.get("message") or "")
         return "", ""
 
-    def explain(self, pod: PodState) -> tuple[str, str, str]:
+    def explain(self, pod: PodState) -> tuple[Kind, str, str]:
         """Return the same as `PodState.describe_end`, for a pod that was deleted."""
         reason, message = self.failure
         if reason == "DeadlineExceeded":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from pybackend.errors import ClusterError, Failure
+from pybackend.errors import ClusterError, Failure, Kind
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.child import LOG_LINES
 from pybackend.launchers.kubernetes.cluster import Cluster
@@ -27,7 +27,7 @@ _ASK_AGAIN_SECONDS = 0.5
 _SILENT_SECONDS = 120.0
 _SHOWN_REASONS = 3
 # Ends before which a worker receives SIGTERM.
-_PREEMPTIONS = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
+_PREEMPTIONS: set[Kind] = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
 class KubernetesWatch:
@@ -211,7 +211,7 @@ class KubernetesWatch:
             if channel is not None and channel.trouble is not None and pod.runs:
                 raise channel.trouble
 
-    def _explain(self, pod: PodState) -> tuple[str, str, str]:
+    def _explain(self, pod: PodState) -> tuple[Kind, str, str]:
         return self._job.explain(pod) if pod.was_made_to_end else pod.describe_end()
 
     def _describe(self, rank: int) -> Failure:

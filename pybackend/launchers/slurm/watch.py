@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pybackend.errors import ClusterError, Failure
+from pybackend.errors import ClusterError, Failure, Kind
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import RESTARTS
 from pybackend.launchers.child import LOG_LINES
@@ -36,7 +36,7 @@ _ASK_AGAIN_SECONDS = 0.5
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 600.0
 _DRAIN_SECONDS = 2.0
-_CAUSES = {
+_CAUSES: dict[str, tuple[Kind, str, str]] = {
     "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
     "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
     "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
@@ -232,7 +232,7 @@ class SlurmWatch:
 # Why Slurm ended a job.
 
 
-def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str, str]:
+def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
     """Return the type, message and advice for the failure of a worker that did not report.
 
     Parameters
@@ -254,7 +254,7 @@ def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[str, str
     return "ProcessDied", message, "see the last lines of its log"
 
 
-def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[str, str, str] | None:
+def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
     """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
 
     Parameters
