@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal
 
 from pybackend.api.calls import Features, PredictionType
@@ -14,20 +13,24 @@ from pybackend.api.result import TrainResult
 from pybackend.data.predictions import Predictions
 from pybackend.errors import InputError
 from pybackend.job.options import ColumnEncoding, DataOptions, check_data_options
-from pybackend.sql import duckdb, oracle, postgres, spark, sqlite
+from pybackend.sql.duckdb import DuckdbWriter
 from pybackend.sql.encoding import encode_source, find_encodings
 from pybackend.sql.graph import Graph
+from pybackend.sql.oracle import OracleWriter, write_package
+from pybackend.sql.postgres import PostgresWriter
 from pybackend.sql.query import Encoding, Question, Shown, SourceQuery, WeightsPart, list_columns
+from pybackend.sql.spark import SparkWriter
+from pybackend.sql.sqlite import SqliteWriter
+from pybackend.sql.writer import SqlWriter
 from pybackend.words import REST, setting, show
 
-# Each has `compile_query`, `quote` and `text`; dialects for `deploy_model` also have `array_of`.
 Dialect = Literal["duckdb", "postgresql", "sqlite", "spark", "oracle"]
-DIALECTS: dict[str, Any] = {
-    "duckdb": duckdb,
-    "postgresql": postgres,
-    "sqlite": sqlite,
-    "spark": spark,
-    "oracle": oracle,
+DIALECTS: dict[str, type[SqlWriter]] = {
+    "duckdb": DuckdbWriter,
+    "postgresql": PostgresWriter,
+    "sqlite": SqliteWriter,
+    "spark": SparkWriter,
+    "oracle": OracleWriter,
 }
 # Longest name in PostgreSQL.
 MOST_BYTES = 63
@@ -95,9 +98,7 @@ class SqlModel:
             raise InputError("package() needs a single-column `key`")
         check_name("name", name)
         count = sum(len(part.numbers) for part in self.parts)
-        return oracle.write_package(
-            name, self.query, self.key[0], self.shown[0], self.weights, count
-        )
+        return write_package(name, self.query, self.key[0], self.shown[0], self.weights, count)
 
 
 def to_sql(
@@ -156,7 +157,7 @@ def to_sql(
     -------
     SqlModel
         Its ``query`` reads the table ``weights``. ``rows()`` returns the rows of that table: (part,
-        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For Oracle,
+        i, o, x) in SQLite and Oracle, (part, place, numbers) elsewhere. For OracleWriter,
         ``package(name)`` returns a script that creates this table and a package.
 
     Raises
@@ -226,13 +227,11 @@ def ask(
 
 def answer(dialect: str, question: Question, has_vectors: bool) -> SqlModel:
     """Return the query of a dialect, and its weights."""
-    compile_query = DIALECTS[dialect].compile_query
-    if dialect == "postgresql":
-        compile_query = partial(compile_query, has_vectors=has_vectors)
-    found = compile_query(encode_source(question, DIALECTS[dialect]))
+    kind = DIALECTS[dialect]
+    writer = kind(encode_source(question, kind), has_vectors)
+    query = writer.write()
     shown = tuple(column.name for column in question.shown)
-    parts = tuple(found.parts)
-    return SqlModel(dialect, found.query, question.weights, parts, question.keys, shown)
+    return SqlModel(dialect, query, question.weights, tuple(writer.parts), question.keys, shown)
 
 
 def _check_shown(dialect: str, keys: Sequence[str], shown: Sequence[Shown]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.encoding import ONE_HOT, encoding_of
 from pybackend.sql.query import Encoding, Question, free_prefix, list_columns
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from pybackend.sql.writer import SqlWriter
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def find_encodings(
     }
 
 
-def encode_source(question: Question, dialect: ModuleType) -> Question:
+def encode_source(question: Question, dialect: type[SqlWriter]) -> Question:
     """Return the `Question` with a source in which categories are numbers, other values NULL."""
     if not question.encodings:
         return question
@@ -77,7 +75,7 @@ def _code(encoding: Encoding, code: str, quote: Any) -> _Coded:
     return _Coded(code, names, shown)
 
 
-def _list_cases(encoding: Encoding, dialect: ModuleType) -> str:
+def _list_cases(encoding: Encoding, dialect: type[SqlWriter]) -> str:
     def literal(value: Any) -> str:
         return dialect.text(value) if isinstance(value, str) else str(value).upper()
 

@@ -20,13 +20,10 @@ class Words:
     ----------
     greatest, least
         Functions of several numbers.
-    double
-        Type in which formulas are computed.
     """
 
     greatest: str = "greatest"
     least: str = "least"
-    double: str = "double precision"
 
     def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
         """Return the formula for a function by its name; ``x`` is a name, or in parentheses."""

@@ -121,14 +121,6 @@ class WeightsPart:
     is_kernel: bool = False
 
 
-@dataclass
-class QueryAnswer:
-    """Query, and the required content of the weights table."""
-
-    query: str = ""
-    parts: list[WeightsPart] = field(default_factory=list)
-
-
 def list_columns(features: str | Sequence[str] | Mapping[str, str | Sequence[str]]) -> list[str]:
     """Return the columns of all inputs, each once."""
     groups = features.values() if isinstance(features, Mapping) else [features]
@@ -142,13 +134,3 @@ def free_prefix(names: Sequence[str]) -> str:
     while any(name.lower().startswith(prefix) for name in names):
         prefix += "_"
     return prefix
-
-
-def find_last_uses(graph: Graph) -> dict[str, int]:
-    """Return the index of the last node that uses each value; for outputs, one after all nodes."""
-    found: dict[str, int] = {}
-    for place, node in enumerate(graph.nodes.values()):
-        found.setdefault(node.name, place)
-        found.update(dict.fromkeys(node.inputs, place))
-    found.update(dict.fromkeys(graph.outputs, len(graph.nodes)))
-    return found

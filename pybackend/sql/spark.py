@@ -2,154 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pybackend.errors import InputError
-from pybackend.sql.formulas import LARGEST, Words, number
-from pybackend.sql.graph import (
-    Array,
-    Combine,
-    Concatenate,
-    Fold,
-    Gather,
-    Graph,
-    Linear,
-    Lookup,
-    Map,
-    Node,
-    Reduce,
-    Scale,
-    Slope,
-    Softmax,
-)
-from pybackend.sql.query import (
-    QueryAnswer,
-    Question,
-    Shown,
-    WeightsPart,
-    find_last_uses,
-    free_prefix,
-)
-
-WORDS = Words(double="DOUBLE")
-_SIGNS = {"add": "a + b", "subtract": "a - b", "multiply": "a * b"}
-_CALLS = {"maximum": "greatest(a, b)", "minimum": "least(a, b)"}
+from pybackend.sql import graph as ops
+from pybackend.sql.formulas import LARGEST, number
+from pybackend.sql.graph import Array, Graph
+from pybackend.sql.query import Question
+from pybackend.sql.writer import SqlWriter, is_slice, levels_of
 
 
-def quote(name: str) -> str:
-    """Quote a name.
+class SparkWriter(SqlWriter):
+    """Writer of a query for Spark."""
 
-    Raises
-    ------
-    InputError
-        Spark would replace a part of the name with a setting or an environment variable.
-    """
-    if "${" in name:
-        raise InputError(
-            "Spark SQL replaces ${...} with settings and environment variables: "
-            f"rename {name!r} (if it comes from a class, pass other `levels`)"
-        )
-    return "`" + name.replace("`", "``") + "`"
+    first: ClassVar = 0
 
-
-def text(value: str) -> str:
-    """Quote a string, as bytes if Spark would read it differently depending on settings.
-
-    Spark replaces ``${env:...}`` and the like in strings, and the meaning of backslashes depends on
-    a setting.
-    """
-    if any(sign in value for sign in "$\\'"):
-        return f"CAST(X'{value.encode().hex()}' AS STRING)"
-    return f"'{value}'"
-
-
-def compile_query(question: Question) -> QueryAnswer:
-    """Return the query and the weights that it needs."""
-    answer = QueryAnswer()
-    prefix = free_prefix(question.keys)
-    emitter = _SparkEmitter(question, answer, prefix)
-    graph, keys = question.graph, [quote(name) for name in question.keys]
-    names = {node.name: quote(f"{prefix}{n}") for n, node in enumerate(graph.nodes.values())}
-    columns = [
-        f"{_select_input(question.features[node.name], node.size)} AS {names[node.name]}"
-        for node in graph.inputs
-    ]
-    query = f"SELECT {', '.join([*keys, *columns])}\nFROM {question.source}"
-    last_uses, live = find_last_uses(graph), [node.name for node in graph.inputs]
-    for place, node in enumerate(graph.nodes.values()):
-        if node.operation is None:
-            continue
-        tables: dict[str, str] = {}
-        value = emitter.emit(graph, node, names, tables)
-        live = [name for name in live if last_uses[name] > place]
-        chosen = [*keys, *(names[name] for name in live), f"{value} AS {names[node.name]}"]
-        # Otherwise Spark may sort and store rows with all weights in each of them.
-        hint = f"/*+ BROADCAST({', '.join(tables)}) */ " if tables else ""
-        query = f"SELECT {hint}{', '.join(chosen)}\nFROM ({query}){''.join(tables.values())}"
-        live.append(node.name)
-    outputs = [(names[name], graph.nodes[name].size) for name in graph.outputs]
-    shown = [f"{_show(*outputs[c.output], c)} AS {quote(c.name)}" for c in question.shown]
-    answer.query = f"SELECT {', '.join([*keys, *shown])}\nFROM ({query})"
-    return answer
-
-
-def _select_input(given: str | tuple[str, ...], size: int) -> str:
-    if isinstance(given, str):
-        value = quote(given)
-    else:
-        value = f"array({', '.join(f'CAST({quote(name)} AS DOUBLE)' for name in given)})"
-    whole = f"size({value}) = {size} AND forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
-    return f"CASE WHEN {whole} THEN CAST({value} AS ARRAY<DOUBLE>) END"
-
-
-def _show(value: str, size: int, column: Shown) -> str:
-    if column.is_class:
-        if size == 1:
-            place = f"CASE WHEN {value}[0] > 0.5 THEN 1 WHEN {value} IS NOT NULL THEN 0 END"
-        else:
-            place = f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
-        if column.levels is None:
-            return place
-        return f"get(array({', '.join(map(text, column.levels))}), {place})"
-    if column.place is None:
-        return f"{value}[0]" if size == 1 else value
-    return f"1 - {value}[0]" if column.place < 0 else f"{value}[{column.place}]"
-
-
-class _SparkEmitter:
-    def __init__(self, question: Question, answer: QueryAnswer, prefix: str) -> None:
-        self._weights = quote(question.weights)
-        self._prefix = prefix
-        self._answer = answer
+    def __init__(self, question: Question, has_vectors: bool = False) -> None:
+        super().__init__(question, has_vectors)
+        # Tables to join at a level, by name, and an array of a row at this level.
         self._tables: dict[str, str] = {}
+        self._row_of = ""
         self._lets = 0
 
-    def emit(
-        self, graph: Graph, node: Node, names: Mapping[str, str], tables: dict[str, str]
-    ) -> str:
-        """Return the value of a node; tables to join for it are added to ``tables`` by name."""
-        self._tables = tables
-        self._row_of = names[node.inputs[0]]
-        return self._emit(graph, node, names)
+    @staticmethod
+    def quote(name: str) -> str:
+        """Quote a name.
 
-    def _emit(self, graph: Graph, node: Node, names: Mapping[str, str]) -> str:
-        kind = type(node.operation).__name__.lower()
-        emit: Callable[..., str] = getattr(self, f"_emit_{kind}")
-        return emit(node.operation, graph, node, *(names[name] for name in node.inputs))
+        Raises
+        ------
+        InputError
+            Spark would replace a part of the name with a setting or an environment variable.
+        """
+        if "${" in name:
+            raise InputError(
+                "Spark SQL replaces ${...} with settings and environment variables: "
+                f"rename {name!r} (if it comes from a class, pass other `levels`)"
+            )
+        return "`" + name.replace("`", "``") + "`"
+
+    @staticmethod
+    def text(value: str) -> str:
+        """Quote a string, as bytes if Spark would read it differently depending on settings.
+
+        Spark replaces ``${env:...}`` and the like in strings, and the meaning of backslashes
+        depends on a setting.
+        """
+        if any(sign in value for sign in "$\\'"):
+            return f"CAST(X'{value.encode().hex()}' AS STRING)"
+        return f"'{value}'"
+
+    def write(self) -> str:
+        graph, features = self.question.graph, self.question.features
+        nodes = enumerate(graph.nodes.values())
+        names = {node.name: self.quote(f"{self.prefix}{n}") for n, node in nodes}
+        columns = [
+            f"{self._select_input(features[node.name], node.size)} AS {names[node.name]}"
+            for node in graph.inputs
+        ]
+        query = f"SELECT {', '.join([*self.keys, *columns])}\nFROM {self.question.source}"
+        for _, node, live in levels_of(graph):
+            self._tables, self._row_of = {}, names[node.inputs[0]]
+            value = self.emit(node, names)
+            live_names = (names[name] for name in live)
+            chosen = ", ".join([*self.keys, *live_names, f"{value} AS {names[node.name]}"])
+            # Otherwise Spark may sort and store rows with all weights in each of them.
+            hint = f"/*+ BROADCAST({', '.join(self._tables)}) */ " if self._tables else ""
+            query = f"SELECT {hint}{chosen}\nFROM ({query}){''.join(self._tables.values())}"
+        shown = self.show_outputs([names[name] for name in graph.outputs])
+        return f"SELECT {', '.join([*self.keys, *shown])}\nFROM ({query})"
+
+    def _select_input(self, given: str | tuple[str, ...], size: int) -> str:
+        if isinstance(given, str):
+            value = self.quote(given)
+        else:
+            value = f"array({', '.join(f'CAST({self.quote(name)} AS DOUBLE)' for name in given)})"
+        whole = (
+            f"size({value}) = {size} AND forall({value}, x -> x BETWEEN -{LARGEST} AND {LARGEST})"
+        )
+        return f"CASE WHEN {whole} THEN CAST({value} AS ARRAY<DOUBLE>) END"
+
+    def show_class(self, value: str, size: int, levels: Sequence[str] | None) -> str:
+        place = f"CAST(array_position({value}, array_max({value})) - 1 AS INT)"
+        if size == 1:
+            place = self.second_if_likely(value)
+        if levels is None:
+            return place
+        return f"get(array({', '.join(map(self.text, levels))}), {place})"
 
     def _part(self, rows: Array) -> str:
         """Add rows to the weights table; return the name of an array of arrays."""
-        name = f"p{len(self._answer.parts)}"
-        self._answer.parts.append(WeightsPart(name, rows))
-        alias = f"{self._prefix}{name}"
+        alias = f"{self.prefix}p{len(self.parts)}"
         rows_sql = "transform(array_sort(collect_list(struct(place, numbers))), r -> r.numbers)"
         # For a cross join, Spark would copy the weights into thousands of rows before it computes
         # with them. A join on equal numbers, not known to be zeros, looks them up row by row.
         self._tables[f"{alias}_table"] = (
             f"\nJOIN (SELECT {rows_sql} AS {alias}, min(place) * 0 AS {alias}_zero "
-            f"FROM {self._weights} WHERE part = {text(name)}) AS {alias}_table "
+            f"FROM {self.weights} WHERE part = {self.add_part(rows)}) AS {alias}_table "
             f"ON {alias}_zero = coalesce(size({self._row_of}) * 0, 0)"
         )
         return alias
@@ -157,27 +106,23 @@ class _SparkEmitter:
     def _row(self, values: Array) -> str:
         return f"{self._part(values[None])}[0]"
 
-    def _emit_linear(self, linear: Linear, graph: Graph, node: Node, x: str) -> str:
+    def emit_linear(self, linear: ops.Linear, size: int, x: str) -> str:
         groups, inputs, outputs = linear.kernel.shape
-        width, positions = groups * inputs, node.size // (groups * outputs)
+        width, positions = groups * inputs, size // (groups * outputs)
         kernel = self._part(linear.kernel.transpose(0, 2, 1).reshape(-1, inputs))
         bias = self._row(linear.bias.ravel())
-        start = f"q * {width} + o DIV {outputs} * {inputs} + 1"
+        position = "0" if positions == 1 else "q"
+        start = f"{position} * {width} + o DIV {outputs} * {inputs} + 1"
         products = f"zip_with(slice({x}, {start}, {inputs}), k, (a, b) -> a * b)"
         total = f"aggregate({products}, CAST({bias}[o] AS DOUBLE), (s, v) -> s + v)"
-        if positions == 1:
-            total = total.replace("q * ", "0 * ")
-            found = f"transform({kernel}, (k, o) -> {total})"
-        else:
-            found = (
-                f"flatten(transform(sequence(0, {positions - 1}), "
-                f"q -> transform({kernel}, (k, o) -> {total})))"
-            )
+        found = f"transform({kernel}, (k, o) -> {total})"
+        if positions > 1:
+            found = f"flatten(transform(sequence(0, {positions - 1}), q -> {found}))"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def _emit_gather(self, gather: Gather, graph: Graph, node: Node, x: str) -> str:
+    def emit_gather(self, gather: ops.Gather, size: int, x: str) -> str:
         places = gather.places
-        if _is_slice(places):
+        if is_slice(places):
             return f"slice({x}, {places[0] + 1}, {len(places)})"
         taken = f"{x}[CAST(i AS INT)]"
         if (places < 0).any():
@@ -185,60 +130,58 @@ class _SparkEmitter:
         found = f"transform({self._row(places)}, i -> {taken})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def _emit_map(self, function: Map, graph: Graph, node: Node, x: str) -> str:
-        formula = WORDS.apply(function.function, function.constants, "x")
+    def emit_map(self, function: ops.Map, size: int, x: str) -> str:
+        formula = self.words.apply(function.function, function.constants, "x")
         return f"transform({x}, x -> CAST({formula} AS DOUBLE))"
 
-    def _emit_scale(self, scale: Scale, graph: Graph, node: Node, x: str) -> str:
+    def emit_scale(self, scale: ops.Scale, size: int, x: str) -> str:
         factor, shift = (self._row(values) for values in (scale.factor, scale.shift))
         place = f"i % {scale.factor.size}"
         return f"transform({x}, (x, i) -> x * {factor}[{place}] + {shift}[{place}])"
 
-    def _emit_slope(self, slope: Slope, graph: Graph, node: Node, x: str) -> str:
+    def emit_slope(self, slope: ops.Slope, size: int, x: str) -> str:
         factor = f"{self._row(slope.factor)}[i % {slope.factor.size}]"
         return f"transform({x}, (x, i) -> CASE WHEN x > 0 THEN x ELSE x * {factor} END)"
 
-    def _emit_combine(self, combine: Combine, graph: Graph, node: Node, *given: str) -> str:
-        formula = _SIGNS.get(combine.operation) or _CALLS[combine.operation]
+    def emit_combine(self, combine: ops.Combine, size: int, *given: str) -> str:
+        formula = self.combine(combine.operation, "ab")
         found = given[0]
         for other in given[1:]:
             found = f"zip_with({found}, {other}, (a, b) -> {formula})"
         return found
 
-    def _emit_concatenate(
-        self, concatenate: Concatenate, graph: Graph, node: Node, *given: str
-    ) -> str:
+    def emit_concatenate(self, concatenate: ops.Concatenate, size: int, *given: str) -> str:
         return f"concat({', '.join(given)})"
 
-    def _emit_reduce(self, reduce: Reduce, graph: Graph, node: Node, x: str) -> str:
+    def emit_reduce(self, reduce: ops.Reduce, size: int, x: str) -> str:
         part = f"slice({x}, q * {reduce.count} + 1, {reduce.count})"
         if reduce.operation == "sum":
             value = f"aggregate({part}, CAST(0 AS DOUBLE), (s, v) -> s + v)"
         else:
             value = f"array_max({part})"
-        found = f"transform(sequence(0, {node.size - 1}), q -> {value})"
+        found = f"transform(sequence(0, {size - 1}), q -> {value})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def _emit_softmax(self, softmax: Softmax, graph: Graph, node: Node, x: str) -> str:
-        powers = f"transform(r, x -> {WORDS.fade('x - m')})"
+    def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
+        powers = f"transform(r, x -> {self.words.fade('x - m')})"
         total = "aggregate(e, CAST(0 AS DOUBLE), (s, v) -> s + v)"
-        shares = let("e", powers, let("s", total, "transform(e, x -> x / s)"))
-        shares = let("m", "array_max(r)", shares)
-        if softmax.count == node.size:
-            return let("r", x, shares)
+        shares = _let("e", powers, _let("s", total, "transform(e, x -> x / s)"))
+        shares = _let("m", "array_max(r)", shares)
+        if softmax.count == size:
+            return _let("r", x, shares)
         part = f"slice({x}, q * {softmax.count} + 1, {softmax.count})"
-        last = node.size // softmax.count - 1
-        found = f"flatten(transform(sequence(0, {last}), q -> {let('r', part, shares)}))"
+        last = size // softmax.count - 1
+        found = f"flatten(transform(sequence(0, {last}), q -> {_let('r', part, shares)}))"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
-    def _emit_lookup(self, lookup: Lookup, graph: Graph, node: Node, x: str) -> str:
+    def emit_lookup(self, lookup: ops.Lookup, size: int, x: str) -> str:
         table = self._part(lookup.table)
         known = f"array_min({x}) > -1 AND array_max({x}) < {len(lookup.table)}"
         found = f"flatten(transform({x}, i -> {table}[CAST(i AS INT)]))"
         return f"CASE WHEN {known} THEN CAST({found} AS ARRAY<DOUBLE>) END"
 
-    def _emit_fold(self, fold: Fold, graph: Graph, node: Node, x: str) -> str:
-        width = graph.nodes[node.inputs[0]].size // fold.steps
+    def emit_fold(self, fold: ops.Fold, size: int, x: str) -> str:
+        width = fold.graph.nodes["part"].size
         depth, self._lets = self._lets, self._lets + 1
         state, step = f"s{depth}", f"t{depth}"
         last = f"slice({state}, -{fold.state}, {fold.state})" if fold.keeps_all else state
@@ -252,7 +195,7 @@ class _SparkEmitter:
         if fold.keeps_all:  # the first state is the initial one
             part = f"slice(r, q * {fold.state} + 1, {fold.shown})"
             parts = f"flatten(transform(sequence(1, {fold.steps}), q -> {part}))"
-            found = let("r", found, parts)
+            found = _let("r", found, parts)
         elif fold.shown < fold.state:
             found = f"slice({found}, 1, {fold.shown})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
@@ -269,7 +212,7 @@ class _SparkEmitter:
         for node in graph.nodes.values():
             if node.operation is None:
                 continue
-            value = self._emit(graph, node, names)
+            value = self.emit(node, names)
             takers = [n.operation for n in graph.nodes.values() if node.name in n.inputs]
             if uses.count(node.name) == 1 and _names_once(takers[0]):
                 names[node.name] = value
@@ -278,26 +221,22 @@ class _SparkEmitter:
             steps.append((names[node.name], value))
         body = names[graph.outputs[0]]
         for name, value in reversed(steps):
-            body = value if body == name else let(name, value, body)
+            body = value if body == name else _let(name, value, body)
         return body
+
+    @staticmethod
+    def array_of(values: Array) -> str:
+        """Return an array literal of doubles: plain numbers are decimals in Spark."""
+        return f"array({', '.join(f'CAST({float(x)!r} AS DOUBLE)' for x in values)})"
 
 
 def _names_once(operation: object) -> bool:
     """Return whether the SQL for an operation uses its input once, not once per number."""
-    if isinstance(operation, Gather):
-        return _is_slice(operation.places)
-    return isinstance(operation, (Map, Scale, Slope, Combine, Concatenate))
+    if isinstance(operation, ops.Gather):
+        return is_slice(operation.places)
+    return isinstance(operation, (ops.Map, ops.Scale, ops.Slope, ops.Combine, ops.Concatenate))
 
 
-def _is_slice(places: Array) -> bool:
-    return bool((np.diff(places) == 1).all() and places[0] >= 0)
-
-
-def let(name: str, value: str, body: str) -> str:
+def _let(name: str, value: str, body: str) -> str:
     """Return an expression in which a name stands for a value that is computed once per row."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"
-
-
-def array_of(values: Array) -> str:
-    """Return an array literal of doubles: plain numbers are decimals in Spark."""
-    return f"array({', '.join(f'CAST({float(x)!r} AS DOUBLE)' for x in values)})"

@@ -18,12 +18,13 @@ from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
 from pybackend.api.result import TrainResult
-from pybackend.sql import oracle
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
+from pybackend.sql.compile import answer
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.graph import simplify
 from pybackend.sql.lower import lower_model
 from pybackend.sql.lowering import FUNCTIONS
+from pybackend.sql.oracle import OracleWriter
 from pybackend.sql.query import Question, Shown
 
 L = keras.layers
@@ -292,7 +293,7 @@ def test_oracles_text_computes_what_keras_does(name: str) -> None:
     ]
     columns = {name: tuple(given) for name, given in features.items()}
     question = Question(graph, "given", ("id",), columns, tuple(shown), "model_weights")
-    made = oracle.compile_query(question)
+    made = answer("oracle", question, has_vectors=False)
     with open_duckdb() as raw:
         listed = ", ".join(f"{name} double" for given in features.values() for name in given)
         raw.execute(f"CREATE TABLE given (id integer, {listed})")
@@ -340,7 +341,7 @@ def test_oracle_has_a_package_with_init_and_score(classifier: Any) -> None:
 def test_what_oracles_clients_read_is_not_in_text() -> None:
     """They ask for the value of `&name`, and end a statement at an empty line or a slash."""
     level = "R&D\n/\n\n.'it"
-    written = oracle.text(level)
+    written = OracleWriter.text(level)
     assert "&" not in written
     assert written.isprintable()
     with open_duckdb() as raw:
