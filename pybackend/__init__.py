@@ -11,207 +11,119 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "ClusterError": "errors",
-    "DatabaseError": "errors",
-    "InputError": "errors",
-    "PeerLostError": "errors",
-    "RError": "errors",
-    "SerializationError": "errors",
-    "TfdistError": "errors",
-    "UnverifiedFileWarning": "errors",
-    "WorkerFailedError": "errors",
-    "ClusterSpec": "tf_config",
-    "join": "launchers.joined.joining",
-    "make_tf_config": "tf_config",
-    "read_tf_config": "tf_config",
-    "replay_batches": "data.sharding",
-    "DataOptions": "job.options",
-    "Elastic": "job.options",
-    "Exchange": "job.options",
-    "LocalSteps": "job.options",
-    "ParameterServer": "job.options",
-    "ScaleLearningRate": "job.options",
-    "Checkpoint": "job.checkpoint",
-    "Resources": "job.resources",
-    "RFunction": "r.function",
-    "WorkerContext": "job.context",
-    "TFDistributor": "distributor",
-    "Observer": "api.observer",
-    "TrainResult": "api.result",
-    "WorkerReport": "job.report",
-    "StepTimes": "job.report",
-    "Generation": "job.report",
-    "Restart": "job.report",
-    "report": "reporting.call",
-    "ScalingResult": "scaling.result",
-    "load_checkpoint": "api.checkpoints",
-    "load_model": "model.serialization",
-    "model_from_base64": "model.serialization",
-    "model_from_bytes": "model.serialization",
-    "model_to_base64": "model.serialization",
-    "model_to_bytes": "model.serialization",
-    "save_model": "model.serialization",
-    "sha256_of": "model.serialization",
-    "mnist": "api.mnist",
-    "plan": "api.plan",
-    "Plan": "api.plan",
-    "PlannedWorker": "api.plan",
-    "predict_spark": "api.predict",
-    "barrier_evaluate": "api.score",
-    "barrier_predict": "api.score",
-    "barrier_run": "api.run",
-    "hosts": "launchers.hosts.launcher",
-    "kubernetes": "launchers.kubernetes.launcher",
-    "barrier_train": "api.train",
-    "bench_scale": "scaling.call",
-    "train_mnist": "api.mnist",
-    "to_sql": "sql.compile",
-    "deploy_model": "sql.deploy",
-    "undeploy_model": "sql.deploy",
-    "read_tfrecords": "api.records",
-    "slurm": "launchers.slurm.launcher",
-    "view_tensorboard": "tensorboard",
-    "Audit": "job.report",
-    "Deployment": "sql.deploy",
-    "Failure": "errors",
-    "ScalingRow": "scaling.rows",
-    "SqlModel": "sql.compile",
-    "TensorBoardView": "tensorboard",
-    "WrittenRecords": "api.records",
-    "write_tfrecords": "api.records",
+# Names by module.
+_NAMES = {
+    "api.checkpoints": "load_checkpoint",
+    "api.mnist": "mnist train_mnist",
+    "api.observer": "Observer",
+    "api.plan": "Plan PlannedWorker plan",
+    "api.predict": "predict_spark",
+    "api.records": "WrittenRecords read_tfrecords write_tfrecords",
+    "api.result": "TrainResult",
+    "api.run": "barrier_run",
+    "api.score": "barrier_evaluate barrier_predict",
+    "api.train": "barrier_train",
+    "data.sharding": "replay_batches",
+    "distributor": "TFDistributor",
+    "errors": (
+        "ClusterError DatabaseError Failure InputError PeerLostError RError "
+        "SerializationError TfdistError UnverifiedFileWarning WorkerFailedError"
+    ),
+    "job.checkpoint": "Checkpoint",
+    "job.context": "WorkerContext",
+    "job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer ScaleLearningRate",
+    "job.report": "Audit Generation Restart StepTimes WorkerReport",
+    "job.resources": "Resources",
+    "launchers.hosts.launcher": "hosts",
+    "launchers.joined.joining": "join",
+    "launchers.kubernetes.launcher": "kubernetes",
+    "launchers.slurm.launcher": "slurm",
+    "model.serialization": (
+        "load_model model_from_base64 model_from_bytes model_to_base64 model_to_bytes "
+        "save_model sha256_of"
+    ),
+    "r.function": "RFunction",
+    "reporting.call": "report",
+    "scaling.call": "bench_scale",
+    "scaling.result": "ScalingResult",
+    "scaling.rows": "ScalingRow",
+    "sql.compile": "SqlModel to_sql",
+    "sql.deploy": "Deployment deploy_model undeploy_model",
+    "tensorboard": "TensorBoardView view_tensorboard",
+    "tf_config": "ClusterSpec make_tf_config read_tf_config",
 }
-__all__ = [
-    "Audit",
-    "Checkpoint",
-    "ClusterError",
-    "ClusterSpec",
-    "DataOptions",
-    "DatabaseError",
-    "Deployment",
-    "Elastic",
-    "Exchange",
-    "Failure",
-    "Generation",
-    "InputError",
-    "LocalSteps",
-    "Observer",
-    "ParameterServer",
-    "PeerLostError",
-    "Plan",
-    "PlannedWorker",
-    "RError",
-    "RFunction",
-    "Resources",
-    "Restart",
-    "ScaleLearningRate",
-    "ScalingResult",
-    "ScalingRow",
-    "SerializationError",
-    "SqlModel",
-    "StepTimes",
-    "TFDistributor",
-    "TensorBoardView",
-    "TfdistError",
-    "TrainResult",
-    "UnverifiedFileWarning",
-    "WorkerContext",
-    "WorkerFailedError",
-    "WorkerReport",
-    "WrittenRecords",
-    "__version__",
-    "barrier_evaluate",
-    "barrier_predict",
-    "barrier_run",
-    "barrier_train",
-    "bench_scale",
-    "deploy_model",
-    "hosts",
-    "join",
-    "kubernetes",
-    "load_checkpoint",
-    "load_model",
-    "make_tf_config",
-    "mnist",
-    "model_from_base64",
-    "model_from_bytes",
-    "model_to_base64",
-    "model_to_bytes",
-    "plan",
-    "predict_spark",
-    "read_tf_config",
-    "read_tfrecords",
-    "replay_batches",
-    "report",
-    "save_model",
-    "sha256_of",
-    "slurm",
-    "to_sql",
-    "train_mnist",
-    "undeploy_model",
-    "view_tensorboard",
-    "write_tfrecords",
-]
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
-    from pybackend.api.checkpoints import load_checkpoint
-    from pybackend.api.mnist import mnist, train_mnist
-    from pybackend.api.observer import Observer
-    from pybackend.api.plan import Plan, PlannedWorker, plan
-    from pybackend.api.predict import predict_spark
-    from pybackend.api.records import WrittenRecords, read_tfrecords, write_tfrecords
-    from pybackend.api.result import TrainResult
-    from pybackend.api.run import barrier_run
-    from pybackend.api.score import barrier_evaluate, barrier_predict
-    from pybackend.api.train import barrier_train
-    from pybackend.data.sharding import replay_batches
-    from pybackend.distributor import TFDistributor
-    from pybackend.errors import (
-        ClusterError,
-        DatabaseError,
-        Failure,
-        InputError,
-        PeerLostError,
-        RError,
-        SerializationError,
-        TfdistError,
-        UnverifiedFileWarning,
-        WorkerFailedError,
-    )
-    from pybackend.job.checkpoint import Checkpoint
-    from pybackend.job.context import WorkerContext
-    from pybackend.job.options import (
-        DataOptions,
-        Elastic,
-        Exchange,
-        LocalSteps,
-        ParameterServer,
-        ScaleLearningRate,
-    )
-    from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
-    from pybackend.job.resources import Resources
-    from pybackend.launchers.hosts.launcher import hosts
-    from pybackend.launchers.joined.joining import join
-    from pybackend.launchers.kubernetes.launcher import kubernetes
-    from pybackend.launchers.slurm.launcher import slurm
-    from pybackend.model.serialization import (
-        load_model,
-        model_from_base64,
-        model_from_bytes,
-        model_to_base64,
-        model_to_bytes,
-        save_model,
-        sha256_of,
-    )
-    from pybackend.r.function import RFunction
-    from pybackend.reporting.call import report
-    from pybackend.scaling.call import bench_scale
-    from pybackend.scaling.result import ScalingResult
-    from pybackend.scaling.rows import ScalingRow
-    from pybackend.sql.compile import SqlModel, to_sql
-    from pybackend.sql.deploy import Deployment, deploy_model, undeploy_model
-    from pybackend.tensorboard import TensorBoardView, view_tensorboard
-    from pybackend.tf_config import ClusterSpec, make_tf_config, read_tf_config
+    from pybackend.api.checkpoints import load_checkpoint as load_checkpoint
+    from pybackend.api.mnist import mnist as mnist
+    from pybackend.api.mnist import train_mnist as train_mnist
+    from pybackend.api.observer import Observer as Observer
+    from pybackend.api.plan import Plan as Plan
+    from pybackend.api.plan import PlannedWorker as PlannedWorker
+    from pybackend.api.plan import plan as plan
+    from pybackend.api.predict import predict_spark as predict_spark
+    from pybackend.api.records import WrittenRecords as WrittenRecords
+    from pybackend.api.records import read_tfrecords as read_tfrecords
+    from pybackend.api.records import write_tfrecords as write_tfrecords
+    from pybackend.api.result import TrainResult as TrainResult
+    from pybackend.api.run import barrier_run as barrier_run
+    from pybackend.api.score import barrier_evaluate as barrier_evaluate
+    from pybackend.api.score import barrier_predict as barrier_predict
+    from pybackend.api.train import barrier_train as barrier_train
+    from pybackend.data.sharding import replay_batches as replay_batches
+    from pybackend.distributor import TFDistributor as TFDistributor
+    from pybackend.errors import ClusterError as ClusterError
+    from pybackend.errors import DatabaseError as DatabaseError
+    from pybackend.errors import Failure as Failure
+    from pybackend.errors import InputError as InputError
+    from pybackend.errors import PeerLostError as PeerLostError
+    from pybackend.errors import RError as RError
+    from pybackend.errors import SerializationError as SerializationError
+    from pybackend.errors import TfdistError as TfdistError
+    from pybackend.errors import UnverifiedFileWarning as UnverifiedFileWarning
+    from pybackend.errors import WorkerFailedError as WorkerFailedError
+    from pybackend.job.checkpoint import Checkpoint as Checkpoint
+    from pybackend.job.context import WorkerContext as WorkerContext
+    from pybackend.job.options import DataOptions as DataOptions
+    from pybackend.job.options import Elastic as Elastic
+    from pybackend.job.options import Exchange as Exchange
+    from pybackend.job.options import LocalSteps as LocalSteps
+    from pybackend.job.options import ParameterServer as ParameterServer
+    from pybackend.job.options import ScaleLearningRate as ScaleLearningRate
+    from pybackend.job.report import Audit as Audit
+    from pybackend.job.report import Generation as Generation
+    from pybackend.job.report import Restart as Restart
+    from pybackend.job.report import StepTimes as StepTimes
+    from pybackend.job.report import WorkerReport as WorkerReport
+    from pybackend.job.resources import Resources as Resources
+    from pybackend.launchers.hosts.launcher import hosts as hosts
+    from pybackend.launchers.joined.joining import join as join
+    from pybackend.launchers.kubernetes.launcher import kubernetes as kubernetes
+    from pybackend.launchers.slurm.launcher import slurm as slurm
+    from pybackend.model.serialization import load_model as load_model
+    from pybackend.model.serialization import model_from_base64 as model_from_base64
+    from pybackend.model.serialization import model_from_bytes as model_from_bytes
+    from pybackend.model.serialization import model_to_base64 as model_to_base64
+    from pybackend.model.serialization import model_to_bytes as model_to_bytes
+    from pybackend.model.serialization import save_model as save_model
+    from pybackend.model.serialization import sha256_of as sha256_of
+    from pybackend.r.function import RFunction as RFunction
+    from pybackend.reporting.call import report as report
+    from pybackend.scaling.call import bench_scale as bench_scale
+    from pybackend.scaling.result import ScalingResult as ScalingResult
+    from pybackend.scaling.rows import ScalingRow as ScalingRow
+    from pybackend.sql.compile import SqlModel as SqlModel
+    from pybackend.sql.compile import to_sql as to_sql
+    from pybackend.sql.deploy import Deployment as Deployment
+    from pybackend.sql.deploy import deploy_model as deploy_model
+    from pybackend.sql.deploy import undeploy_model as undeploy_model
+    from pybackend.tensorboard import TensorBoardView as TensorBoardView
+    from pybackend.tensorboard import view_tensorboard as view_tensorboard
+    from pybackend.tf_config import ClusterSpec as ClusterSpec
+    from pybackend.tf_config import make_tf_config as make_tf_config
+    from pybackend.tf_config import read_tf_config as read_tf_config
 
 
 def __getattr__(name: str) -> Any:

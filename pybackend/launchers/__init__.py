@@ -11,110 +11,70 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
-from pybackend.job.messages import Emit
-from pybackend.launchers.base import Checking, Describing, Launcher, Outcome, Slotted, Submission
+from pybackend.job.messages import Emit as Emit
+from pybackend.launchers.base import Checking as Checking
+from pybackend.launchers.base import Describing as Describing
+from pybackend.launchers.base import Launcher as Launcher
+from pybackend.launchers.base import Outcome as Outcome
+from pybackend.launchers.base import Slotted
+from pybackend.launchers.base import Submission as Submission
 from pybackend.words import show, term
 
 if TYPE_CHECKING:
-    from pybackend.launchers.fork_server import without_fork_server
-    from pybackend.launchers.script.options import add_run_options, read_run_plan
-    from pybackend.launchers.script.run import run_script
-    from pybackend.launchers.slurm.batch import describe_batch
-    from pybackend.launchers.spark.attach import attach_spark
-    from pybackend.launchers.spark.barrier import SparkLauncher
-    from pybackend.launchers.spark.detached import DetachedLauncher
-    from pybackend.launchers.spark.explain import ask_executors, quiet_log
-    from pybackend.launchers.spark.feeding import FED_SCHEMA, FeedFrame, FeedItems, InferItems
-    from pybackend.launchers.spark.jobs import run_watched
-    from pybackend.launchers.spark.predict import add_predictions
-    from pybackend.launchers.spark.preflight import small_batches
-    from pybackend.launchers.spark.python import driver_python
-    from pybackend.launchers.spark.records import read_records, write_records
-    from pybackend.launchers.spark.saved_model import apply_saved_model
-    from pybackend.launchers.spark.saved_model_task import SavedModel
-    from pybackend.launchers.spark.session import (
-        get_session,
-        is_session,
-        is_spark_frame,
-        read_schema,
-    )
-    from pybackend.launchers.spark.slots import check_slots, count_slots, read_setting
-    from pybackend.launchers.spark.sparklyr import SparklyrWorkers
+    from pybackend.launchers.fork_server import without_fork_server as without_fork_server
+    from pybackend.launchers.script.options import add_run_options as add_run_options
+    from pybackend.launchers.script.options import read_run_plan as read_run_plan
+    from pybackend.launchers.script.run import run_script as run_script
+    from pybackend.launchers.slurm.batch import describe_batch as describe_batch
+    from pybackend.launchers.spark.attach import attach_spark as attach_spark
+    from pybackend.launchers.spark.barrier import SparkLauncher as SparkLauncher
+    from pybackend.launchers.spark.detached import DetachedLauncher as DetachedLauncher
+    from pybackend.launchers.spark.explain import ask_executors as ask_executors
+    from pybackend.launchers.spark.explain import quiet_log as quiet_log
+    from pybackend.launchers.spark.feeding import FED_SCHEMA as FED_SCHEMA
+    from pybackend.launchers.spark.feeding import FeedFrame as FeedFrame
+    from pybackend.launchers.spark.feeding import FeedItems as FeedItems
+    from pybackend.launchers.spark.feeding import InferItems as InferItems
+    from pybackend.launchers.spark.jobs import run_watched as run_watched
+    from pybackend.launchers.spark.predict import add_predictions as add_predictions
+    from pybackend.launchers.spark.preflight import small_batches as small_batches
+    from pybackend.launchers.spark.python import driver_python as driver_python
+    from pybackend.launchers.spark.records import read_records as read_records
+    from pybackend.launchers.spark.records import write_records as write_records
+    from pybackend.launchers.spark.saved_model import apply_saved_model as apply_saved_model
+    from pybackend.launchers.spark.saved_model_task import SavedModel as SavedModel
+    from pybackend.launchers.spark.session import get_session as get_session
+    from pybackend.launchers.spark.session import is_session as is_session
+    from pybackend.launchers.spark.session import is_spark_frame as is_spark_frame
+    from pybackend.launchers.spark.session import read_schema as read_schema
+    from pybackend.launchers.spark.slots import check_slots as check_slots
+    from pybackend.launchers.spark.slots import count_slots as count_slots
+    from pybackend.launchers.spark.slots import read_setting as read_setting
+    from pybackend.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
 
-__all__ = [
-    "FED_SCHEMA",
-    "Checking",
-    "Describing",
-    "DetachedLauncher",
-    "Emit",
-    "FeedFrame",
-    "FeedItems",
-    "InferItems",
-    "Launcher",
-    "Outcome",
-    "SavedModel",
-    "SparkLauncher",
-    "SparklyrWorkers",
-    "Submission",
-    "add_predictions",
-    "add_run_options",
-    "apply_saved_model",
-    "ask_executors",
-    "attach_spark",
-    "check_slots",
-    "count_slots",
-    "count_workers",
-    "describe_batch",
-    "driver_python",
-    "get_session",
-    "is_session",
-    "is_spark_frame",
-    "launcher_for",
-    "quiet_log",
-    "read_records",
-    "read_run_plan",
-    "read_schema",
-    "read_setting",
-    "run_script",
-    "run_watched",
-    "small_batches",
-    "without_fork_server",
-    "write_records",
-]
-
-# Names that are loaded on first use, and their modules.
-_HOME = {
-    "FED_SCHEMA": "spark.feeding",
-    "DetachedLauncher": "spark.detached",
-    "FeedFrame": "spark.feeding",
-    "FeedItems": "spark.feeding",
-    "InferItems": "spark.feeding",
-    "SavedModel": "spark.saved_model_task",
-    "SparkLauncher": "spark.barrier",
-    "SparklyrWorkers": "spark.sparklyr",
-    "apply_saved_model": "spark.saved_model",
-    "add_predictions": "spark.predict",
-    "add_run_options": "script.options",
-    "ask_executors": "spark.explain",
-    "attach_spark": "spark.attach",
-    "check_slots": "spark.slots",
-    "count_slots": "spark.slots",
-    "describe_batch": "slurm.batch",
-    "driver_python": "spark.python",
-    "get_session": "spark.session",
-    "is_session": "spark.session",
-    "is_spark_frame": "spark.session",
-    "quiet_log": "spark.explain",
-    "read_records": "spark.records",
-    "read_run_plan": "script.options",
-    "read_schema": "spark.session",
-    "read_setting": "spark.slots",
-    "run_script": "script.run",
-    "run_watched": "spark.jobs",
-    "small_batches": "spark.preflight",
-    "without_fork_server": "fork_server",
-    "write_records": "spark.records",
+# Names that are loaded on first use, by module.
+_NAMES = {
+    "fork_server": "without_fork_server",
+    "script.options": "add_run_options read_run_plan",
+    "script.run": "run_script",
+    "slurm.batch": "describe_batch",
+    "spark.attach": "attach_spark",
+    "spark.barrier": "SparkLauncher",
+    "spark.detached": "DetachedLauncher",
+    "spark.explain": "ask_executors quiet_log",
+    "spark.feeding": "FED_SCHEMA FeedFrame FeedItems InferItems",
+    "spark.jobs": "run_watched",
+    "spark.predict": "add_predictions",
+    "spark.preflight": "small_batches",
+    "spark.python": "driver_python",
+    "spark.records": "read_records write_records",
+    "spark.saved_model": "apply_saved_model",
+    "spark.saved_model_task": "SavedModel",
+    "spark.session": "get_session is_session is_spark_frame read_schema",
+    "spark.slots": "check_slots count_slots read_setting",
+    "spark.sparklyr": "SparklyrWorkers",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # First arguments that are not launchers: the module whose `launcher_of` recognizes them, and a
 # package that must be loaded for such an argument to exist.

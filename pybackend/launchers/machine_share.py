@@ -8,17 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pybackend.job.resources import Resources, read_meminfo, show_bytes
-from pybackend.launchers.machine import cgroups, count_cores, list_gpus, read_machine
-
-__all__ = [
-    "Machine",
-    "count_cores",
-    "find_shortage",
-    "limit_threads",
-    "read_free_memory",
-    "share_of_machine",
-    "this_machine",
-]
+from pybackend.launchers.machine import cgroups, list_gpus, read_machine
+from pybackend.launchers.machine import count_cores as count_cores
 
 _USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 _ADVICE = "request less in `resources`, or start fewer workers there"
