@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,84 +42,83 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tfdist {pybackend.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    mnist = commands.add_parser(
+    def add_command(name: str, command: Callable[[Any], int], **settings: Any) -> Any:
+        added = commands.add_parser(name, **settings)
+        added.set_defaults(command=command, fail=added.error)
+        return added
+
+    for add in (_add_example, _add_clusters, _add_programs):
+        add(add_command)
+    return parser
+
+
+def _add_example(add_command: Callable[..., Any]) -> None:
+    """Add the first example."""
+    mnist = add_command(
         "mnist",
+        _mnist,
         help="train a small network on MNIST on this machine",
         description="Train a small convolutional network on MNIST with several workers on this "
         "machine, and print its metrics.",
     )
-    mnist.add_argument("--workers", type=int, default=3, help="number of workers (default: 3)")
-    mnist.add_argument("--epochs", type=int, default=3, help="passes over the data (default: 3)")
-    mnist.add_argument(
-        "--batch-size", type=int, default=64, help="rows per worker and step (default: 64)"
-    )
-    mnist.add_argument("--limit", type=int, help="maximum number of images")
-    mnist.add_argument(
-        "--seed", type=int, default=1, help="seed that makes the training repeatable (default: 1)"
-    )
-    mnist.add_argument("--data", metavar="FILE", help="path of an mnist.npz")
-    mnist.add_argument("--out", metavar="FILE", help="write the model to this file (*.h5)")
-    mnist.set_defaults(command=_mnist)
+    add = mnist.add_argument
+    add("--workers", type=int, default=3, help="number of workers (default: 3)")
+    add("--epochs", type=int, default=3, help="passes over the data (default: 3)")
+    add("--batch-size", type=int, default=64, help="rows per worker and step (default: 64)")
+    add("--limit", type=int, help="maximum number of images")
+    add("--seed", type=int, default=1, help="seed that makes the training repeatable (default: 1)")
+    add("--data", metavar="FILE", help="path of an mnist.npz")
+    add("--out", metavar="FILE", help="write the model to this file (*.h5)")
 
-    doctor = commands.add_parser(
+
+def _add_clusters(add_command: Callable[..., Any]) -> None:
+    """Add the commands that check and configure clusters."""
+    doctor = add_command(
         "doctor",
+        _doctor,
         help="check the software and hardware of this machine or of a Spark cluster",
         description="Print versions, memory, cores and GPUs of this machine, and what to install. "
         "With --master, check each host of a Spark cluster, and whether the workers can connect "
         "to each other.",
     )
-    doctor.add_argument(
-        "--master",
-        type=_master,
-        metavar="URL",
-        help="check this Spark cluster: local[2], spark://host:7077, "
-        "sc://host:15002 (Spark Connect), yarn, k8s://...",
-    )
-    doctor.add_argument(
-        "--workers", type=_positive, metavar="N", help="number of slots to check (default: all)"
-    )
-    doctor.add_argument(
-        "--conf",
-        type=_setting,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="setting of the Spark session; may be repeated",
-    )
-    doctor.set_defaults(command=_doctor)
+    add = doctor.add_argument
+    masters = "local[2], spark://host:7077, sc://host:15002 (Spark Connect), yarn, k8s://..."
+    add("--master", type=_master, metavar="URL", help=f"check this Spark cluster: {masters}")
+    add("--workers", type=_positive, metavar="N", help="number of slots to check (default: all)")
+    setting = "setting of the Spark session; may be repeated"
+    add("--conf", type=_setting, action="append", default=[], metavar="KEY=VALUE", help=setting)
 
-    config = commands.add_parser(
+    config = add_command(
         "tf-config",
+        _tf_config,
         help="print a validated TF_CONFIG",
         description="Print the JSON for the environment variable TF_CONFIG of one process in a "
         "cluster. Invalid or contradictory addresses raise an error.",
     )
-    config.add_argument(
-        "--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers"
-    )
-    config.add_argument("--index", type=int, help="index of this process within its role")
-    config.add_argument("--role", default="worker", help="worker (default), chief, ps or evaluator")
-    config.add_argument("--chief", metavar="HOST:PORT", help="address of the chief")
-    config.add_argument("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
-    config.add_argument("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
-    config.set_defaults(command=_tf_config)
+    add = config.add_argument
+    add("--workers", default="", metavar="HOST:PORT,...", help="addresses of the workers")
+    add("--index", type=int, help="index of this process within its role")
+    add("--role", default="worker", help="worker (default), chief, ps or evaluator")
+    add("--chief", metavar="HOST:PORT", help="address of the chief")
+    add("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
+    add("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
 
-    secret = commands.add_parser(
+    secret = add_command(
         "secret",
+        _secret,
         help="create the shared secret that processes use to authenticate each other",
         description="Write a random secret to a file that only you can read, and print its path. "
         "A secret that already exists is not changed.",
     )
-    secret.add_argument(
-        "file",
-        nargs="?",
-        metavar="FILE",
-        help="file to write (default: the file that tfdist reads)",
-    )
-    secret.set_defaults(command=_secret)
+    written = "file to write (default: the file that tfdist reads)"
+    secret.add_argument("file", nargs="?", metavar="FILE", help=written)
 
-    run = commands.add_parser(
+
+def _add_programs(add_command: Callable[..., Any]) -> None:
+    """Add the commands that run scripts, and TensorBoard."""
+    run = add_command(
         "run",
+        _run,
         help="start a script once per rank, on this machine or on hosts over ssh",
         description="Start a Python or R script once per rank and print the output of all ranks. "
         "If one rank fails, the others are stopped.",
@@ -127,38 +126,30 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_run_options(run)
-    run.set_defaults(command=_run)
 
-    tensorboard = commands.add_parser(
+    tensorboard = add_command(
         "tensorboard",
+        _tensorboard,
         help="run TensorBoard on this machine until Ctrl-C (in R: view_tensorboard())",
         description="Run TensorBoard on this machine for a folder of logs and print its URL. "
         "Ctrl-C stops it.",
     )
-    tensorboard.add_argument(
-        "folder",
-        nargs="?",
-        metavar="FOLDER",
-        help="log folder, as shown in a training result (default: logs)",
-    )
-    tensorboard.set_defaults(command=_tensorboard)
+    shown = "log folder, as shown in a training result (default: logs)"
+    tensorboard.add_argument("folder", nargs="?", metavar="FOLDER", help=shown)
 
-    scale = commands.add_parser(
+    scale = add_command(
         "bench-scale",
+        _bench_scale,
         help="measure how a script's training scales, and predict it for more workers",
         description="Run a script that calls barrier_train() with different numbers of workers, "
         "and print step time, speed-up and efficiency.",
         usage="tfdist bench-scale [--workers 1,2,4] [OPTION ...] [--] SCRIPT [ARGUMENT ...]",
         allow_abbrev=False,
     )
-    scale.add_argument(
-        "--workers",
-        type=_counts,
-        default=[1, 2, 4],
-        metavar="N,...",
-        help="numbers of workers to measure (default: 1,2,4)",
-    )
-    scale.add_argument(
+    add = scale.add_argument
+    measured = "numbers of workers to measure (default: 1,2,4)"
+    add("--workers", type=_counts, default=[1, 2, 4], metavar="N,...", help=measured)
+    add(
         "--mode",
         type=_modes,
         default="both",
@@ -166,40 +157,23 @@ def _parser() -> argparse.ArgumentParser:
         help="strong: the workers share one batch; weak: each worker has its own batch "
         "(default: both)",
     )
-    scale.add_argument(
+    add(
         "--batch-size",
         type=_positive,
         metavar="ROWS",
         help="rows per batch: global batch size (strong), rows per worker (weak) (default: the "
         "script's)",
     )
-    scale.add_argument(
-        "--steps", type=_positive, metavar="N", help="steps per training (default: the script's)"
-    )
-    scale.add_argument(
-        "--repeats",
-        type=_positive,
-        default=1,
-        metavar="K",
-        help="runs of each training (default: 1)",
-    )
-    scale.add_argument(
-        "--project", type=_positive, metavar="N", help="predict step times for up to N workers"
-    )
-    scale.add_argument("--json", metavar="FILE", help="write all values to this file")
-    scale.add_argument(
-        "--plot", metavar="FILE", help="write a plot to this file (.png, .pdf or .svg)"
-    )
-    scale.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT [ARGUMENT ...]",
-        help="a Python or R file (*.R) that calls barrier_train()",
-    )
-    scale.set_defaults(command=_bench_scale)
-    for command in commands.choices.values():
-        command.set_defaults(fail=command.error)
-    return parser
+    steps = "steps per training (default: the script's)"
+    add("--steps", type=_positive, metavar="N", help=steps)
+    repeats = "runs of each training (default: 1)"
+    add("--repeats", type=_positive, default=1, metavar="K", help=repeats)
+    add("--project", type=_positive, metavar="N", help="predict step times for up to N workers")
+    add("--json", metavar="FILE", help="write all values to this file")
+    add("--plot", metavar="FILE", help="write a plot to this file (.png, .pdf or .svg)")
+    script = "a Python or R file (*.R) that calls barrier_train()"
+    rest = argparse.REMAINDER
+    add("script", nargs=rest, metavar="SCRIPT [ARGUMENT ...]", help=script)
 
 
 def _mnist(options: argparse.Namespace) -> int:
