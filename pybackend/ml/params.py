@@ -88,9 +88,10 @@ def _to_options(value: Any) -> dict[str, Any]:
     return options
 
 
-def param(name: str, doc: str, convert: Callable[[Any], Any]) -> Any:
-    """Return a Param for a class of stages."""
-    return Param(_Unbound(), name, doc, typeConverter=convert)
+def param(name: str, doc: str, convert: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """Return a Param for a class of stages, its setter and its getter."""
+    made = Param(_Unbound(), name, doc, typeConverter=convert)
+    return made, setter(name), getter(name)
 
 
 class PredictionParams(
@@ -98,13 +99,13 @@ class PredictionParams(
 ):
     """Params for predictions; a fitted model inherits them from its estimator."""
 
-    features = param(
+    features, setFeatures, getFeatures = param(
         "features",
         "columns to combine (a list), or a mapping from the model's input names to columns; "
         "overrides featuresCol",
         _to_features,
     )
-    predictBatchSize = param(
+    predictBatchSize, setPredictBatchSize, getPredictBatchSize = param(
         "predictBatchSize", "number of rows that a task predicts at once", TypeConverters.toInt
     )
 
@@ -113,14 +114,10 @@ class PredictionParams(
         self._setDefault(predictBatchSize=256)
 
     setFeaturesCol = setter("featuresCol")
-    setFeatures = setter("features")
     setLabelCol = setter("labelCol")
     setPredictionCol = setter("predictionCol")
     setProbabilityCol = setter("probabilityCol")
     setRawPredictionCol = setter("rawPredictionCol")
-    setPredictBatchSize = setter("predictBatchSize")
-    getFeatures = getter("features")
-    getPredictBatchSize = getter("predictBatchSize")
 
     def setParams(self, **values: Any) -> Any:
         """Set several Params by name, and return this stage."""
@@ -134,24 +131,32 @@ class PredictionParams(
 class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
     """Params for training: the arguments of `barrier_train`, in pyspark's spelling."""
 
-    labels = param(
+    labels, setLabels, getLabels = param(
         "labels",
         "a mapping from the model's output names to columns; overrides labelCol",
         _to_mapping,
     )
-    workers = param("workers", "number of worker processes", TypeConverters.toInt)
-    epochs = param("epochs", "number of passes over the data", TypeConverters.toInt)
-    batchSize = param(
+    workers, setWorkers, getWorkers = param(
+        "workers", "number of worker processes", TypeConverters.toInt
+    )
+    epochs, setEpochs, getEpochs = param(
+        "epochs", "number of passes over the data", TypeConverters.toInt
+    )
+    batchSize, setBatchSize, getBatchSize = param(
         "batchSize", "largest number of rows per worker and step", TypeConverters.toInt
     )
-    seed = param("seed", "random seed, which makes the training repeatable", TypeConverters.toInt)
-    verbose = param(
+    seed, setSeed, getSeed = param(
+        "seed", "random seed, which makes the training repeatable", TypeConverters.toInt
+    )
+    verbose, setVerbose, getVerbose = param(
         "verbose", "0: silent, 1: a line per epoch, 2: all output", TypeConverters.toInt
     )
-    modelArgs = param(
+    modelArgs, setModelArgs, getModelArgs = param(
         "modelArgs", "named arguments of the function that builds the model", _to_mapping
     )
-    trainOptions = param("trainOptions", "other arguments of barrier_train, by name", _to_options)
+    trainOptions, setTrainOptions, getTrainOptions = param(
+        "trainOptions", "other arguments of barrier_train, by name", _to_options
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,19 +164,3 @@ class TrainingParams(PredictionParams, HasWeightCol, HasValidationIndicatorCol):
 
     setWeightCol = setter("weightCol")
     setValidationIndicatorCol = setter("validationIndicatorCol")
-    setLabels = setter("labels")
-    setWorkers = setter("workers")
-    setEpochs = setter("epochs")
-    setBatchSize = setter("batchSize")
-    setSeed = setter("seed")
-    setVerbose = setter("verbose")
-    setModelArgs = setter("modelArgs")
-    setTrainOptions = setter("trainOptions")
-    getLabels = getter("labels")
-    getWorkers = getter("workers")
-    getEpochs = getter("epochs")
-    getBatchSize = getter("batchSize")
-    getSeed = getter("seed")
-    getVerbose = getter("verbose")
-    getModelArgs = getter("modelArgs")
-    getTrainOptions = getter("trainOptions")
