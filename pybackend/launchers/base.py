@@ -10,6 +10,11 @@ from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.job.report import Generation, Restart, WorkerReport
 
+# Contents by name, of files that every worker gets.
+Files = Mapping[str, bytes]
+# "train" and "validation" rows: columns of arrays, or `DataFrameRows`.
+DataSets = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -78,22 +83,13 @@ class Launcher(Protocol):
     def why_fixed(self) -> str | None:
         """Reason why workers cannot leave or join during training; None: they can."""
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Any],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job to completion, and clean up. It can be called again for a restart.
 
         Parameters
         ----------
-        files
-            Contents, by name, of the files that every worker gets.
         datasets
-            ``"train"`` and ``"validation"`` rows: columns of arrays, or `DataFrameRows`. Rows that
-            the workers read themselves are not included.
+            Rows that the workers read themselves are not included.
         on_event
             Receives the workers' events.
 

@@ -19,7 +19,7 @@ from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import read_meminfo, show_bytes
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.child import Child
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
@@ -56,13 +56,7 @@ class LocalLauncher:
         return Submission(("this machine",) * job.workers)
 
     @keeping_fork_server()
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
         shares = share_of_machine(job.most_workers, resources=job.resources)
         if isinstance(job, TrainingJob) and job.is_elastic:
@@ -145,16 +139,8 @@ def _watch(
 ) -> list[WorkerReport]:
     """Collect all reports; after a failure, wait a short time for the others."""
     reports: dict[int, WorkerReport] = {}
-
-    def wait_for(child: Child) -> None:
-        try:
-            report = child.wait()
-        except Exception as error:  # any error: else the launcher would wait forever
-            report = _fail(child, type(error).__name__, str(error))
-        events.put(report)
-
     for child in children:
-        threading.Thread(target=wait_for, args=(child,), daemon=True).start()
+        _follow(child, events.put)
     while len(reports) < len(children):
         if time.monotonic() > failures.deadline(job, reports.values()):
             break
@@ -171,6 +157,19 @@ def _watch(
     ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
     failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))
     return ordered
+
+
+def _follow(child: Child, say: Callable[[WorkerReport], object]) -> None:
+    """Wait for a worker to end, in a thread, and pass on its report."""
+
+    def wait() -> None:
+        try:
+            report = child.wait()
+        except Exception as error:  # any error: else the launcher would wait forever
+            report = _fail(child, type(error).__name__, str(error))
+        say(report)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
@@ -194,8 +193,8 @@ class LocalSite:
     def __init__(
         self,
         job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
+        files: Files,
+        datasets: DataSets,
         host: str,
         shares: Sequence[Mapping[str, str]],
     ) -> None:
@@ -225,7 +224,7 @@ class LocalSite:
             child.close()
             raise
         self._children.append(child)
-        threading.Thread(target=_wait_for, args=(child, say), daemon=True).start()
+        _follow(child, say)
         return child
 
     def _give_rows(self, child: Child, name: str, columns: Columns) -> None:
@@ -235,13 +234,3 @@ class LocalSite:
             link_columns(child.folder / name, holder.folder / name)
         else:
             write_columns(child.folder / name, columns)
-
-
-def _wait_for(child: Child, say: Callable[[Said], None]) -> None:
-    try:
-        report = child.wait()
-    except Exception as error:  # any error: else the launcher would wait forever
-        kind, text = type(error).__name__, str(error)
-        failure = Failure(child.rank, child.host, kind, text, time=time.time())
-        report = WorkerReport(child.rank, child.host, child.pid, failure=failure)
-    say(report)

@@ -42,6 +42,21 @@ _UNCHECKED = (1).to_bytes(4, "little")
 _ROOT = Path(pybackend.__file__).parent
 
 
+def package_root() -> str:
+    """Return the folder from which this package is imported."""
+    return str(_ROOT.parent.resolve())
+
+
+def run_here(module: str, *words: str) -> list[str]:
+    """Return the command that calls ``main`` of a module of `pybackend.launchers`.
+
+    Not `python -m`: with it, files in the current directory would shadow installed modules.
+    """
+    program = f"import sys; sys.path[0] = {package_root()!r}; "
+    program += f"from pybackend.launchers.{module} import main; main(*sys.argv[1:])"
+    return [sys.executable, "-c", program, *words]
+
+
 def package_files() -> dict[str, bytes]:
     """Return this package's files by name, for an archive from which it can be imported.
 

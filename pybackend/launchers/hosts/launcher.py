@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pybackend.data.arrays import Columns
 from pybackend.errors import Failure, InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
 from pybackend.launchers.hosts.ssh import Ssh
@@ -76,13 +75,7 @@ class Hosts:
             ranks_by_host(self.hosts, wanted)
         return wanted
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Any],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         if isinstance(job, TrainingJob) and job.is_elastic:
             return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
@@ -91,7 +84,7 @@ class Hosts:
         token = new_token()
         with (
             MeetingServer(None, token, job.workers) as meeting,
-            self._reach(placed, meeting, job) as reached,
+            self.reach(placed, meeting, job) as reached,
             swept_folder() as folder,
         ):
             loopback = len(placed) == 1
@@ -109,11 +102,7 @@ class Hosts:
             return run_group(meeting, job, names, on_event, look, meet_seconds=math.inf)
 
     def _train_elastically(
-        self,
-        job: TrainingJob,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
+        self, job: TrainingJob, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run elastic training, which starts a worker in a slot whenever one can join."""
         slots = [host for host in self.hosts for _ in range(host.slots)]
@@ -123,35 +112,30 @@ class Hosts:
             member = Member(job, files, None, "", None, loopback, remedy=_choose_python())
             task = RemoteTask(member, addresses, self.environment)
             contents = pack_task(task, folder, datasets)
-
             way = _Slots(self, slots, job, contents, folder)
             with RemoteSite(len(slots), way, _choose_python()) as site:
                 return train_elastically(job, datasets, on_event, site)
 
-    def start(
+    @contextmanager
+    def reach(
         self,
-        host: HostSlots,
-        ranks: Sequence[int],
+        placed: Sequence[tuple[HostSlots, range]],
         meeting: MeetingServer,
         job: Job,
-        neighbours: int,
-    ) -> SshHost:
-        """Start Python on a host by ssh, for these workers."""
+        neighbours: int | None = None,
+    ) -> Iterator[list[SshHost]]:
+        """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
+
+        ``neighbours`` is the number of workers that share a host; None: those given for it.
+        """
         # A function may not need TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
         temporary = self.environment.get("TMPDIR")
-        arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
-        return SshHost(*arguments, neighbours, temporary)
-
-    @contextmanager
-    def _reach(
-        self, placed: Sequence[tuple[HostSlots, range]], meeting: MeetingServer, job: Job
-    ) -> Iterator[list[SshHost]]:
-        """Connect to all hosts by ssh; on exit, stop the processes there and remove their files."""
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
-                reached.append(self.start(host, ranks, meeting, job, len(ranks)))
+                arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
+                reached.append(SshHost(*arguments, neighbours or len(ranks), temporary))
             yield reached
         finally:
             for one in reached:
@@ -182,14 +166,10 @@ class _Slots:
         host = self.slots[place]
         share = sum(slot is host for slot in self.slots[:place])
         post = {POST: Post(number, place, host.slots, share).to_json()}
-        ssh = self.launcher.start(host, [0], meeting, self.job, host.slots)
-        try:
+        with self.launcher.reach([(host, range(1))], meeting, self.job, host.slots) as (ssh,):
             ssh.send(Bundle({**self.contents, **post}, files_of_ranks(self.folder, [])))
             job, names = as_group(self.job), [host.name]
             yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
-        finally:
-            ssh.let_go()
-            ssh.wait(_END_SECONDS)
 
 
 def hosts(

@@ -29,7 +29,7 @@ from pybackend.job.job import TRAINED, AnyJob, Job
 from pybackend.job.messages import Emit, Event, FromLauncher, Reported, answer_of
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.joined.claims import describe_call
@@ -83,13 +83,7 @@ class JoinedLauncher:
             tuple(places), later=("the calls of all processes are compared when they connect",)
         )
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job; all processes have to call this."""
         place = self.place
         token = derive_token(self._secret, "processes that join")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets as random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.arrays import Columns
 from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
-from pybackend.launchers.kubernetes.guard import guarded
 from pybackend.launchers.kubernetes.manifests import (
     describe_job,
     describe_service,
@@ -31,10 +30,12 @@ from pybackend.launchers.kubernetes.pod import PodChannel
 from pybackend.launchers.kubernetes.settings import KubernetesSettings, check_settings
 from pybackend.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.launchers.member import Member
+from pybackend.launchers.package_files import package_root
 from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.guard import guarded
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
@@ -45,6 +46,15 @@ from pybackend.net.rendezvous import new_token
 _MEET_SECONDS = 600.0
 _DELETED_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
+# Large modules are imported only when needed, which is rare: a line of text means that the driver
+# deleted the Job itself.
+_DELETE = """import sys
+if not sys.stdin.readline():
+    sys.path[:0] = [sys.argv[1]]
+    from pybackend.launchers.kubernetes.cluster import Cluster
+    with Cluster(sys.argv[2] or None, sys.argv[3]) as cluster:
+        cluster.delete_job(sys.argv[4])
+"""
 
 
 def kubernetes(
@@ -187,13 +197,7 @@ class KubernetesLauncher:
             describe_service(self.settings, name, None),
         ]
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
         with Cluster(self.settings.context, self.settings.namespace) as cluster:
             if isinstance(job, TrainingJob) and job.is_elastic:
@@ -211,12 +215,7 @@ class KubernetesLauncher:
                     return follow(on_event=on_event)
 
     def _train_elastically(
-        self,
-        cluster: Cluster,
-        job: TrainingJob,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
+        self, cluster: Cluster, job: TrainingJob, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run elastic training, which creates a Job with one pod for each worker."""
         with swept_folder() as folder:
@@ -263,7 +262,8 @@ class KubernetesLauncher:
         """Create the Job and its Service; on exit, delete both."""
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
-        with guarded(self.settings.context, cluster.namespace, name) as let_go:
+        where = (package_root(), self.settings.context or "", cluster.namespace, name)
+        with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
             try:
                 created = cluster.create_job(describe_job(self.settings, name, job.workers, wanted))
                 uid = created["metadata"]["uid"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from pybackend.launchers.kubernetes.settings import KubernetesSettings
-from pybackend.launchers.remote.bundle import bootstrap_command
+from pybackend.launchers.remote.bundle import as_argument, bootstrap_command
 
 RUN_LABEL = "tfdist.io/run"
 CONTAINER = "worker"
@@ -21,8 +20,6 @@ _DRIVER_SECONDS = 300.0
 _RELAY_SECONDS = 30.0
 # For a last checkpoint; workers without checkpoints end at once.
 _GRACE_SECONDS = 120
-# Files in the current directory must not shadow installed modules.
-_RUN = "import base64,sys;del sys.path[0];exec(base64.b64decode('{}'))"
 
 
 def describe_job(
@@ -152,4 +149,4 @@ def _without_empty(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def _program(call: str) -> str:
     """Return the argument for Python that defines `boot` and calls one of its functions."""
     text = files("pybackend.launchers.kubernetes").joinpath("boot.py").read_text()
-    return _RUN.format(base64.b64encode(f"{text}\n{call}\n".encode()).decode())
+    return as_argument(f"{text}\n{call}\n")

@@ -70,5 +70,9 @@ def bootstrap_command(python: str, wanted: str, task: str) -> list[str]:
     folder = files("pybackend.launchers")
     texts = [folder.joinpath(name).read_text() for name in ("machine.py", "remote/bootstrap.py")]
     call = f"main({SWEEP!r}, {wanted!r}, {task!r}, read_machine())"
-    program = "\n".join([*texts, call, ""])
-    return [python, "-u", "-c", _RUN.format(base64.b64encode(program.encode()).decode())]
+    return [python, "-u", "-c", as_argument("\n".join([*texts, call, ""]))]
+
+
+def as_argument(program: str) -> str:
+    """Return a program as text for ``python -c`` that passes through any shell."""
+    return _RUN.format(base64.b64encode(program.encode()).decode())

@@ -72,8 +72,8 @@ class RemoteSite:
 
     def __init__(self, places: int, way: Way, remedy: str) -> None:
         self.places = places
-        self._way = way
-        self._packages = _Packages(remedy)
+        self.way = way
+        self.packages = _Packages(remedy)
         self._workers: list[_RemoteWorker] = []
         self._is_over = threading.Event()
 
@@ -87,12 +87,13 @@ class RemoteSite:
             worker.wait(deadline - time.monotonic())
 
     def start(self, number: int, place: int, say: Callable[[Said], None]) -> _RemoteWorker:
-        worker = _RemoteWorker(self._way, number, place, say, self._packages, self._check)
+        worker = _RemoteWorker(self, number, place, say)
         worker.follow()
         self._workers.append(worker)
         return worker
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise an error once the training has ended."""
         if self._is_over.is_set():
             raise _OverError("the training has ended")
 
@@ -131,27 +132,19 @@ class _RemoteWorker:
     """A `Worker` that runs `pybackend.launchers.remote.elastic_task.follow_orders`."""
 
     def __init__(
-        self,
-        way: Way,
-        number: int,
-        place: int,
-        say: Callable[[Said], None],
-        packages: _Packages,
-        check: Callable[[], None],
+        self, site: RemoteSite, number: int, place: int, say: Callable[[Said], None]
     ) -> None:
-        self._way = way
+        self._site = site
         self._number = number
         self._place = place
         self._say = say
-        self._packages = packages
-        self._check = check
-        self._meeting = way.make_meeting()  # a separate one, in which its rank is 0
+        self._meeting = site.way.make_meeting()  # a separate one, in which its rank is 0
         self._model: tuple[str, bytes] | None = None
         self._thread = threading.Thread(target=self._to_its_end, daemon=True)
 
     @property
     def host(self) -> str:
-        return self._way.name_host(self._number, self._place)
+        return self._site.way.name_host(self._number, self._place)
 
     def follow(self) -> None:
         """Start the worker and wait for it to end, in a thread."""
@@ -186,11 +179,11 @@ class _RemoteWorker:
                 self._say(self._describe_obstacle(error))
 
     def _open(self, meeting: MeetingServer) -> AbstractContextManager[Follow]:
-        return self._way.open(self._number, self._place, meeting, self._note)
+        return self._site.way.open(self._number, self._place, meeting, self._note)
 
     def _find_end(self, follow: Follow) -> Said:
         try:
-            outcome = follow(on_event=self._hear, check=self._check)
+            outcome = follow(on_event=self._hear, check=self._site.check)
         except WorkerFailedError as error:
             failure = replace(error.failures[0], rank=self._number)
             return WorkerReport(self._number, self.host, 0, failure=failure)
@@ -209,6 +202,6 @@ class _RemoteWorker:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Announced) and event.name == PACKAGES:
-            self._packages.compare(self._number, self.host, json.loads(event.text))
+            self._site.packages.compare(self._number, self.host, json.loads(event.text))
         else:
             self._say(replace(event, rank=self._number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.job import Job
@@ -59,22 +59,17 @@ def run_group(
     return _RemoteGroup(meeting, job, hosts, on_event, meet_seconds, explain).run(look, check)
 
 
+@dataclass
 class _RemoteGroup:
-    def __init__(
-        self,
-        meeting: MeetingServer,
-        job: Job,
-        hosts: Sequence[str],
-        on_event: Emit,
-        meet_seconds: float,
-        explain: Callable[[Failure], Failure],
-    ) -> None:
-        self._explain = explain
-        self._meeting = meeting
-        self._job = job
-        self._hosts = hosts
-        self._failures = Failures(on_event)
-        self._meet_seconds = meet_seconds
+    meeting: MeetingServer
+    job: Job
+    hosts: Sequence[str]
+    on_event: Emit
+    meet_seconds: float
+    explain: Callable[[Failure], Failure]
+
+    def __post_init__(self) -> None:
+        self._failures = Failures(self.on_event)
         self._reports: dict[int, WorkerReport] = {}
         self._left: dict[int, float] = {}
 
@@ -97,26 +92,26 @@ class _RemoteGroup:
                     trouble, deadline = error, time.monotonic() + _CAUSE_SECONDS
         self._take_events(0)
         self._deadline()  # the last losses are reported, too
-        self._failures.add(self._failures.find_fatal(self._job, self._reports.values()))
+        self._failures.add(self._failures.find_fatal(self.job, self._reports.values()))
         self._failures.raise_any()
         if trouble is not None:
             raise trouble
-        reports = [self._reports[rank] for rank in range(self._job.workers)]
-        return Outcome(reports, receive_model(self._meeting))
+        reports = [self._reports[rank] for rank in range(self.job.workers)]
+        return Outcome(reports, receive_model(self.meeting))
 
     def _running(self) -> list[int]:
         """Return the ranks without a report or failure."""
-        return [rank for rank in range(self._job.workers) if rank not in self._reports]
+        return [rank for rank in range(self.job.workers) if rank not in self._reports]
 
     def _deadline(self) -> float:
-        return self._failures.deadline(self._job, self._reports.values())
+        return self._failures.deadline(self.job, self._reports.values())
 
     def _take_events(self, seconds: float) -> None:
         """Handle all received events; if there are none, wait briefly for one."""
         try:
-            self._take(self._meeting.queue.get(timeout=max(seconds, 0.001)))
+            self._take(self.meeting.queue.get(timeout=max(seconds, 0.001)))
             while True:
-                self._take(self._meeting.queue.get_nowait())
+                self._take(self.meeting.queue.get_nowait())
         except queue.Empty:
             pass
 
@@ -125,16 +120,16 @@ class _RemoteGroup:
             self._add([event.failure])
         elif isinstance(event, Reported):
             rank = event.rank
-            content = self._meeting.result(rank, REPORT)
-            report = read_report(content, rank, self._hosts[rank])
+            content = self.meeting.result(rank, REPORT)
+            report = read_report(content, rank, self.hosts[rank])
             if report.failure is not None:
                 if report.failure.exception_type == "Preempted":
-                    report = replace(report, failure=self._explain(report.failure))
+                    report = replace(report, failure=self.explain(report.failure))
             elif rank in self._reports:  # it is known to have failed
                 return
             self._reports[rank] = report
         elif answer := self._failures(event):
-            self._meeting.order(answer, event.rank)
+            self.meeting.order(answer, event.rank)
 
     def _add(self, failures: Iterable[Failure]) -> None:
         """Add failures of workers without a report or failure."""
@@ -147,11 +142,11 @@ class _RemoteGroup:
     def _find_lost(self) -> list[Failure]:
         """Return the failures of workers that disconnected without a report or a known reason."""
         now = time.monotonic()
-        left = [rank for rank in self._running() if self._meeting.has_left(rank)]
+        left = [rank for rank in self._running() if self.meeting.has_left(rank)]
         return [
             Failure(
                 rank,
-                self._hosts[rank],
+                self.hosts[rank],
                 exception_type="WorkerLost",
                 message="the worker's connection to the driver ended before it had reported",
                 time=time.time(),
@@ -162,10 +157,10 @@ class _RemoteGroup:
         ]
 
     def _check_meeting(self) -> None:
-        missing, seconds = self._meeting.missing()
-        if missing and seconds > self._meet_seconds:
-            named = ", ".join(f"{rank} on {self._hosts[rank]}" for rank in missing)
+        missing, seconds = self.meeting.missing()
+        if missing and seconds > self.meet_seconds:
+            named = ", ".join(f"{rank} on {self.hosts[rank]}" for rank in missing)
             raise ClusterError(
-                f"worker {named} did not connect to the others within {self._meet_seconds:.0f} s: "
+                f"worker {named} did not connect to the others within {self.meet_seconds:.0f} s: "
                 "see the logs of these hosts, and check that they are running"
             )

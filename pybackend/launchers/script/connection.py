@@ -7,16 +7,13 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import IO
 
-import pybackend
 from pybackend.errors import ClusterError
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
@@ -34,8 +31,6 @@ from pybackend.launchers.script.messages import (
 
 # A process that waits for a frozen disk cannot be killed.
 _KILL_SECONDS = 5.0
-# Not `python -m`: with it, files in the current directory would shadow installed modules.
-_START = "import sys; sys.path[0] = {!r}; from pybackend.launchers.script.agent import main; main()"
 
 
 class AgentConnection:
@@ -141,12 +136,6 @@ class AgentConnection:
         poller = select.poll()
         poller.register(self, select.POLLIN)
         return rest > 0 and bool(poller.poll(rest * 1000))
-
-
-def agent_here() -> list[str]:
-    """Return the command that starts an agent on this machine."""
-    root = str(Path(pybackend.__file__).parents[1].resolve())
-    return [sys.executable, "-c", _START.format(root)]
 
 
 class InputPipe:

@@ -10,10 +10,10 @@ from pybackend.errors import InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh
+from pybackend.launchers.package_files import run_here
 from pybackend.launchers.script.connection import (
     AgentConnection,
     SshConnection,
-    agent_here,
     agent_there,
 )
 from pybackend.launchers.script.messages import ScriptCommand
@@ -45,7 +45,7 @@ class HostRanks:
 
     def command(self) -> list[str]:
         """Return the command that starts the agent on the host."""
-        return agent_here()
+        return run_here("script.agent")
 
     def connect(self) -> AgentConnection:
         """Start the agent on the host."""

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.arrays import Columns
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
 from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.guard import guarded
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
@@ -55,7 +54,6 @@ _CANCEL = (
     "read -r _ || for try in 1 2 3 4 5; do "
     'scancel --quiet --name="$0" --user="$(id -un)" && break; sleep 3; done'
 )
-_CANCEL_SECONDS = 60.0
 
 
 def slurm(
@@ -188,13 +186,7 @@ class SlurmLauncher:
             check_tasks(wanted, nodes, per_node)
         return wanted
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Columns],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         settings = with_resources(self.settings, job.resources)
         token, name = new_token(), f"tfdist-{new_token()[:8]}"
         address = settings.address or _find_address(settings.partition)
@@ -251,7 +243,7 @@ class _Jobs:
         return JobFiles(self.folder / f"worker-{number}", 1)
 
 
-def _pack(member: Member, folder: Path, datasets: Mapping[str, Columns]) -> None:
+def _pack(member: Member, folder: Path, datasets: DataSets) -> None:
     """Write the bundle for all tasks; they get the names of their hosts from Slurm."""
     Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
     (folder / TASK).chmod(0o600)
@@ -271,7 +263,7 @@ def _submitted(
     options = _describe_job(settings, name, own, job.can_go_on)
     path = own.folder / _SCRIPT
     path.write_text(_describe_script(settings, folder, own, options))
-    with cancelled_in_the_end(name) as cancelled:
+    with guarded(["/bin/sh", "-c", _CANCEL, name]) as let_go:
         number, seconds = submit(path), notice_seconds(options["signal"])
         watch = SlurmWatch(number, own, meeting, on_note, settings.patience, seconds)
 
@@ -279,7 +271,7 @@ def _submitted(
             outcome = run_group(
                 meeting, job, own, look=watch.look, explain=watch.explain, **options
             )
-            cancelled.let_go()
+            let_go()
             return outcome
 
         yield follow
@@ -330,39 +322,3 @@ def _find_address(partition: str | None) -> str:
             "machine that the nodes can reach"
         )
     return address
-
-
-class Guard:
-    """Guard that cancels all jobs with a given name when this process ends."""
-
-    def __init__(self, name: str) -> None:
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _CANCEL, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # Ctrl-C must reach only the terminal's process group.
-            start_new_session=True,
-        )
-
-    def let_go(self) -> None:
-        """Do not cancel the jobs, which have ended."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"over\n")
-
-    def end(self) -> None:
-        """Cancel the jobs now, unless `let_go` was called."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # Slurm does not respond: the shell continues
-            self._process.wait(timeout=_CANCEL_SECONDS)
-
-
-@contextmanager
-def cancelled_in_the_end(name: str) -> Iterator[Guard]:
-    """Cancel all jobs with a given name on exit, even if this process is killed."""
-    guard = Guard(name)
-    try:
-        yield guard
-    finally:
-        guard.end()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 from pybackend.launchers.slurm.step import group_variables
 
 
-def main(command: Sequence[str]) -> NoReturn:
+def main(*command: str) -> NoReturn:
     """Exec a command with the variables of its worker group, so that it gets Slurm's signals."""
     os.environ.update(group_variables(os.environ))
     sys.stdout.flush()
-    os.execvp(command[0], [*command])  # noqa: S606 (the purpose)
+    os.execvp(command[0], command)  # noqa: S606 (the purpose)

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.script.agent import Agent, serve_here
@@ -122,7 +122,7 @@ class StepAgent(Agent):
         return [number for number, name in steps if name == self._name]
 
 
-def main(words: Sequence[str]) -> None:
+def main() -> None:
     """Serve the driver that started this process."""
     serve_here(StepAgent)
 

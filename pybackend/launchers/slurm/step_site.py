@@ -6,19 +6,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import pybackend
 from pybackend.errors import InputError
+from pybackend.launchers.package_files import run_here
 from pybackend.launchers.script.messages import ScriptCommand
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.slurm.batch import srun
-
-# Not `python -m`: with it, files in the current directory would shadow installed modules.
-_START = (
-    "import sys; sys.path[0] = {!r}; from pybackend.launchers.slurm.{} import main; "
-    "main(sys.argv[1:])"
-)
 
 
 @dataclass(frozen=True)
@@ -26,7 +19,7 @@ class StepSite(HostRanks):
     """All ranks, on nodes that Slurm chooses from the allocation."""
 
     def command(self) -> list[str]:
-        return [sys.executable, "-c", _START.format(_root(), "step_agent")]
+        return run_here("slurm.step_agent")
 
 
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepSite | None:
@@ -76,8 +69,8 @@ def step_command(
         "cpus-per-task": environment.get("SLURM_CPUS_PER_TASK"),
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
-    python = [sys.executable, "-c", _START.format(_root(), "rank")]
-    return srun(options, [*flags, *python, *script.command(sys.executable, "Rscript")])
+    words = script.command(sys.executable, "Rscript")
+    return srun(options, [*flags, *run_here("slurm.rank", *words)])
 
 
 def describe_step(
@@ -89,7 +82,3 @@ def describe_step(
         yield f"  export {name}={shlex.quote(value)}"
     words = step_command(plan.script, len(site.ranks), plan.folder, "tfdist", environment)
     yield f"  {shlex.join(words)}"
-
-
-def _root() -> str:
-    return str(Path(pybackend.__file__).parents[1].resolve())

@@ -23,7 +23,7 @@ from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import Job, TrainingJob, argument_of
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.launchers.base import Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.remote.task import receive_model
@@ -102,13 +102,7 @@ class SparkLauncher:
         later = "on which executors Spark starts the tasks, and what their Python has"
         return Submission(("a task of the barrier stage",) * job.workers, later=(later,))
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Any],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job."""
         session = self.session
         slots = check_slots(session, job.workers)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.spark.barrier import driver_addresses
@@ -53,13 +53,7 @@ class DetachedLauncher:
         self._lock = threading.Lock()
         self._has_closed = False
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Any],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, without data sets: rows are fed to them."""
         session = self.session
         assert not datasets

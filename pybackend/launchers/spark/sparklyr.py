@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
-from pybackend.launchers.base import Outcome
+from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
@@ -90,13 +90,7 @@ class SparklyrWorkers:
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]
 
-    def launch(
-        self,
-        job: Job,
-        files: Mapping[str, bytes],
-        datasets: Mapping[str, Any],
-        on_event: Emit,
-    ) -> Outcome:
+    def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job; ``on_event`` is called from a thread, as R uses this one."""
         session = self.session
         if job.is_observed:
