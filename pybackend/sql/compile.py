@@ -165,19 +165,21 @@ def to_sql(
     InputError
         An argument is invalid, or a layer cannot be translated to SQL. The message names it.
     """
-    question = ask(
-        model,
-        dialect,
-        table,
-        key,
-        features=features,
-        type=type,
-        levels=levels,
-        categories=categories,
-        encode=encode,
-    )
+    wanted = PredictionColumns(features, type, levels, categories, encode)
+    question = ask(model, dialect, table, key, wanted)
     check_name("weights", weights)
     return answer(dialect, replace(question, weights=weights), has_vectors)
+
+
+@dataclass(frozen=True)
+class PredictionColumns:
+    """Arguments of `to_sql` for the columns that a model reads and returns."""
+
+    features: Any
+    type: str | None
+    levels: Sequence[Any] | None
+    categories: Mapping[str, Sequence[Any]] | None
+    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None
 
 
 def ask(
@@ -185,24 +187,20 @@ def ask(
     dialect: str,
     table: str | Sequence[str] | SourceQuery,
     key: str | Sequence[str],
-    *,
-    features: Any,
-    type: str | None,
-    levels: Sequence[Any] | None,
-    categories: Mapping[str, Sequence[Any]] | None,
-    encode: ColumnEncoding | Mapping[str, ColumnEncoding] | None,
+    wanted: PredictionColumns,
 ) -> Question:
     """Return a `Question` for a dialect from the arguments of `to_sql`, without a weights table."""
     if dialect not in DIALECTS:
         listed = ", ".join(map(show, DIALECTS))
         raise InputError(f"`dialect` must be one of {listed}, not {show(dialect)}")
-    check_type(type)
-    names = check_levels(levels)
+    check_type(wanted.type)
+    names = check_levels(wanted.levels)
     relation = f"({table.sql})" if isinstance(table, SourceQuery) else quote_table(dialect, table)
     keys = check_columns("key", key)
     check_model(model)
-    check_data_options(DataOptions(categories=categories, encode=encode))
+    check_data_options(DataOptions(categories=wanted.categories, encode=wanted.encode))
     known = check_levels(model.levels) if isinstance(model, TrainResult) else None
+    features, categories, encode = wanted.features, wanted.categories, wanted.encode
     if features is None:
         features = features_of(model)
         categories = model.categories if categories is None else categories
@@ -214,7 +212,7 @@ def ask(
 
     # Layers first: those that cannot become SQL are named, independently of the outputs' meaning.
     graph = simplify(lower_model(keras_model))
-    predictions = predictions_of(keras_model, type, names, known)
+    predictions = predictions_of(keras_model, wanted.type, names, known)
     if predictions.are_logits and (predictions.has_class or predictions.has_numbers):
         keras_model = add_probabilities(keras_model)
         graph = simplify(lower_model(keras_model))

@@ -12,7 +12,14 @@ from typing import Any
 from pybackend.api.calls import Features, PredictionType
 from pybackend.errors import DatabaseError, InputError
 from pybackend.job.options import ColumnEncoding
-from pybackend.sql.compile import DIALECTS, answer, ask, check_length, check_name
+from pybackend.sql.compile import (
+    DIALECTS,
+    PredictionColumns,
+    answer,
+    ask,
+    check_length,
+    check_name,
+)
 from pybackend.sql.connections import Connection, connect
 from pybackend.sql.query import Question, SourceQuery, WeightsPart, list_columns
 from pybackend.words import show
@@ -112,17 +119,8 @@ def deploy_model(
     """
     check_name("name", name)
     database = connect(con)
-    question = ask(
-        model,
-        database.dialect,
-        table,
-        key,
-        features=features,
-        type=type,
-        levels=levels,
-        categories=categories,
-        encode=encode,
-    )
+    wanted = PredictionColumns(features, type, levels, categories, encode)
+    question = ask(model, database.dialect, table, key, wanted)
     check_length(database.dialect, _weights_of(_view_of(name, 1)))
 
     from pybackend.sql.check import DatabaseCheck
@@ -364,17 +362,8 @@ def augment(
         Columns of the query to include in the result, in addition to the predictions.
     """
     database = connect(con)
-    question = ask(
-        model,
-        database.dialect,
-        SourceQuery(query),
-        key,
-        features=features,
-        type=type,
-        levels=levels,
-        categories=categories,
-        encode=encode,
-    )
+    wanted = PredictionColumns(features, type, levels, categories, encode)
+    question = ask(model, database.dialect, SourceQuery(query), key, wanted)
     check_listed("features", list_columns(question.features), columns, "the query")
     with database.transaction():
         question = look_up_types(database, question)
