@@ -27,7 +27,7 @@ class Words:
 
     def apply(self, function: str, constants: tuple[float, ...], x: str) -> str:
         """Return the formula for a function by its name; ``x`` is a name, or in parentheses."""
-        return _FORMULAS[function](self, x, *(number(c) for c in constants))
+        return FORMULAS[function](self, x, *(number(c) for c in constants))
 
     def at_most(self, x: str, most: object) -> str:
         """Return the smaller of two."""
@@ -81,7 +81,7 @@ def _gelu(w: Words, x: str) -> str:
     return f"{x} * (CASE WHEN {x} > 0 THEN 1 - {tail} ELSE {tail} END)"
 
 
-_FORMULAS: dict[str, Callable[..., str]] = {
+FORMULAS: dict[str, Callable[..., str]] = {
     "celu": lambda w, x, a: (
         f"CASE WHEN {x} > 0 THEN {x} ELSE {a} * ({w.fade(f'{x} / {a}')} - 1) END"
     ),

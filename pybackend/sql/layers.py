@@ -21,7 +21,8 @@ from pybackend.sql.lowering import (
 from pybackend.sql.recurrent import lower_bidirectional, lower_recurrent
 from pybackend.words import setting
 
-Lower = Callable[[Lowering, Any, Sequence[Value]], Value]
+# Called with the layer's tensors; only those in `_SEVERAL` take more than one.
+Lower = Callable[..., Value]
 
 
 def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
@@ -39,23 +40,21 @@ def lower_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Valu
     check_layer(lowering, layer)
     if len(values) > 1 and type(layer).__name__ not in _SEVERAL:
         raise lowering.refuse(f"it is called with {len(values)} tensors")
-    return lower(lowering, layer, values)
+    return lower(lowering, layer, *values)
 
 
-def _keep(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    return values[0]
+def _keep(lowering: Lowering, layer: Any, value: Value) -> Value:
+    return value
 
 
-def _dense(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _dense(lowering: Lowering, layer: Any, value: Value) -> Value:
     kernel = numbers_of(layer.kernel)
     bias = numbers_of(layer.bias) if layer.use_bias else None
     made = lowering.linear(value, kernel, bias, (*value.shape[:-1], kernel.shape[1]))
     return lowering.activate(made, layer.activation)
 
 
-def _conv(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _conv(lowering: Lowering, layer: Any, value: Value) -> Value:
     return _convolve(lowering, layer, value, numbers_of(layer.kernel), _bias(layer), layer.groups)
 
 
@@ -74,8 +73,7 @@ def _convolve(
     return lowering.activate(made, layer.activation)
 
 
-def _depthwise(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _depthwise(lowering: Lowering, layer: Any, value: Value) -> Value:
     made = _spread(lowering, layer, value, numbers_of(layer.kernel), _bias(layer))
     return lowering.activate(made, layer.activation)
 
@@ -90,8 +88,7 @@ def _spread(
     return lowering.linear(lowering.gather(value, places), each, bias, (*spots, channels * times))
 
 
-def _separable(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _separable(lowering: Lowering, layer: Any, value: Value) -> Value:
     spread = _spread(lowering, layer, value, numbers_of(layer.depthwise_kernel), None)
     points = numbers_of(layer.pointwise_kernel)
     *_, inputs, outputs = points.shape
@@ -111,8 +108,7 @@ def _with_channels(windows: Array, channels: int) -> Array:
 
 
 def _pool(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-        (value,) = values
+    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
         spots, windows = find_windows(value.shape[:-1], layer, layer.pool_size)
         places = _with_channels(windows, value.shape[-1]).swapaxes(1, 2)
         return _reduce(lowering, operation, value, places, (*spots, value.shape[-1]))
@@ -121,8 +117,7 @@ def _pool(operation: str) -> Lower:
 
 
 def _pool_all(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-        (value,) = values
+    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
         channels = value.shape[-1]
         places = places_of(value.shape).reshape(-1, channels).T
         ones = (1,) * (len(value.shape) - 1) if layer.keepdims else ()
@@ -140,8 +135,7 @@ def _reduce(lowering: Lowering, operation: str, value: Value, places: Array, sha
     return Value(lowering.scale(found, 1 / counts, 0.0).name, shape)
 
 
-def _normalize_batch(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _normalize_batch(lowering: Lowering, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x) for x in (layer.moving_mean, layer.moving_variance))
     factor = 1 / np.sqrt(variance.astype(np.float64) + layer.epsilon)
     if layer.scale:
@@ -153,8 +147,7 @@ def _normalize_batch(lowering: Lowering, layer: Any, values: Sequence[Value]) ->
     return lowering.scale(value, factor.reshape(shape), shift.reshape(shape))
 
 
-def _normalize(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _normalize(lowering: Lowering, layer: Any, value: Value) -> Value:
     mean, variance = (numbers_of(x).astype(np.float64)[0] for x in (layer.mean, layer.variance))
     deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
     if layer.invert:
@@ -163,8 +156,7 @@ def _normalize(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value
     return lowering.scale(lowering.scale(value, 1.0, -mean), 1 / deviation, 0.0)
 
 
-def _normalize_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _normalize_layer(lowering: Lowering, layer: Any, value: Value) -> Value:
     axes = list(layer.axis) if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     if axes not in ([-1], [len(value.shape)]):
         raise lowering.refuse(
@@ -185,12 +177,11 @@ def _normalize_layer(lowering: Lowering, layer: Any, values: Sequence[Value]) ->
     return lowering.scale(scaled, gamma, numbers_of(layer.beta) if layer.center else 0.0)
 
 
-def _rescale(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    return lowering.scale(values[0], np.asarray(layer.scale), np.asarray(layer.offset))
+def _rescale(lowering: Lowering, layer: Any, value: Value) -> Value:
+    return lowering.scale(value, np.asarray(layer.scale), np.asarray(layer.offset))
 
 
-def _reshape(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _reshape(lowering: Lowering, layer: Any, value: Value) -> Value:
     shape = layer.compute_output_shape((1, *value.shape))[1:]
     return Value(value.name, tuple(int(size) for size in shape))
 
@@ -198,8 +189,7 @@ def _reshape(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
 def _move(move: Callable[[Any, Array], Array]) -> Lower:
     """Return the translation of a layer that only moves numbers, from its effect on positions."""
 
-    def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-        (value,) = values
+    def lower(lowering: Lowering, layer: Any, value: Value) -> Value:
         return lowering.gather(value, move(layer, places_of(value.shape)))
 
     return lower
@@ -228,17 +218,17 @@ def _crop(layer: Any, places: Array) -> Array:
 
 
 def _merge(operation: str) -> Lower:
-    def lower(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+    def lower(lowering: Lowering, layer: Any, *values: Value) -> Value:
         return lowering.combine(operation, values)
 
     return lower
 
 
-def _average(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def _average(lowering: Lowering, layer: Any, *values: Value) -> Value:
     return lowering.scale(lowering.combine("add", values), 1 / len(values), 0.0)
 
 
-def _concatenate(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def _concatenate(lowering: Lowering, layer: Any, *values: Value) -> Value:
     axis = layer.axis if layer.axis >= 0 else layer.axis + len(values[0].shape) + 1
     if axis == 0:
         raise lowering.refuse(
@@ -247,8 +237,7 @@ def _concatenate(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Val
     return lowering.concatenate(values, axis - 1)
 
 
-def _embed(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _embed(lowering: Lowering, layer: Any, value: Value) -> Value:
     if layer.mask_zero:
         raise lowering.refuse(
             f"{setting(mask_zero=True)}: the layers that follow would need the mask"
@@ -257,46 +246,44 @@ def _embed(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
     return lowering.add(Lookup(table), [value], (*value.shape, table.shape[1]))
 
 
-def _activation(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    return lowering.activate(values[0], layer.activation)
+def _activation(lowering: Lowering, layer: Any, value: Value) -> Value:
+    return lowering.activate(value, layer.activation)
 
 
-def _relu(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def _relu(lowering: Lowering, layer: Any, value: Value) -> Value:
     if layer.threshold or layer.max_value not in (None, 6):
         raise lowering.refuse("a ReLU with `threshold`, or a `max_value` other than 6")
     if layer.negative_slope:
         if layer.max_value is not None:
             raise lowering.refuse("a ReLU with `negative_slope` and `max_value`")
-        return lowering.map(values[0], "leaky_relu", float(layer.negative_slope))
-    return lowering.map(values[0], "relu" if layer.max_value is None else "relu6")
+        return lowering.map(value, "leaky_relu", float(layer.negative_slope))
+    return lowering.map(value, "relu" if layer.max_value is None else "relu6")
 
 
-def _leaky_relu(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    return lowering.map(values[0], "leaky_relu", float(layer.negative_slope))
+def _leaky_relu(lowering: Lowering, layer: Any, value: Value) -> Value:
+    return lowering.map(value, "leaky_relu", float(layer.negative_slope))
 
 
-def _elu(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    return lowering.map(values[0], "elu", float(layer.alpha))
+def _elu(lowering: Lowering, layer: Any, value: Value) -> Value:
+    return lowering.map(value, "elu", float(layer.alpha))
 
 
-def _prelu(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _prelu(lowering: Lowering, layer: Any, value: Value) -> Value:
     slope = np.broadcast_to(numbers_of(layer.alpha), value.shape).ravel()
     return lowering.add(Slope(slope), [value], value.shape)
 
 
-def _softmax(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
-    (value,) = values
+def _softmax(lowering: Lowering, layer: Any, value: Value) -> Value:
     if layer.axis not in (-1, len(value.shape)):
         raise lowering.refuse(f"a softmax over the axis {layer.axis}, which is not the last")
     return lowering.softmax(value)
 
 
-def _each_time(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def _each_time(lowering: Lowering, layer: Any, value: Value) -> Value:
     if type(layer.layer).__name__ != "Dense":
         raise lowering.refuse(f"it wraps {type(layer.layer).__name__}: only Dense is supported")
     check_layer(lowering, layer.layer)
-    return _dense(lowering, layer.layer, values)
+    return _dense(lowering, layer.layer, value)
 
 
 # Layers that take several tensors.

@@ -10,18 +10,9 @@ import keras
 import numpy as np
 
 from pybackend.errors import InputError
-from pybackend.sql.graph import (
-    Array,
-    Combine,
-    Concatenate,
-    Gather,
-    Graph,
-    Linear,
-    Map,
-    Reduce,
-    Scale,
-    Softmax,
-)
+from pybackend.sql import graph as ops
+from pybackend.sql.formulas import FORMULAS
+from pybackend.sql.graph import Array, Graph
 from pybackend.words import setting, show
 
 Shape = tuple[int, ...]
@@ -82,26 +73,7 @@ def _for_each(value: Any, axes: int) -> Sequence[int]:
 # Smaller than any number of a network, so it never is the maximum.
 LOWEST = float(np.finfo(np.float32).min)
 # Functions of one number, by Keras's names; each dialect knows all of them.
-FUNCTIONS = (
-    "celu",
-    "elu",
-    "exponential",
-    "gelu",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_tanh",
-    "leaky_relu",
-    "log_sigmoid",
-    "mish",
-    "relu",
-    "relu6",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "softsign",
-    "tanh",
-)
+FUNCTIONS = tuple(name for name in FORMULAS if name != "rsqrt")
 _CONSTANTS: dict[str, tuple[float, ...]] = {"celu": (1.0,), "elu": (1.0,), "leaky_relu": (0.2,)}
 
 
@@ -150,20 +122,20 @@ class Lowering:
         flat = places.ravel()
         if flat.size == value.size and (flat == np.arange(flat.size)).all():
             return Value(value.name, places.shape)
-        return self.add(Gather(flat, fill), [value], places.shape)
+        return self.add(ops.Gather(flat, fill), [value], places.shape)
 
     def linear(self, value: Value, kernel: Array, bias: Array | None, shape: Shape) -> Value:
         """Add sums of products, by groups if the kernel has three axes."""
         kernel = kernel.reshape(-1, *kernel.shape[-2:])
         groups, _, outputs = kernel.shape
         whole = np.zeros((groups, outputs), np.float32) if bias is None else bias
-        return self.add(Linear(kernel, whole.reshape(groups, outputs)), [value], shape)
+        return self.add(ops.Linear(kernel, whole.reshape(groups, outputs)), [value], shape)
 
     def scale(self, value: Value, factor: Any, shift: Any) -> Value:
         """Multiply numbers by a factor and add a shift, both broadcast to the tensor."""
         both = [np.broadcast_to(np.asarray(x, np.float64), value.shape) for x in (factor, shift)]
         factor, shift = _find_period(*both)
-        return self.add(Scale(factor, shift), [value], value.shape)
+        return self.add(ops.Scale(factor, shift), [value], value.shape)
 
     def combine(self, operation: str, values: Sequence[Value]) -> Value:
         """Combine tensors element by element, broadcast to one shape."""
@@ -173,12 +145,12 @@ class Lowering:
             shapes = " and ".join(str(value.shape) for value in values)
             raise self.refuse(f"its inputs have the shapes {shapes}") from None
         whole = [self.gather(v, np.broadcast_to(places_of(v.shape), shape)) for v in values]
-        return self.add(Combine(operation), whole, shape)
+        return self.add(ops.Combine(operation), whole, shape)
 
     def concatenate(self, values: Sequence[Value], axis: int) -> Value:
         """Concatenate tensors along an axis, counted without the axis of rows."""
         starts = np.cumsum([0, *(value.size for value in values)])
-        joined = self.add(Concatenate(), values, (int(starts[-1]),))
+        joined = self.add(ops.Concatenate(), values, (int(starts[-1]),))
         places = [places_of(v.shape) + start for v, start in zip(values, starts, strict=False)]
         return self.gather(joined, np.concatenate(places, axis))
 
@@ -186,7 +158,7 @@ class Lowering:
         """Reduce to the sum or maximum over the last axis of ``places``, ignoring -1."""
         fill = LOWEST if operation == "maximum" else 0.0
         taken = self.gather(value, places, fill)
-        return self.add(Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
+        return self.add(ops.Reduce(operation, places.shape[-1]), [taken], places.shape[:-1])
 
     def activate(self, value: Value, activation: Any) -> Value:
         """Apply an activation of a layer."""
@@ -211,11 +183,11 @@ class Lowering:
 
     def map(self, value: Value, function: str, *constants: float) -> Value:
         """Apply a function to each number."""
-        return self.add(Map(function, constants), [value], value.shape)
+        return self.add(ops.Map(function, constants), [value], value.shape)
 
     def softmax(self, value: Value) -> Value:
         """Apply the softmax over the last axis."""
-        return self.add(Softmax(value.shape[-1]), [value], value.shape)
+        return self.add(ops.Softmax(value.shape[-1]), [value], value.shape)
 
 
 def check_layer(lowering: Lowering, layer: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,15 +14,13 @@ from pybackend.words import setting
 _MERGES = {"sum": "add", "mul": "multiply", "ave": "add"}
 
 
-def lower_recurrent(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def lower_recurrent(lowering: Lowering, layer: Any, value: Value) -> Value:
     """Add a GRU, an LSTM or a SimpleRNN to the graph."""
-    (value,) = values
     return _run(lowering, layer, value)
 
 
-def lower_bidirectional(lowering: Lowering, layer: Any, values: Sequence[Value]) -> Value:
+def lower_bidirectional(lowering: Lowering, layer: Any, value: Value) -> Value:
     """Add a Bidirectional recurrent layer to the graph."""
-    (value,) = values
     for inner in (layer.forward_layer, layer.backward_layer):
         if type(inner).__name__ not in _CELLS:
             raise lowering.refuse(
