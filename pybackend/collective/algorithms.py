@@ -44,6 +44,12 @@ def find_partners(rank: int, world_size: int) -> list[int]:
     return [2 * other if other < pairs else other + pairs for other in others]
 
 
+def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
+    """Find the ranks to which a rank is connected: on the ring, and for recursive doubling."""
+    ring = {(rank - 1) % world_size, (rank + 1) % world_size}
+    return sorted(ring | set(find_partners(rank, world_size)))
+
+
 def all_reduce(
     call: Call, links: Mapping[int, Link], rank: int, world_size: int, buffer: Array, scratch: Array
 ) -> None:
@@ -223,6 +229,10 @@ class CostModel:
         """
         ring = self.predict_ring(nbytes if ring_bytes is None else ring_bytes, world_size)
         return "doubling" if self.predict_doubling(nbytes, world_size) <= ring else "ring"
+
+
+TEN_GIGABITS = CostModel(25e-6, 0.8e-9, 0.1e-9)
+"""Guess for a network of 10 gigabits per second."""
 
 
 def measure(doubling: Callable[[Array], None], world_size: int) -> CostModel:

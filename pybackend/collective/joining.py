@@ -9,9 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from pybackend.collective.algorithms import Algorithm
+from pybackend.collective.algorithms import Algorithm, find_neighbours
+from pybackend.collective.hosts import find_layout
 from pybackend.collective.links import Link, Patience
-from pybackend.collective.mesh import Mesh, find_neighbours
+from pybackend.collective.mesh import Mesh
 from pybackend.errors import PeerLostError, TfdistError
 from pybackend.net.dialing import dial
 from pybackend.net.greeting import greet_as_client
@@ -58,7 +59,7 @@ def join_mesh(
     encrypt
         True: all connections are encrypted; False: none are; None: only those between machines.
     shares_memory
-        False to use sockets even if all ranks run on one host; the same on all.
+        False to use sockets even between ranks of one host; the same on all.
 
     Raises
     ------
@@ -67,15 +68,18 @@ def join_mesh(
     ClusterError
         Within seconds, if the network does not let this rank reach a peer.
     """
-    joining = _Joining(server, peers, rank, token, connect_timeout or timeout, encrypt)
+    hosts = [split_address(peer)[0] for peer in peers]
+    layout = find_layout(hosts, rank) if shares_memory else None
+    wanted = set(find_neighbours(rank, len(peers)))
+    if layout:
+        wanted |= layout.find_neighbours(rank)
+    joining = _Joining(server, peers, rank, token, connect_timeout or timeout, encrypt, wanted)
     try:
         connections = joining.wait()
     finally:
         joining.close()
-    hosts = [split_address(peer)[0] for peer in peers]
     links = {other: Link(made, other, hosts[other], timeout) for other, made in connections.items()}
-    may_share = shares_memory and len(set(hosts)) == 1
-    mesh = Mesh(links, rank, len(peers), algorithm, patience, may_share)
+    mesh = Mesh(links, rank, len(peers), algorithm, patience, layout)
     try:
         mesh.calibrate()
     except BaseException:
@@ -106,6 +110,7 @@ class _Joining:
         token: str,
         timeout: float,
         encrypt: bool | None,
+        wanted: set[int],
     ) -> None:
         self._peers = peers
         self._rank = rank
@@ -118,8 +123,8 @@ class _Joining:
         self._unfinished: set[Stream] = set()
         self._results: queue.Queue[tuple[int, Stream | TfdistError]] = queue.Queue()
         self._made: dict[int, Stream] = {}
-        self._wanted = set(find_neighbours(rank, len(peers)))
-        self._dialled = {other for other in self._wanted if connects_to(rank, other, len(peers))}
+        self._wanted = wanted
+        self._dialled = {other for other in wanted if connects_to(rank, other, len(peers))}
         self._acceptor = Acceptor(server, token, PURPOSE, self._welcome, encrypt=encrypt)
         for other in sorted(self._dialled):
             threading.Thread(target=self._dial, args=(other,), daemon=True).start()

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
 import numpy as np
 
 from pybackend.collective import algorithms
-from pybackend.collective.algorithms import Algorithm, CostModel, Ring, measure
+from pybackend.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
 from pybackend.collective.call import Call
+from pybackend.collective.hosts import HostSum, Layout
 from pybackend.collective.links import Link, Patience
-from pybackend.collective.shared import NO_OFFER, SharedMemory, offer_memory, open_memory
+from pybackend.collective.shared import NO_OFFER, offer_memory, open_memory
 from pybackend.collective.wire import CHUNK, Array, Compression, view_bytes
 from pybackend.errors import ClusterError, InputError
 
 _CODECS: dict[str | None, int] = {None: 0, "fp16": 1, "bf16": 2}
 # Most bytes in memory of data that a rank forwards to the one that gathers.
 _BLOCK = 8 << 20
-# A guess for a network of 10 gigabits per second, until `join_mesh` measures.
-_UNMEASURED = CostModel(25e-6, 0.8e-9, 0.1e-9)
 
 
 class Mesh:
@@ -33,7 +32,7 @@ class Mesh:
     Parameters
     ----------
     links
-        A link to each rank that `find_neighbours` returns.
+        A link to each rank that `find_neighbours` returns, and to those of ``layout``.
     rank, world_size
         This rank, and the number of ranks.
     patience
@@ -41,8 +40,9 @@ class Mesh:
     algorithm
         ``"auto"`` uses the algorithm that ``cost_model`` predicts to be faster; the others are for
         tests and benchmarks.
-    may_share
-        True to try, at the first large sum, whether the ranks can share memory; the same on all.
+    layout
+        Ranks that try, at the first large sum, whether they can share memory; None on all ranks or
+        on none.
 
     Attributes
     ----------
@@ -65,20 +65,20 @@ class Mesh:
         world_size: int,
         algorithm: Literal["auto"] | Algorithm = "auto",
         patience: Patience | None = None,
-        may_share: bool = False,
+        layout: Layout | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.algorithm = algorithm
-        self.cost_model = _UNMEASURED
+        self.cost_model = TEN_GIGABITS  # until `calibrate` measures
         self.links = dict(links)
         self._patience = patience or Patience()
         self._count = 0
         self.scratch = np.empty(CHUNK, np.uint8)
         before, after = (rank - 1) % world_size, (rank + 1) % world_size
         self._ring = Ring(rank, world_size, self.links[before], self.links[after])
-        self.shared: SharedMemory | None = None
-        self._may_share = may_share
+        self.shared: HostSum | None = None
+        self._layout = layout
 
     @property
     def waited(self) -> float:
@@ -87,11 +87,12 @@ class Mesh:
 
     @property
     def route(self) -> str:
-        """The route of large sums: shared memory, sockets, or encrypted sockets."""
-        if self.shared is not None:
-            return "shared memory"
+        """The route of large sums: shared memory, sockets, encrypted sockets, or two of these."""
         is_protected = any(link.stream.is_protected for link in self.links.values())
-        return "encrypted sockets" if is_protected else "sockets"
+        sockets = "encrypted sockets" if is_protected else "sockets"
+        if self.shared is None:
+            return sockets
+        return f"shared memory and {sockets}" if self.shared.layout.hosts > 1 else "shared memory"
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous buffer with its sum over all ranks, bit-identical on all.
@@ -213,23 +214,24 @@ class Mesh:
         """Measure ``cost_model``; all ranks must call this together."""
         self.cost_model = measure(self._sum_by_doubling, self.world_size)
 
-    def _share_memory(self) -> None:
-        """Use memory that all ranks share, if this is possible; all must call this together."""
-        self._may_share = False  # tried once, also by the sums below
+    def _share_memory(self, layout: Layout) -> None:
+        """Use memory that the ranks of each host share, if all can; all must call this together."""
+        self._layout = None  # tried once, also by the sums below
+        first, count = layout.local[0], len(layout.local)
         with ExitStack() as until:
-            is_open = not any(link.stream.is_protected for link in self.links.values())
+            local = [link for rank, link in self.links.items() if rank in layout.local]
+            is_open = not any(link.stream.is_protected for link in local)
             offer, memory = NO_OFFER, None
-            if self.rank == 0 and is_open:
-                offer, memory = offer_memory(self.world_size, until)
-            offered = np.frombuffer(offer, np.uint8).copy()
-            self.broadcast(offered)
-            if self.rank and is_open:
-                memory = open_memory(offered.tobytes(), self.world_size)
+            if self.rank == first and is_open:
+                offer, memory = offer_memory(count, until)
+            offers = self.all_gather(np.frombuffer(offer, np.uint8))
+            if self.rank != first and is_open:
+                memory = open_memory(offers[first].tobytes(), count)
             able = np.array([memory is not None], np.int64)
             self.all_reduce(able)
         if memory is None or able[0] < self.world_size:
             return
-        self.shared = SharedMemory(memory, self.rank, self.world_size)
+        self.shared = HostSum(memory, layout, self.rank, self.links)
 
     def _make_parts(self, part: Array, lengths: Array) -> list[Array]:
         """Allocate every rank's array, with the announced length; this rank's is ``part``."""
@@ -253,7 +255,7 @@ class Mesh:
     def _sum_in_memory(self, buffer: Array) -> None:
         assert self.shared is not None
         call = self._call(b"m", buffer.dtype, buffer.nbytes)
-        self.shared.all_reduce(lambda: self._double(call, np.empty(0)), buffer)
+        self.shared.all_reduce(call, buffer, self._scratch_of)
 
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)
@@ -263,8 +265,8 @@ class Mesh:
         # A fixed size, not a prediction: the order of the terms must be the same in every run.
         is_large = nbytes > CHUNK and self.algorithm == "auto"
         if (is_large or self.algorithm == "shared") and not is_coded:
-            if self._may_share:
-                self._share_memory()
+            if self._layout:
+                self._share_memory(self._layout)
             if self.shared is not None:
                 return "shared"
         return self._choose(ring_bytes, nbytes)
@@ -297,9 +299,3 @@ def _check(buffer: Array) -> None:
     # reshape() would silently copy any other array, and the sum would be lost.
     if not buffer.flags.c_contiguous or buffer.ndim == 0:
         raise InputError("a collective needs a contiguous array with at least one dimension")
-
-
-def find_neighbours(rank: int, world_size: int) -> Sequence[int]:
-    """Find the ranks to which a rank is connected: on the ring, and for recursive doubling."""
-    ring = {(rank - 1) % world_size, (rank + 1) % world_size}
-    return sorted(ring | set(algorithms.find_partners(rank, world_size)))

@@ -1,8 +1,8 @@
-"""Memory that all ranks share if they run on one host; sums go through it instead of sockets.
+"""Memory that the ranks of a host share; sums go through it instead of sockets.
 
 The memory is a Linux memfd, which has no name: nothing is left of it when the last rank ends, even
 by SIGKILL, and the limit on /dev/shm in containers does not apply. The other ranks open it through
-rank 0's folder in /proc, which only works for the same user on the same host.
+the first rank's folder in /proc, which only works for the same user on the same host.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class SharedMemory:
     ----------
     memory
         Mapped by all ranks.
+    rank, world_size
+        Position of this rank on the host, and the number of ranks there.
     """
 
     def __init__(self, memory: mmap.mmap, rank: int, world_size: int) -> None:
@@ -57,8 +60,7 @@ class SharedMemory:
         step = self._slots.shape[2] // buffer.itemsize
         for start in range(0, len(buffer) or 1, step):
             part = buffer[start : start + step]
-            slots = [slot[: part.nbytes].view(part.dtype) for slot in self._slots[self._turn]]
-            self._turn = 1 - self._turn
+            slots = [slot[: len(part)] for slot in self._take_turn(buffer.dtype)]
             slots[self._rank][:] = part
             meet()
             if len(slots) == 2:
@@ -66,15 +68,59 @@ class SharedMemory:
             else:
                 self._sum_by_parts(meet, slots, part)
 
+    def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> Array:
+        """Sum this rank's part of a buffer in place, in the order of the ranks.
+
+        Parameters
+        ----------
+        meet
+            As in `all_reduce`.
+        parts
+            Number of parts; each of the first ranks sums one.
+
+        Returns
+        -------
+        Array
+            View of this rank's part, empty if it has none.
+        """
+        step = self._slots.shape[2] // buffer.itemsize // parts
+        for spans in _split_parts(len(buffer), parts, step):
+            slots = self._take_turn(buffer.dtype)
+            for place, span in enumerate(spans):
+                slots[self._rank][place * step :][: span.stop - span.start] = buffer[span]
+            meet()
+            if self._rank < parts:
+                total = buffer[spans[self._rank]]
+                rows = [slot[self._rank * step :][: len(total)] for slot in slots]
+                _sum_rows(rows, total)
+        return buffer[_find_part(len(buffer), parts, self._rank)]
+
+    def all_gather(self, meet: Callable[[], None], buffer: Array, parts: int) -> None:
+        """Copy each part of a buffer from the rank that sums it."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for spans in _split_parts(len(buffer), parts, step):
+            slots = self._take_turn(buffer.dtype)
+            if self._rank < parts:
+                own = buffer[spans[self._rank]]
+                slots[self._rank][: len(own)] = own
+            meet()
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    buffer[span] = slots[rank][: span.stop - span.start]
+
+    def _take_turn(self, dtype: np.dtype[Any]) -> list[Array]:
+        """Return the next slot of each rank as an array."""
+        slots = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
+        return [slot[:usable].view(dtype) for slot in slots]
+
     def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
         """Let each rank sum one part of a buffer, which the others then copy."""
-        ends = [len(part) * k // len(slots) for k in range(len(slots) + 1)]
-        spans = [slice(*ends[k : k + 2]) for k in range(len(slots))]
+        spans = [_find_part(len(part), len(slots), rank) for rank in range(len(slots))]
         own = spans[self._rank]
         total = part[own]
-        np.add(slots[0][own], slots[1][own], out=total)
-        for slot in slots[2:]:
-            np.add(total, slot[own], out=total)
+        _sum_rows([slot[own] for slot in slots], total)
         slots[self._rank][own] = total
         meet()
         for rank, span in enumerate(spans):
@@ -82,8 +128,35 @@ class SharedMemory:
                 part[span] = slots[rank][span]
 
 
+def _sum_rows(rows: list[Array], total: Array) -> None:
+    np.add(rows[0], rows[1], out=total)
+    for row in rows[2:]:
+        np.add(total, row, out=total)
+
+
+def _find_part(length: int, parts: int, rank: int) -> slice:
+    """Find one of several equal parts of a buffer, empty after the last one."""
+    return slice(length * min(rank, parts) // parts, length * min(rank + 1, parts) // parts)
+
+
+def _split_parts(length: int, parts: int, step: int) -> Iterator[list[slice]]:
+    """Yield the next ``step`` elements of each part, at least once; some may be empty."""
+    whole = [_find_part(length, parts, rank) for rank in range(parts)]
+    longest = max(part.stop - part.start for part in whole)
+    for at in range(0, longest or 1, step):
+        yield [
+            slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
+            for part in whole
+        ]
+
+
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:
-    """Allocate memory on rank 0, which the other ranks must open before ``until`` is closed.
+    """Allocate memory on a host's first rank; the others must open it before ``until`` is closed.
+
+    Parameters
+    ----------
+    world_size
+        Number of ranks on the host.
 
     Returns
     -------
@@ -106,7 +179,7 @@ def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | 
 
 
 def open_memory(offer: bytes, world_size: int) -> mmap.mmap | None:
-    """Map the memory that rank 0 offers; None if this process cannot, as in another container."""
+    """Map the memory that a host's first rank offers; None if this process cannot see it."""
     pid, descriptor, nonce = _OFFER.unpack(offer)
     path = f"/proc/{pid}/fd/{descriptor}"
     try:

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
 from pybackend.collective import mesh as mesh_module
-from pybackend.collective.algorithms import count_pairs, find_partners
+from pybackend.collective.algorithms import count_pairs, find_neighbours, find_partners
 from pybackend.collective.joining import connects_to
-from pybackend.collective.mesh import find_neighbours
 from pybackend.errors import ClusterError, InputError, PeerLostError
 from pybackend.net.rendezvous import address_of, listen, new_token
 
