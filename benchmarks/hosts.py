@@ -1,0 +1,141 @@
+"""All-reduces over hosts with several ranks: through the memory of each host, and along one ring.
+
+Hosts are the network namespaces of the tests; Linux's token bucket (tbf) limits the rate at which
+they send. All ranks share this machine's cores. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_scale import paced
+from page import table, write_sections
+
+from pybackend.collective import join_mesh
+from pybackend.net.rendezvous import new_token, split_address
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "python"))
+from namespaces import Host, network
+
+Table = dict[str, dict[str, float]]
+
+SHAPES = {"2 hosts x 1 rank": (2, 1), "2 hosts x 2 ranks": (2, 2), "2 hosts x 4 ranks": (2, 4)}
+BYTES = {"1.4 MB": 1_400_000, "20 MB": 20_000_000, "100 MB": 100_000_000}
+REPEATS = {"1.4 MB": 15, "20 MB": 5, "100 MB": 3}
+ROUTES = {"ring": "one ring", "shared": "memory of each host"}
+_GBIT = (1, 10)
+_PORT = 2222
+
+
+def measure(rounds: int) -> dict[str, Table]:
+    """Return the table, and write the section of docs/scaling.md."""
+    found: dict[str, list[Mapping[str, float]]] = {}
+    with network(["a", "b"]) as made:
+        for _ in range(rounds):
+            for gbit in _GBIT:
+                with paced(made.hosts, gbit):
+                    for (name, shape), encrypt in _cases():
+                        for route, times in run_ranks(made.hosts[: shape[0]], shape[1], encrypt):
+                            sent = "encrypted" if encrypt is None else "plain"
+                            row = f"{gbit} Gbit/s, {sent}, {name}, {ROUTES[route]}"
+                            found.setdefault(row, []).append(times)
+    rows = {
+        row: {f"ms, {size}": float(np.median([t[size] for t in times])) * 1e3 for size in BYTES}
+        for row, times in found.items()
+    }
+    0 and write_sections({"Hosts with several ranks": list(_section(rows))})
+    return {"all-reduce over hosts, by ranks per host": rows}
+
+
+def _cases() -> list[Any]:
+    return [(case, encrypt) for case in SHAPES.items() for encrypt in (False, None)]
+
+
+def run_ranks(
+    hosts: Sequence[Host], ranks: int, encrypt: bool | None
+) -> list[tuple[str, Mapping[str, float]]]:
+    """Run some ranks on each host; return seconds by route and size: the slowest rank's."""
+    places = [host for host in hosts for _ in range(ranks)]
+    peers = [f"{host.address}:{_PORT + rank}" for rank, host in enumerate(places)]
+    token = new_token()
+    processes = [
+        subprocess.Popen(
+            [*host.enter, sys.executable, __file__, str(rank), json.dumps(encrypt), token, *peers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank, host in enumerate(places)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        shown = [json.loads(process.stdout.read()) for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [
+        (route, {size: max(times[route][size] for times in shown) for size in BYTES})
+        for route in (ROUTES if ranks > 1 else ["ring"])
+    ]
+
+
+def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any:
+    """Return the medians of one rank, with the routes in turn."""
+    server = socket.create_server(split_address(peers[rank]))
+    print("listens", flush=True)
+    sys.stdin.readline()
+    mesh = join_mesh(server, peers, rank, token, 60, encrypt=encrypt)
+    found: dict[str, dict[str, float]] = {route: {} for route in ROUTES}
+    for size, nbytes in BYTES.items():
+        buffer = np.full(nbytes // 4, 1e-6, np.float32)
+        seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
+        for _ in range(REPEATS[size] + 1):
+            for route in ROUTES:
+                mesh.algorithm = route  # type: ignore[assignment]
+                began = time.perf_counter()
+                mesh.all_reduce(buffer)
+                seconds[route].append(time.perf_counter() - began)
+        for route, times in seconds.items():
+            found[route][size] = float(np.median(times[1:]))
+    return found
+
+
+def _section(rows: Table) -> Iterator[str]:
+    yield "`python benchmarks/run.py --only hosts` writes this section. Hosts are network namespaces on"
+    yield f"this machine, so all ranks share {os.cpu_count()} cores, also to encrypt. `tbf` limits the rate of"
+    yield "their links. If hosts have several ranks, each sums a part in the memory of its host, and"
+    yield "exchanges it with the other hosts; the ring is what is used without memory. Milliseconds of an"
+    yield "all-reduce (median, float32, slowest rank):"
+    yield ""
+    lines = [
+        [*row.split(", "), *(f"{times[f'ms, {size}']:.1f}" for size in BYTES)]
+        for row, times in rows.items()
+    ]
+    yield from table(["link", "connections", "ranks", "route", *BYTES], lines, texts=4)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _, number, wish, secret, *addresses = sys.argv
+        print(json.dumps(member(int(number), json.loads(wish), secret, addresses)))
+    else:
+        for title, figures in measure(1).items():
+            print(title)
+            for case, values in figures.items():
+                print(f"  {case}: {values}")
