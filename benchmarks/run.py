@@ -23,6 +23,7 @@ import collective
 import fed_training
 import feed
 import frame_step
+import hosts
 import inference
 import large
 import launch
@@ -71,6 +72,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "scaling": lambda rounds: scaling.measure(),
     "simulate": simulate.measure,
     "bench_scale": bench_scale.measure,
+    "hosts": hosts.measure,
     "particles": lambda rounds: particles.measure(),
 }
 # Parts that take minutes and run only once.

@@ -51,8 +51,9 @@ class StepTimes:
         Seconds per empty message, per byte, and per added byte, measured when the workers
         connected. None for one worker.
     route
-        What large sums went through: ``"shared memory"``, ``"sockets"`` or ``"encrypted sockets"``.
-        Empty for one worker.
+        What large sums went through: ``"shared memory"``, ``"sockets"``, ``"encrypted sockets"``,
+        or memory on each host and sockets between hosts, such as ``"shared memory and encrypted
+        sockets"``. Empty for one worker.
     cores
         Number of cores of the worker's machine.
     machine
