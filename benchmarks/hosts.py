@@ -6,6 +6,7 @@ they send. All ranks share this machine's cores. Needs root.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -28,41 +29,38 @@ from namespaces import Host, network
 
 Table = dict[str, dict[str, float]]
 
-SHAPES = {"2 hosts x 1 rank": (2, 1), "2 hosts x 2 ranks": (2, 2), "2 hosts x 4 ranks": (2, 4)}
+SHAPES = {"2 x 1": (2, 1), "2 x 2": (2, 2), "2 x 4": (2, 4)}
+"""Number of hosts, and of ranks per host."""
 BYTES = {"1.4 MB": 1_400_000, "20 MB": 20_000_000, "100 MB": 100_000_000}
 REPEATS = {"1.4 MB": 15, "20 MB": 5, "100 MB": 3}
-ROUTES = {"ring": "one ring", "shared": "memory of each host"}
+ROUTES = {"one ring": "ring", "memory and connections": "shared"}
 _GBIT = (1, 10)
+_CONNECTIONS = {"plain": False, "encrypted": None}
 _PORT = 2222
 
 
 def measure(rounds: int) -> dict[str, Table]:
     """Return the table, and write the section of docs/scaling.md."""
     found: dict[str, list[Mapping[str, float]]] = {}
+    cases = list(itertools.product(_GBIT, _CONNECTIONS, SHAPES))
     with network(["a", "b"]) as made:
-        for _ in range(rounds):
-            for gbit in _GBIT:
-                with paced(made.hosts, gbit):
-                    for (name, shape), encrypt in _cases():
-                        for route, times in run_ranks(made.hosts[: shape[0]], shape[1], encrypt):
-                            sent = "encrypted" if encrypt is None else "plain"
-                            row = f"{gbit} Gbit/s, {sent}, {name}, {ROUTES[route]}"
-                            found.setdefault(row, []).append(times)
+        for _, (gbit, sent, shape) in itertools.product(range(rounds), cases):
+            count, ranks = SHAPES[shape]
+            with paced(made.hosts, gbit):
+                times = run_ranks(made.hosts[:count], ranks, _CONNECTIONS[sent])
+            for route, figures in times.items():
+                found.setdefault(f"{gbit} Gbit/s, {sent}, {shape}, {route}", []).append(figures)
     rows = {
         row: {f"ms, {size}": float(np.median([t[size] for t in times])) * 1e3 for size in BYTES}
         for row, times in found.items()
     }
-    0 and write_sections({"Hosts with several ranks": list(_section(rows))})
+    write_sections({"Hosts with several ranks": list(_section(rows))})
     return {"all-reduce over hosts, by ranks per host": rows}
-
-
-def _cases() -> list[Any]:
-    return [(case, encrypt) for case in SHAPES.items() for encrypt in (False, None)]
 
 
 def run_ranks(
     hosts: Sequence[Host], ranks: int, encrypt: bool | None
-) -> list[tuple[str, Mapping[str, float]]]:
+) -> dict[str, Mapping[str, float]]:
     """Run some ranks on each host; return seconds by route and size: the slowest rank's."""
     places = [host for host in hosts for _ in range(ranks)]
     peers = [f"{host.address}:{_PORT + rank}" for rank, host in enumerate(places)]
@@ -89,10 +87,10 @@ def run_ranks(
         for process in processes:
             process.kill()
             process.wait()
-    return [
-        (route, {size: max(times[route][size] for times in shown) for size in BYTES})
-        for route in (ROUTES if ranks > 1 else ["ring"])
-    ]
+    return {
+        name: {size: max(times[route][size] for times in shown) for size in BYTES}
+        for name, route in list(ROUTES.items())[: min(ranks, 2)]
+    }
 
 
 def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any:
@@ -101,12 +99,12 @@ def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any
     print("listens", flush=True)
     sys.stdin.readline()
     mesh = join_mesh(server, peers, rank, token, 60, encrypt=encrypt)
-    found: dict[str, dict[str, float]] = {route: {} for route in ROUTES}
+    found: dict[str, dict[str, float]] = {route: {} for route in ROUTES.values()}
     for size, nbytes in BYTES.items():
         buffer = np.full(nbytes // 4, 1e-6, np.float32)
-        seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
+        seconds: dict[str, list[float]] = {route: [] for route in ROUTES.values()}
         for _ in range(REPEATS[size] + 1):
-            for route in ROUTES:
+            for route in ROUTES.values():
                 mesh.algorithm = route  # type: ignore[assignment]
                 began = time.perf_counter()
                 mesh.all_reduce(buffer)
@@ -117,11 +115,11 @@ def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any
 
 
 def _section(rows: Table) -> Iterator[str]:
-    yield "`python benchmarks/run.py --only hosts` writes this section. Hosts are network namespaces on"
-    yield f"this machine, so all ranks share {os.cpu_count()} cores, also to encrypt. `tbf` limits the rate of"
-    yield "their links. If hosts have several ranks, each sums a part in the memory of its host, and"
-    yield "exchanges it with the other hosts; the ring is what is used without memory. Milliseconds of an"
-    yield "all-reduce (median, float32, slowest rank):"
+    yield "`python benchmarks/run.py --only hosts` writes this section. Hosts are network"
+    yield f"namespaces, so all ranks share {os.cpu_count()} cores, also to encrypt. `tbf` limits"
+    yield "the rate of their links. With memory, each rank sums one part on its host and sums it"
+    yield "with the other hosts, which is what tfdist does if hosts have several ranks."
+    yield "Milliseconds of an all-reduce (median, float32, slowest rank):"
     yield ""
     lines = [
         [*row.split(", "), *(f"{times[f'ms, {size}']:.1f}" for size in BYTES)]
