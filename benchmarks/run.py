@@ -29,6 +29,7 @@ import large
 import launch
 import machines
 import memory
+import others
 import particles
 import recovery
 import returning
@@ -73,6 +74,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "simulate": simulate.measure,
     "bench_scale": bench_scale.measure,
     "hosts": hosts.measure,
+    "others": others.measure,
     "particles": lambda rounds: particles.measure(),
 }
 # Parts that take minutes and run only once.
