@@ -107,13 +107,14 @@ class Ring:
         call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
 
     def all_reduce_coded(
-        self, call: Call, buffer: Array, scratch: Array, codec: Compression
+        self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
     ) -> None:
         """Sum in place like `all_reduce`, with data sent in half precision and float32 sums.
 
-        The rank that completes a segment also rounds its own copy.
+        The rank that completes a segment also rounds its own copy. ``residual`` has the errors of
+        each element.
         """
-        residual, wire = codec.residual(len(buffer)), codec.wire(len(buffer))
+        wire = codec.wire(len(buffer))
         segments = self._cut(len(buffer), BLOCK)
         summed, final = list(chain(*segments[1:])), list(chain(*segments[:-1]))
         received = scratch.view(wire.dtype)

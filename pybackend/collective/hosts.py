@@ -20,7 +20,7 @@ from pybackend.collective.algorithms import TEN_GIGABITS, Ring, find_neighbours
 from pybackend.collective.call import Call
 from pybackend.collective.links import Link
 from pybackend.collective.shared import SharedMemory
-from pybackend.collective.wire import CHUNK, Array
+from pybackend.collective.wire import CHUNK, Array, Compression
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,24 @@ class HostSum:
         is_across = layout.hosts > 1 and bool(layout.across)
         self._across = _Subgroup.of(layout.across, rank, links) if is_across else None
 
-    def all_reduce(self, call: Call, buffer: Array, scratch_of: Callable[[int], Array]) -> None:
-        """Sum a 1-D buffer in place; ``scratch_of`` returns memory of at least some bytes.
+    def all_reduce(
+        self,
+        call: Call,
+        buffer: Array,
+        scratch_of: Callable[[int], Array],
+        codec: Compression | None = None,
+    ) -> None:
+        """Sum a 1-D buffer in place.
 
         The ranks of a host are added in their order, and then the hosts, by an algorithm that
         depends only on the number of bytes and hosts.
+
+        Parameters
+        ----------
+        scratch_of
+            Returns memory of so many bytes.
+        codec
+            Compression of what is sent between hosts; with one host, there is nothing to compress.
         """
 
         def meet() -> None:
@@ -108,13 +121,16 @@ class HostSum:
         if self.layout.hosts == 1:
             self._memory.all_reduce(meet, buffer)
             return
-        part = self._memory.reduce_scatter(meet, buffer, self.layout.parts)
-        if self._across:
-            # All parts share the network, so each is as slow as the whole buffer.
-            if TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
-                self._across.sum_by_ring(call, part, scratch_of(CHUNK))
-            else:
-                self._across.double(call, part, scratch_of(part.nbytes))
+        span = self._memory.reduce_scatter(meet, buffer, self.layout.parts)
+        part = buffer[span]
+        if self._across and codec:
+            residual = codec.residual(len(buffer))[span]
+            self._across.ring.all_reduce_coded(call, part, scratch_of(CHUNK), codec, residual)
+        # All parts share the network, so each is as slow as the whole buffer.
+        elif self._across and TEN_GIGABITS.choose(buffer.nbytes, self.layout.hosts) == "ring":
+            self._across.ring.all_reduce(call, part, scratch_of(CHUNK))
+        elif self._across:
+            self._across.double(call, part, scratch_of(part.nbytes))
         self._memory.all_gather(meet, buffer, self.layout.parts)
 
 
@@ -137,8 +153,8 @@ class _Subgroup:
         """Sum in place by recursive doubling; ``scratch`` has as many bytes as the buffer."""
         algorithms.all_reduce(call, self.links, self.position, self.size, buffer, scratch)
 
-    def sum_by_ring(self, call: Call, buffer: Array, scratch: Array) -> None:
-        """Sum in place along a ring; ``scratch`` has `CHUNK` bytes."""
+    @property
+    def ring(self) -> Ring:
+        """Return the ring of these ranks."""
         before, after = (self.position - 1) % self.size, (self.position + 1) % self.size
-        ring = Ring(self.position, self.size, self.links[before], self.links[after])
-        ring.all_reduce(call, buffer, scratch)
+        return Ring(self.position, self.size, self.links[before], self.links[after])

@@ -113,17 +113,19 @@ class Mesh:
         algorithm = self._choose_sum(on_the_wire, buffer.nbytes, codec is not None)
         # A sum that overflows is infinite, which the engine and Keras's callbacks detect.
         with np.errstate(over="ignore", invalid="ignore"):
-            if algorithm == "shared":
-                self._sum_in_memory(buffer)
-                return
             coded = _CODECS[codec.kind if codec else None]
-            call = self._call(b"+", buffer.dtype, buffer.nbytes, coded)
-            if algorithm == "doubling":
+            kind = b"m" if algorithm == "shared" else b"+"
+            call = self._call(kind, buffer.dtype, buffer.nbytes, coded)
+            if algorithm == "shared":
+                assert self.shared is not None
+                self.shared.all_reduce(call, buffer, self._scratch_of, codec)
+            elif algorithm == "doubling":
                 if codec:
                     codec.repay(buffer)
                 self._double(call, buffer)
             elif codec:
-                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec)
+                residual = codec.residual(len(buffer))
+                self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec, residual)
             else:
                 self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
 
@@ -214,6 +216,12 @@ class Mesh:
         """Measure ``cost_model``; all ranks must call this together."""
         self.cost_model = measure(self._sum_by_doubling, self.world_size)
 
+    def _can_share(self, is_coded: bool) -> bool:
+        """Return whether to use memory; compression is for data that is sent to other hosts."""
+        if self._layout and not (is_coded and self._layout.hosts == 1):
+            self._share_memory(self._layout)
+        return self.shared is not None and not (is_coded and self.shared.layout.hosts == 1)
+
     def _share_memory(self, layout: Layout) -> None:
         """Use memory that the ranks of each host share, if all can; all must call this together."""
         self._layout = None  # tried once, also by the sums below
@@ -252,11 +260,6 @@ class Mesh:
     def _sum_by_doubling(self, buffer: Array) -> None:
         self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
-    def _sum_in_memory(self, buffer: Array) -> None:
-        assert self.shared is not None
-        call = self._call(b"m", buffer.dtype, buffer.nbytes)
-        self.shared.all_reduce(call, buffer, self._scratch_of)
-
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)
         algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
@@ -264,11 +267,8 @@ class Mesh:
     def _choose_sum(self, ring_bytes: float, nbytes: float, is_coded: bool) -> Algorithm:
         # A fixed size, not a prediction: the order of the terms must be the same in every run.
         is_large = nbytes > CHUNK and self.algorithm == "auto"
-        if (is_large or self.algorithm == "shared") and not is_coded:
-            if self._layout:
-                self._share_memory(self._layout)
-            if self.shared is not None:
-                return "shared"
+        if (is_large or self.algorithm == "shared") and self._can_share(is_coded):
+            return "shared"
         return self._choose(ring_bytes, nbytes)
 
     def _choose(self, ring_bytes: float, doubling_bytes: float) -> Algorithm:

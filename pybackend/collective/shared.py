@@ -68,7 +68,7 @@ class SharedMemory:
             else:
                 self._sum_by_parts(meet, slots, part)
 
-    def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> Array:
+    def reduce_scatter(self, meet: Callable[[], None], buffer: Array, parts: int) -> slice:
         """Sum this rank's part of a buffer in place, in the order of the ranks.
 
         Parameters
@@ -80,8 +80,8 @@ class SharedMemory:
 
         Returns
         -------
-        Array
-            View of this rank's part, empty if it has none.
+        slice
+            This rank's part, empty if it has none.
         """
         step = self._slots.shape[2] // buffer.itemsize // parts
         for spans in _split_parts(len(buffer), parts, step):
@@ -93,7 +93,7 @@ class SharedMemory:
                 total = buffer[spans[self._rank]]
                 rows = [slot[self._rank * step :][: len(total)] for slot in slots]
                 _sum_rows(rows, total)
-        return buffer[_find_part(len(buffer), parts, self._rank)]
+        return _find_part(len(buffer), parts, self._rank)
 
     def all_gather(self, meet: Callable[[], None], buffer: Array, parts: int) -> None:
         """Copy each part of a buffer from the rank that sums it."""

@@ -145,13 +145,33 @@ def test_if_one_host_has_no_memory_for_it_all_use_sockets(monkeypatch: pytest.Mo
         assert list_open() == []
 
 
-def test_a_small_or_compressed_sum_uses_sockets() -> None:
+def test_a_small_sum_uses_sockets() -> None:
     with hosts("aabb") as members:
-        small, large = [np.ones(100) for _ in members], [np.ones(200_000, "f4") for _ in members]
-        together(members, lambda m: m.all_reduce(small[m.rank]))
-        together(members, lambda m: m.all_reduce(large[m.rank], Compression("bf16")))
+        buffers = [np.ones(100) for _ in members]
+        together(members, lambda m: m.all_reduce(buffers[m.rank]))
         assert not any(member.shared for member in members)
-        assert all((buffer == 4).all() for buffer in (*small, *large))
+        assert all((buffer == 4).all() for buffer in buffers)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize("shape", ["aabb", "abbab", full("aabbcc")])
+def test_compression_rounds_only_between_hosts_and_the_rest_is_in_the_residuals(
+    shape: str, kind: Any
+) -> None:
+    rng = np.random.default_rng(4)
+    parts = rng.normal(size=(len(shape), 150_001)).astype("float32")
+    owed = np.zeros(150_001)
+    with hosts(shape) as members:
+        codecs = [Compression(kind) for _ in members]
+        for _ in range(3):
+            buffers = [part.copy() for part in parts]
+            together(members, lambda m, b=buffers: m.all_reduce(b[m.rank], codecs[m.rank]))
+            assert all(member.shared for member in members)
+            assert len({buffer.tobytes() for buffer in buffers}) == 1
+            due = owed + parts.sum(axis=0, dtype="float64")
+            owed = sum(codec.residual(150_001).astype("float64") for codec in codecs)
+            assert abs(owed).max() > 1e-4
+            np.testing.assert_allclose(buffers[0] + owed, due, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", ["aabb", "abbab", "abcabc", "abcdeabcde", "aaaaabbbbb"])
