@@ -23,7 +23,7 @@ import collective
 import fed_training
 import feed
 import frame_step
-import hosts
+import hierarchy
 import inference
 import large
 import launch
@@ -73,7 +73,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "scaling": lambda rounds: scaling.measure(),
     "simulate": simulate.measure,
     "bench_scale": bench_scale.measure,
-    "hosts": hosts.measure,
+    "hierarchy": hierarchy.measure,
     "others": others.measure,
     "particles": lambda rounds: particles.measure(),
 }

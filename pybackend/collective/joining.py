@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pybackend.collective.algorithms import Algorithm, find_neighbours
-from pybackend.collective.hosts import find_layout
+from pybackend.collective.hierarchy import find_layout
 from pybackend.collective.links import Link, Patience
 from pybackend.collective.mesh import Mesh
 from pybackend.errors import PeerLostError, TfdistError

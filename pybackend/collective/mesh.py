@@ -12,7 +12,7 @@ import numpy as np
 from pybackend.collective import algorithms
 from pybackend.collective.algorithms import TEN_GIGABITS, Algorithm, Ring, measure
 from pybackend.collective.call import Call
-from pybackend.collective.hosts import HostSum, Layout
+from pybackend.collective.hierarchy import HostSum, Layout
 from pybackend.collective.links import Link, Patience
 from pybackend.collective.shared import NO_OFFER, offer_memory, open_memory
 from pybackend.collective.wire import CHUNK, Array, Compression, view_bytes

@@ -1,319 +1,319 @@
-"""Sums over hosts with several ranks: in memory on each host, over connections between them."""
+"""Workers on hosts over ssh: real servers, each in its own network namespace."""
 
 from __future__ import annotations
 
-import functools
-import itertools
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import leaks
+import mnist_case
 import numpy as np
 import pytest
-from conftest import full
-from namespaces import network, no_namespaces
-from test_collective import LONG, form, numbers, together
-from test_collective_peers import closing_after
-from test_shared import list_open
+import test_elastic
+from cloudpickle import register_pickle_by_value
+from conftest import build_dense, full, needs_r, wait_for
+from killing import KillAt
+from leaks import find_in_commands, find_in_files, know_token
+from namespaces import run as run_command
+from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
-from pybackend.collective import Compression, Mesh
-from pybackend.collective import mesh as mesh_module
-from pybackend.collective.algorithms import find_neighbours
-from pybackend.collective.hosts import find_layout
-from pybackend.collective.joining import connects_to
-from pybackend.errors import ClusterError, PeerLostError
-from pybackend.net.rendezvous import address_of, listen, new_token
+import pybackend
+from pybackend.errors import ClusterError, InputError, WorkerFailedError
+from pybackend.launchers.hosts import launcher
 
-SHAPES = ["aabb", "abbab", "aabbcc", *map(full, ["abab", "aaabbb", "aaaabbbb", "aabbaacc"])]
-COUNTS = [70_001, 300_007, 2_500_003]
-
-
-@contextmanager
-def hosts(shape: str, **options: Any) -> Iterator[list[Mesh]]:
-    """Return the ranks of a mesh on pretended hosts, one letter per rank: loopback addresses."""
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(listen(f"127.0.0.{2 + ord(letter) - ord('a')}")) for letter in shape
-        ]
-        formed = form(servers, new_token(), LONG, **options)
-        yield [stack.enter_context(closing(member)) for member in formed]
+# The tests are not installed on the hosts.
+register_pickle_by_value(leaks)
+register_pickle_by_value(test_elastic)
+pytestmark = pytest.mark.skipif(bool(no_ssh_hosts()), reason="NO HOSTS WITH SSH")
 
 
-def sum_in_order(parts: Any, shape: str) -> Any:
-    """Sum like the ranks: those of a host in their order, then the hosts along a ring."""
-    groups = [[r for r, h in enumerate(shape) if h == host] for host in sorted(set(shape))]
-    sums = [add(parts[group]) for group in groups]
-    result = np.zeros_like(sums[0])
-    for part in cut(slice(0, result.size), min(map(len, groups))):
-        # Each segment begins with another host.
-        for start, segment in enumerate(cut(part, len(groups))):
-            result[segment] = add([total[segment] for total in sums[start:] + sums[:start]])
-    return result
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    """Start the hosts a and b."""
+    with ssh_hosts(["a", "b"], tmp_path_factory.mktemp("hosts")) as made:
+        yield made
 
 
-def add(terms: Any) -> Any:
-    """Add from left to right."""
-    return functools.reduce(np.add, terms)
+@pytest.fixture(autouse=True)
+def _nothing_is_left(there: SshHosts) -> Iterator[None]:
+    yield
+    wait_for(lambda: left_on(there) == [])
 
 
-def cut(span: slice, count: int) -> list[slice]:
-    """Cut a span into equal parts."""
-    size = span.stop - span.start
-    ends = [span.start + size * k // count for k in range(count + 1)]
-    return [slice(*pair) for pair in itertools.pairwise(ends)]
+def left_on(there: SshHosts) -> list[Any]:
+    """Return the processes and files on the hosts."""
+    processes = [line for host in range(2) for line in there.processes(host).values()]
+    return [*processes, *there.files()]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_sum_is_numpys_in_the_documented_order(shape: str) -> None:
-    rng = np.random.default_rng(3)
-    with hosts(shape) as members:
-        for count in COUNTS:
-            parts = (rng.normal(size=(len(shape), count)) * 1000).astype("float32")
-            for _ in range(2):
-                buffers = [part.copy() for part in parts]
-                together(members, lambda m, b=buffers: m.all_reduce(b[m.rank]))
-                assert members[0].route == "shared memory and sockets"
-                wanted = sum_in_order(parts, shape).tobytes()
-                assert all(buffer.tobytes() == wanted for buffer in buffers)
-    assert list_open() == []
+def describe(context: Any) -> Any:
+    import os
+
+    variables = ("TFDIST_HOST", "OMP_NUM_THREADS", "GREETING")
+    return [context.rank, *map(os.environ.get, variables)]
 
 
-@pytest.mark.parametrize("shape", ["aabb", "abbab", "aabbcc"])
-def test_any_size_and_type(shape: str) -> None:
-    with hosts(shape, algorithm="shared") as members:
-        for dtype in ("float16", "float32", "float64", "int32", "uint8"):
-            for count in (0, 1, 7, 65_536, 300_007):
-                parts = abs(numbers(count, "int64", len(shape)) // 20).astype(dtype)
-                buffers = [part.copy() for part in parts]
-                together(members, lambda m, b=buffers: m.all_reduce(b[m.rank]))
-                for buffer in buffers:
-                    np.testing.assert_array_equal(buffer, parts.sum(axis=0, dtype=dtype))
-
-
-def test_nans_have_the_same_bits() -> None:
-    with hosts("aabbcc") as members:
-        nans = np.uint32(0x7FC00000) + np.arange(6, dtype="uint32")
-        buffers = [np.full(200_000, nan).view("float32") for nan in nans]
-        together(members, lambda m: m.all_reduce(buffers[m.rank]))
-        assert len({buffer.tobytes() for buffer in buffers}) == 1
-        assert np.isnan(buffers[0]).all()
-
-
-def sums(members: list[Any]) -> None:
-    """Check a sum of all ranks."""
-    parts = numbers(100_003, "float32", len(members))
-    buffers = [part.copy() for part in parts]
-    together(members, lambda member: member.all_reduce(buffers[member.rank]))
-    for buffer in buffers:
-        np.testing.assert_array_equal(buffer, parts.sum(axis=0))
-
-
-@pytest.mark.parametrize("shape", ["ab", "aab", "aaaaabb", "aabbc"])
-def test_hosts_with_too_few_ranks_use_only_sockets(shape: str) -> None:
-    with hosts(shape) as members:
-        sums(members)
-        assert members[0].route == "sockets"
-        for member in members:
-            assert sorted(member.links) == find_neighbours(member.rank, len(shape))
-
-
-@pytest.mark.parametrize("options", [{"encrypt": True}, {"shares_memory": False}], ids=str)
-def test_hosts_whose_ranks_may_not_share_use_only_sockets(options: dict[str, Any]) -> None:
-    with hosts("aabb", **options) as members:
-        sums(members)
-        assert not any(member.shared for member in members)
-
-
-def test_if_one_host_has_no_memory_for_it_all_use_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-
-    def offer_once(count: int, until: ExitStack) -> Any:
-        seen.append(count)
-        return mesh_module.NO_OFFER, None
-
-    offer = mesh_module.offer_memory
-    monkeypatch.setattr(
-        mesh_module, "offer_memory", lambda *a: offer_once(*a) if not seen else offer(*a)
+@pytest.mark.full
+def test_mnist_on_hosts_as_on_this_machine(there: SshHosts) -> None:
+    result = pybackend.train_mnist(
+        pybackend.hosts("a,b", ssh_options=there.options), verbose=0, **mnist_case.CASE
     )
-    with hosts("aabb") as members:
-        sums(members)
-        sums(members)
-        assert seen
-        assert not any(member.shared for member in members)
-        assert list_open() == []
+    mnist_case.check(result.model)
+    assert [worker.host for worker in result.workers] == [h.address for h in there.hosts]
 
 
-def test_a_small_sum_uses_sockets() -> None:
-    with hosts("aabb") as members:
-        buffers = [np.ones(100) for _ in members]
-        together(members, lambda m: m.all_reduce(buffers[m.rank]))
-        assert not any(member.shared for member in members)
-        assert all((buffer == 4).all() for buffer in buffers)
+@pytest.mark.full
+@needs_r
+def test_mnist_from_r(there: SshHosts, tmp_path: Path) -> None:
+    mnist_case.check_r(tmp_path, "hosts", hosts="a,b", ssh_options=there.options)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp16"])
-@pytest.mark.parametrize("shape", ["aabb", "abbab", full("aabbcc")])
-def test_compression_rounds_only_between_hosts_and_the_rest_is_in_the_residuals(
-    shape: str, kind: Any
+@pytest.mark.full
+def test_workers_that_all_have_all_rows_and_one_is_killed(
+    there: SshHosts, dense_model: Any, rows: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    rng = np.random.default_rng(4)
-    parts = rng.normal(size=(len(shape), 150_001)).astype("float32")
-    owed = np.zeros(150_001)
-    with hosts(shape) as members:
-        codecs = [Compression(kind) for _ in members]
-        for _ in range(3):
-            buffers = [part.copy() for part in parts]
-            together(members, lambda m, b=buffers: m.all_reduce(b[m.rank], codecs[m.rank]))
-            assert all(member.shared for member in members)
-            assert len({buffer.tobytes() for buffer in buffers}) == 1
-            due = owed + parts.sum(axis=0, dtype="float64")
-            owed = sum(codec.residual(150_001).astype("float64") for codec in codecs)
-            assert abs(owed).max() > 1e-4
-            np.testing.assert_allclose(buffers[0] + owed, due, atol=1e-4)
+    results = [
+        pybackend.barrier_train(
+            place,
+            dense_model,
+            rows,
+            workers=2,
+            epochs=4,
+            seed=3,
+            shuffle="global",
+            validation_split=0.2,
+            callbacks=[
+                KillAt(1, 1, 2, tmp_path / "mark"),
+                pybackend.Observer(on_epoch_end=lambda epoch, logs: epoch == 2),
+            ],
+            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
+            restarts=1 - number,
+        )
+        for number, place in enumerate((pybackend.hosts("b:2", ssh_options=there.options), "local"))
+    ]
+    shown = capsys.readouterr().out
+    assert shown.count("SIGKILL; restarting from the newest checkpoint (restart 1 of 1)") == 1
+    digests = {worker.weights_sha256 for result in results for worker in result.workers}
+    assert len(digests) == 1
+    assert results[0].history == results[1].history
+    assert [result.epochs for result in results] == [2, 2]
 
 
-@pytest.mark.parametrize("shape", ["aabb", "abbab", "abcabc", "abcdeabcde", "aaaaabbbbb"])
-def test_the_connections_of_all_ranks_match(shape: str) -> None:
-    wanted = []
-    for rank in range(len(shape)):
-        layout = find_layout(shape, rank)
-        assert layout
-        wanted.append(layout.find_neighbours(rank))
-    for rank, mine in enumerate(wanted):
-        assert rank not in mine
-        for other in mine:
-            assert rank in wanted[other]
-            pair = (rank, other, len(shape))
-            assert connects_to(*pair) != connects_to(other, rank, len(shape))
+@pytest.mark.full
+def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
+    there: SshHosts, tmp_path: Path
+) -> None:
+    (tmp_path / "killed.victim").write_text("parent")  # its host is lost with it
+    killer = KillAt(0, 1, 2, tmp_path / "killed")
+    script = test_elastic.Script(tmp_path, told=1, by=2)
+    hosts = pybackend.hosts("a,b:2", ssh_options=there.options)
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 500, "verbose": 0}
+    result = test_elastic.train(killer, script, target=hosts, **settings)
+    generations = result.generations[:4]
+    assert [generation.workers for generation in generations] == [[0, 1], [1], [1, 2], [2]]
+    lost, told = (generations[number].left.popitem() for number in (1, 3))
+    assert lost == ("0", "the process that runs the workers on its host was killed")
+    assert told[0] == "1"
+    assert "received SIGTERM; it left the training after epoch" in told[1]
+    assert {worker.host for worker in result.workers} == {there.hosts[1].address}
+    test_elastic.check_exact(result)
 
 
-@pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize("shape", ["aabb", "abab"])
-def test_a_peer_that_closes_is_named(shape: str, rank: int) -> None:
-    with hosts(shape) as members:
-        sums(members)
-        members[rank].close()
-        others = [member for member in members if member.rank != rank]
-        errors = together(others, closing_after(lambda m: m.all_reduce(np.ones(1_000_000))))
-    assert {type(error) for error in errors} == {PeerLostError}
-    assert rank in {error.rank for error in errors}
+@pytest.mark.full
+def test_slots_are_filled_in_order_and_share_the_cores(there: SshHosts) -> None:
+    hosts = pybackend.hosts("a:2,b:2", ssh_options=there.options, environment={"GREETING": "hi"})
+    a, b = (host.address for host in there.hosts)
+    cores = os.cpu_count() or 1
+    half = str(max(1, cores // 2))
+    found = pybackend.barrier_run(hosts, describe, workers=3)
+    assert found == [[0, a, half, "hi"], [1, a, half, "hi"], [2, b, str(cores), "hi"]]
+    assert len(pybackend.barrier_run(hosts, describe)) == 4
+    with pytest.raises(InputError, match="`workers` is 5, but a:2,b:2 has 4 slots"):
+        pybackend.barrier_run(hosts, describe, workers=5)
 
 
-def test_a_silent_peer_is_named_in_the_end() -> None:
-    with hosts("aabb", longest=1.0) as members:
-        sums(members)
-        errors = together(members[1:], lambda m: m.all_reduce(np.ones(1_000_000)))
-    assert {error.reason for error in errors} == {"was silent for 1 s"}
-    assert 0 in {error.rank for error in errors}
+def test_rows_may_be_kept_elsewhere_and_nobody_is_shown_the_token(
+    there: SshHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = there.folder / "tmp-b" / "scratch"
+    elsewhere.mkdir()
+    hosts = pybackend.hosts("a", ssh_options=there.options, environment={"TMPDIR": str(elsewhere)})
+    token, place = know_token(monkeypatch, launcher), there.folder
+
+    def look(context: Any) -> Any:
+        shown = find_in_commands(token), bool(find_in_commands("pybackend"))
+        return os.environ["TMPDIR"], *shown, find_in_files(place, token)
+
+    ((folder, *shown),) = pybackend.barrier_run(hosts, look)
+    assert folder.startswith(f"{elsewhere}/tfdist-")
+    assert shown == [[], True, []]
+    elsewhere.rmdir()
 
 
-OTHER_CALLS = {
-    "size": lambda m: m.all_reduce(np.ones(200_000)),
-    "type": lambda m: m.all_reduce(np.ones(200_000, "int64")),
-    "kind": lambda m: m.broadcast(np.ones(100_000)),
-    "small": lambda m: m.all_reduce(np.ones(10)),
-}
+@pytest.mark.full
+def test_workers_have_resources_on_each_host(there: SshHosts) -> None:
+    def run(listed: str, **wanted: Any) -> Any:
+        machines = pybackend.hosts(listed, ssh_options=there.options)
+        resources = pybackend.Resources(**wanted)
+        return pybackend.barrier_run(machines, describe, resources=resources, verbose=0)
+
+    cores = os.cpu_count() or 1
+    assert [v[2] for v in run("a,b:1", cpus=1, memory="1GB", gpus=0)] == ["1", "1"]
+    with pytest.raises(ClusterError, match=rf"2 workers need {2 * cores} cpus .*, but b has \d+"):
+        run("a,b:2", cpus=cores)
+    with pytest.raises(ClusterError, match=r"a worker needs 1 gpus, but a has 0"):
+        run("a", gpus=1)
 
 
-@pytest.mark.parametrize("case", OTHER_CALLS)
-@pytest.mark.parametrize("others", [{0}, {3}, {0, 1}, {1, 2}, full({0, 2, 3})])
-def test_ranks_out_of_step_fail(case: str, others: set[int]) -> None:
-    with hosts("aabb") as members:
-        sums(members)
-
-        def work(member: Any) -> Any:
-            if member.rank in others:
-                return OTHER_CALLS[case](member)
-            return member.all_reduce(np.ones(100_000))
-
-        errors = together(members, closing_after(work))
-    assert any(type(error) is ClusterError for error in errors), errors
+@pytest.mark.full
+def test_hosts_may_be_ipv6_addresses(there: SshHosts) -> None:
+    addresses = [str(host.address6) for host in there.hosts]
+    listed = [f"[{address}]" for address in addresses]
+    found = pybackend.barrier_run(
+        pybackend.hosts(listed, ssh_options=there.options), lambda context: context.addresses
+    )
+    assert [address.rpartition(":")[0] for address in found[0]] == listed
 
 
-TOKEN = new_token()
+def fail_on_b(context: Any) -> None:
+    import threading
+
+    if context.rank == 1:
+        print("about to fail")
+        raise ValueError("no such luck")
+    threading.Event().wait()
+
+
+@pytest.mark.full
+def test_a_failed_worker_ends_all(there: SshHosts) -> None:
+    hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    with pytest.raises(WorkerFailedError, match="ValueError: no such luck") as caught:
+        pybackend.barrier_run(hosts, fail_on_b)
+    assert (caught.value.rank, caught.value.host) == (1, there.hosts[1].address)
+    assert caught.value.log == ["about to fail"]
+
+
+def kill_a_process(context: Any, victim: str) -> None:
+    import os
+    import signal
+
+    if context.rank == 1:
+        os.kill(os.getpid() if victim == "worker" else os.getppid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("victim", "exception", "message"),
+    [
+        full("worker", "ProcessDied", "killed by SIGKILL"),
+        ("agent", "HostLost", "the process that runs the workers on its host was killed"),
+    ],
+)
+def test_a_killed_process_is_named(
+    there: SshHosts, victim: str, exception: str, message: str
+) -> None:
+    hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    with pytest.raises(WorkerFailedError, match=message) as caught:
+        pybackend.barrier_run(hosts, kill_a_process, victim)
+    assert (caught.value.rank, caught.value.exception_type) == (1, exception)
+
+
+def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
+    def hosts(**changed: Any) -> Any:
+        return pybackend.hosts("a,b", **{"ssh_options": there.options, **changed})
+
+    with pytest.raises(
+        ClusterError, match=r"cannot reach [ab] over ssh, which reports: ssh: connect"
+    ):
+        pybackend.barrier_run(hosts(ssh_options=["-p", "23", *there.options]), describe)
+    with pytest.raises(ClusterError, match=r"[ab] has no Python at /opt/none"):
+        pybackend.barrier_run(hosts(python="/opt/none"), describe)
+    bare = "/usr/bin/python3"
+    with pytest.raises(ClusterError, match=rf"[ab] has no TensorFlow for {bare}"):
+        pybackend.barrier_predict(hosts(python=bare), build_dense, np.zeros((4, 8), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hosts": "a:x"}, "'a:x' is not a host"),
+        ({}, "pass either `hosts`"),
+        ({"hosts": "a", "hostfile": "b"}, "pass either `hosts`"),
+        ({"hosts": "a", "python": 3}, "`python` must be a path, not 3"),
+        ({"hosts": "a", "ssh_options": "-p 22"}, "`ssh_options` must be a list of words"),
+        ({"hosts": "a", "ssh_options": ["-p 22"]}, r"two words, \['-p', '22'\]"),
+        ({"hosts": "a", "ssh_options": 22}, "`ssh_options` must be a list of words"),
+        ({"hosts": "a", "environment": {"A": 1}}, "`environment` must be like"),
+        ({"hosts": "a", "environment": {"1A": "x"}}, "'1A', which is not a valid variable name"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pybackend.hosts(**wrong)
+
+
 PROGRAM = """
-import socket, sys
-import numpy as np
-from pybackend.collective import join_mesh
-from pybackend.net.rendezvous import split_address
-_, rank, descriptor, token, *peers = sys.argv
-if descriptor == "none":
-    server = socket.create_server(split_address(peers[int(rank)]))
-else:
-    server = socket.socket(fileno=int(descriptor))
-print("listens", flush=True)
-sys.stdin.readline()
-mesh = join_mesh(server, peers, int(rank), token, 60)
-for count in (300_000, 10, 2_000_003, 100_000):
-    buffer = np.arange(count, dtype="float64") * (int(rank) + 1)
-    mesh.all_reduce(buffer)
-    assert (buffer == np.arange(count) * sum(range(1, len(peers) + 1))).all()
-print(mesh.route, flush=True)
-sys.stdin.readline()
-while True:
-    mesh.all_reduce(buffer)
+import sys, pybackend
+def wait(context):
+    import threading
+    print("waiting", flush=True)
+    threading.Event().wait()
+hosts = pybackend.hosts("a,b", ssh_options=sys.argv[1:])
+pybackend.barrier_run(hosts, wait, verbose=2)
 """
 
 
-def start(
-    stack: ExitStack, rank: int, peers: Sequence[str], enter: Sequence[str] = (), server: Any = None
-) -> Any:
-    """Start the process of a rank, on a host or with a listening socket."""
-    descriptor = server.fileno() if server else "none"
-    process = subprocess.Popen(
-        [*enter, sys.executable, "-c", PROGRAM, str(rank), str(descriptor), TOKEN, *peers],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        pass_fds=[server.fileno()] if server else [],
-    )
-    stack.enter_context(process)
-    stack.callback(process.kill)
-    return process
+@contextmanager
+def driver(there: SshHosts) -> Iterator[subprocess.Popen[str]]:
+    """Start a driver whose workers never end."""
+    command = [sys.executable, "-u", "-c", PROGRAM, *there.options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        shown = {process.stdout.readline() for _ in range(2)}
+        assert shown == {"[0] waiting\n", "[1] waiting\n"}, process.stderr and process.stderr.read()
+        yield process
+        process.kill()
 
 
-def read(processes: Sequence[Any]) -> list[str]:
-    """Read a line of each process."""
-    return [process.stdout.readline().strip() for process in processes]
+@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
+def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) -> None:
+    with driver(there) as process:
+        assert len(left_on(there)) > 4
+        process.send_signal(number)
+        process.wait(timeout=60)
+        if number == signal.SIGINT:  # sshd's own processes end a moment later
+            assert [one for one in left_on(there) if "sshd" not in str(one)] == []
+        wait_for(lambda: left_on(there) == [])
 
 
-def order(processes: Sequence[Any]) -> None:
-    """Let processes continue."""
-    for process in processes:
-        process.stdin.write("\n")
-        process.stdin.flush()
+def leave_the_network(context: Any) -> None:
+    import subprocess
+    import threading
+
+    if context.rank == 1:
+        subprocess.run(["ip", "link", "set", "eth0", "down"], check=True)
+        threading.Event().wait()
 
 
-@pytest.mark.parametrize("lost", [0, 3])
-def test_if_a_process_is_killed_the_others_name_it_and_leave_nothing(lost: int) -> None:
-    with ExitStack() as stack:
-        servers = [listen(f"127.0.0.{2 + rank // 2}") for rank in range(4)]
-        peers = [address_of(server) for server in servers]
-        processes = []
-        for rank, server in enumerate(servers):
-            with server:
-                processes.append(start(stack, rank, peers, server=server))
-        assert read(processes) == ["listens"] * 4
-        order(processes)
-        assert read(processes) == ["shared memory and sockets"] * 4
-        order(processes)
-        processes[lost].kill()
-        errors = [process.communicate(timeout=LONG)[1] for process in processes]
-    others = [error for rank, error in enumerate(errors) if rank != lost]
-    assert all("PeerLostError: lost worker" in error for error in others), others
-    assert any(f"lost worker {lost} on 127.0.0.{2 + lost // 2}" in error for error in others)
-
-
-def test_between_machines_it_is_encrypted() -> None:
-    if problem := no_namespaces():
-        pytest.skip(f"no network namespaces: {problem}")
-    with ExitStack() as stack, network(["a", "b"]) as made:
-        places = [host for host in made.hosts for _ in range(2)]
-        peers = [f"{host.address}:{2222 + rank}" for rank, host in enumerate(places)]
-        processes = [start(stack, rank, peers, h.enter) for rank, h in enumerate(places)]
-        assert read(processes) == ["listens"] * 4
-        order(processes)
-        assert read(processes) == ["shared memory and encrypted sockets"] * 4
+@pytest.mark.full
+def test_a_host_that_goes_away_is_named(there: SshHosts) -> None:
+    options = ["-o", "ServerAliveInterval=1", *there.options]
+    b = there.hosts[1]
+    began = time.monotonic()
+    try:
+        with pytest.raises(WorkerFailedError, match="not responding") as caught:
+            pybackend.barrier_run(pybackend.hosts("a,b", ssh_options=options), leave_the_network)
+        assert (caught.value.rank, caught.value.host) == (1, "b")
+        assert time.monotonic() - began < 90
+    finally:
+        run_command(*b.enter, "ip", "link", "set", "eth0", "up")
+        run_command(*b.enter, "ip", "address", "add", f"{b.address6}/64", "dev", "eth0", "nodad")
+    wait_for(lambda: left_on(there) == [])

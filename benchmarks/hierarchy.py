@@ -115,7 +115,7 @@ def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any
 
 
 def _section(rows: Table) -> Iterator[str]:
-    yield "`python benchmarks/run.py --only hosts` writes this section. Hosts are network"
+    yield "`python benchmarks/run.py --only hierarchy` writes this section. Hosts are network"
     yield f"namespaces, so all ranks share {os.cpu_count()} cores, also to encrypt. `tbf` limits"
     yield "the rate of their links. With memory, each rank sums one part on its host and sums it"
     yield "with the other hosts, which is what tfdist does if hosts have several ranks."

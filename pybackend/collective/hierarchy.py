@@ -109,7 +109,7 @@ class HostSum:
         Parameters
         ----------
         scratch_of
-            Returns memory of so many bytes.
+            Returns memory of a number of bytes.
         codec
             Compression of what is sent between hosts; with one host, there is nothing to compress.
         """
