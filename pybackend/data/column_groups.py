@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -81,22 +81,15 @@ def group_columns(
     return column_groups, read
 
 
+@dataclass(frozen=True)
 class _GroupBuilder:
     """Builder of `ColumnGroup` objects, which collects the columns that they read."""
 
-    def __init__(
-        self,
-        spec: ColumnSpec,
-        kinds: Mapping[str, ColumnKind],
-        floatx: str,
-        name: str,
-        read: list[str],
-    ) -> None:
-        self._spec = spec
-        self._kinds = kinds
-        self._floatx = floatx
-        self._name = name
-        self._read = read
+    spec: ColumnSpec
+    kinds: Mapping[str, ColumnKind]
+    floatx: str
+    name: str
+    read: list[str]
 
     def group(self, key: str, columns: Sequence[str]) -> ColumnGroup:
         places = tuple(self._add_column(column) for column in columns)
@@ -104,7 +97,7 @@ class _GroupBuilder:
             key, tuple(columns), places, None, categories=self._select_categories(columns)
         )
         if not group.is_target:
-            one_hot = [c for c in group.categories if encoding_of(self._spec, c) == ONE_HOT]
+            one_hot = [c for c in group.categories if encoding_of(self.spec, c) == ONE_HOT]
             group = replace(group, one_hot=tuple(one_hot))
             group = replace(group, names=self._name_numbers(group))
         if len(columns) == 1:
@@ -114,22 +107,22 @@ class _GroupBuilder:
             dtypes = [self._choose_number_type(column, group) for column in columns]
             group = replace(group, dtype=str(np.result_type(*map(np.dtype, dtypes))))
             if np.dtype(group.dtype).kind == "f":
-                group = replace(group, dtype=self._floatx)
+                group = replace(group, dtype=self.floatx)
         return self._to_target(group) if group.is_target else group
 
     def _add_column(self, column: str) -> int:
-        if column not in self._read:
-            self._read.append(column)
-        return self._read.index(column)
+        if column not in self.read:
+            self.read.append(column)
+        return self.read.index(column)
 
     def _select_categories(self, columns: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-        given = self._spec.categories or {}
+        given = self.spec.categories or {}
         for column in columns:
-            if column in given and column in (self._spec.tensors or {}):
+            if column in given and column in (self.spec.tensors or {}):
                 raise InputError(
                     f"{show(column)} is in both `tensors` and `categories`: use only one"
                 )
-            if column in given and self._kinds[column].depth:
+            if column in given and self.kinds[column].depth:
                 raise self._build_type_error(
                     column, "one value per row, because it is in `categories`"
                 )
@@ -138,7 +131,7 @@ class _GroupBuilder:
     def _name_numbers(self, group: ColumnGroup) -> tuple[str, ...] | None:
         names: list[str] = []
         for column in group.columns:
-            kind = self._kinds[column]
+            kind = self.kinds[column]
             if column in group.one_hot:
                 names += expand_names(column, group.categories[column])
             elif column in group.categories or (kind.holds == "number" and not kind.depth):
@@ -148,7 +141,7 @@ class _GroupBuilder:
         return tuple(names)
 
     def _reject_tensor_types(self, columns: Sequence[str]) -> None:
-        promised = [column for column in columns if column in (self._spec.tensors or {})]
+        promised = [column for column in columns if column in (self.spec.tensors or {})]
         if promised:
             raise InputError(
                 f"`tensors` has {show(promised[0])}, which is one of the columns "
@@ -157,10 +150,10 @@ class _GroupBuilder:
             )
 
     def _describe_single(self, group: ColumnGroup, column: str) -> ColumnGroup:
-        kind = self._kinds[column]
+        kind = self.kinds[column]
         if column in group.categories:
             return replace(group, dtype="int32")
-        promise = (self._spec.tensors or {}).get(column)
+        promise = (self.spec.tensors or {}).get(column)
         if promise is not None:
             return self._apply_tensor_type(group, column, promise)
         if kind.holds == "text" and not kind.depth and not group.is_target:
@@ -170,7 +163,7 @@ class _GroupBuilder:
         return replace(group, dtype=self._choose_number_type(column, group))
 
     def _apply_tensor_type(self, group: ColumnGroup, column: str, promise: Promise) -> ColumnGroup:
-        kind = self._kinds[column]
+        kind = self.kinds[column]
         dtype, shape = promise
         if kind.holds not in ("binary", "number"):
             raise self._build_type_error(column, "numbers or bytes, because it is in `tensors`")
@@ -184,7 +177,7 @@ class _GroupBuilder:
 
     def _choose_number_type(self, column: str, group: ColumnGroup) -> str:
         """Return the type in which a column's numbers are passed to the model."""
-        kind = self._kinds[column]
+        kind = self.kinds[column]
         if column in group.categories:
             return "int32"
         if kind.holds == "binary" and not kind.depth:
@@ -194,7 +187,7 @@ class _GroupBuilder:
         dtype = np.dtype(kind.dtype or "float64")
         if dtype.kind == "b":
             return "int8"
-        return self._floatx if dtype.kind == "f" else dtype.name
+        return self.floatx if dtype.kind == "f" else dtype.name
 
     def _explain_expected(self, group: ColumnGroup) -> str:
         if group.is_target:
@@ -211,7 +204,7 @@ class _GroupBuilder:
         )
 
     def _build_type_error(self, column: str, expected: str) -> InputError:
-        found = self._kinds[column].name
+        found = self.kinds[column].name
         if found.startswith("struct<type:") and "indices:" in found:
             expected = (
                 "an array: this is an ML vector in the form that Spark writes to files, so "
@@ -222,19 +215,19 @@ class _GroupBuilder:
                 f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
             )
-        is_label = column in list_groups("y", self._spec.label).get("y", [])
+        is_label = column in list_groups("y", self.spec.label).get("y", [])
         what = f"the label column {show(column)}" if is_label else f"column {show(column)}"
-        return InputError(f"{what} of `{self._name}` has type {found}; expected {expected}")
+        return InputError(f"{what} of `{self.name}` has type {found}; expected {expected}")
 
     def _to_target(self, group: ColumnGroup) -> ColumnGroup:
         """Set the type and shape of labels or weights.
 
         Whole numbers become int64, all others Keras's float type. One number per row has shape ().
         """
-        kinds = [self._kinds[column] for column in group.columns]
+        kinds = [self.kinds[column] for column in group.columns]
         is_single = len(kinds) == 1 and not kinds[0].depth and group.shape is None
         if group.key == "sample_weight":
-            return replace(group, dtype=self._floatx, is_flat=is_single)
+            return replace(group, dtype=self.floatx, is_flat=is_single)
         is_whole = group.shape is None and np.dtype(group.dtype).kind in "iu"
         is_bytes = kinds[0].holds == "binary"
         dtype = "int64" if is_whole and not is_bytes else group.dtype

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pybackend.errors import ClusterError, Failure, Kind
 from pybackend.job.messages import Emit, Note
@@ -30,6 +30,7 @@ _SHOWN_REASONS = 3
 _PREEMPTIONS: set[Kind] = {"Deleted", "Disrupted", "Evicted", "NodeLost", "Preempted", "TimeLimit"}
 
 
+@dataclass
 class KubernetesWatch:
     """Information from Kubernetes about a Job; `look` is for `run_group`.
 
@@ -49,23 +50,15 @@ class KubernetesWatch:
         Seconds within which all pods must be running.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        name: str,
-        workers: int,
-        meeting: MeetingServer,
-        join: Callable[[str, int], PodChannel],
-        on_event: Emit,
-        patience: float,
-    ) -> None:
-        self._cluster = cluster
-        self._name = name
-        self._workers = workers
-        self._meeting = meeting
-        self._join = join
-        self._on_event = on_event
-        self._patience = patience
+    cluster: Cluster
+    name: str
+    workers: int
+    meeting: MeetingServer
+    join: Callable[[str, int], PodChannel]
+    on_event: Emit
+    patience: float
+
+    def __post_init__(self) -> None:
         self._pods: dict[int, PodState] = {}
         self._job = KubernetesJob({})
         self.channels: dict[int, PodChannel] = {}
@@ -112,15 +105,15 @@ class KubernetesWatch:
     def _lost(self) -> list[int]:
         """Return the ranks whose pod or channel ended without a report."""
         found = []
-        for rank in range(self._workers):
+        for rank in range(self.workers):
             channel, pod = self.channels.get(rank), self._pods.get(rank)
             if channel is None:
                 has_ended = pod is not None and pod.is_over
-            elif self._meeting.has_left(rank):
+            elif self.meeting.has_left(rank):
                 has_ended = True
             else:
                 has_ended = channel.has_ended.is_set()
-            if has_ended and self._meeting.result(rank, REPORT) is None:
+            if has_ended and self.meeting.result(rank, REPORT) is None:
                 found.append(rank)
         return found
 
@@ -128,7 +121,7 @@ class KubernetesWatch:
         """Query Kubernetes, connect to newly running pods, and show changes."""
         self._asked = now = time.monotonic()
         try:
-            listed = [PodState(pod) for pod in self._cluster.list_pods(self._name)]
+            listed = [PodState(pod) for pod in self.cluster.list_pods(self.name)]
         except ClusterError:  # the workers do not need the API server
             if not self._has_started and now > self._answered + _SILENT_SECONDS:
                 raise
@@ -138,36 +131,36 @@ class KubernetesWatch:
         self._pods = gone | {pod.rank: pod for pod in listed}
         for pod in listed:
             if pod.runs and pod.rank not in self.channels:
-                self.channels[pod.rank] = self._join(pod.name, pod.rank)
-        if len(listed) < self._workers and not self._has_started:
+                self.channels[pod.rank] = self.join(pod.name, pod.rank)
+        if len(listed) < self.workers and not self._has_started:
             self._ask_for_warnings()
         self._show()
 
     def _ask_for_all(self) -> None:
         """Query the Job before its pods, so that the pods are at least as recent."""
         with suppress(ClusterError):
-            self._job = KubernetesJob(self._cluster.read_job(self._name))
+            self._job = KubernetesJob(self.cluster.read_job(self.name))
         self._ask()
 
     def _ask_for_warnings(self) -> None:
         """Find out why pods are missing: they may exceed a quota."""
         with suppress(ClusterError):
-            self._warnings = self._cluster.list_warnings(self._name)
+            self._warnings = self.cluster.list_warnings(self.name)
 
     def _show(self) -> None:
         """Report changes until all workers have started."""
         if self._has_started:
             return
-        self._has_started = len(self.channels) == self._workers
+        self._has_started = len(self.channels) == self.workers
         shown = self._say()
         if shown != self._shown:
-            self._on_event(Note(shown))
+            self.on_event(Note(shown))
             self._shown = shown
 
     def _say(self) -> str:
         """Return how many pods are running, on which nodes, and why others are pending."""
         running = sorted({pod.node for pod in self._pods.values() if pod.runs})
-        text = f"Kubernetes job {self._name}: {len(self.channels)} of {self._workers} pods running"
+        text = f"Kubernetes job {self.name}: {len(self.channels)} of {self.workers} pods running"
         if running:
             text += f" on {', '.join(running)}"
         reasons = self._reasons()
@@ -185,12 +178,12 @@ class KubernetesWatch:
                     f"pod {pod.name} on {pod.node} cannot start: {pod.waits_for}. It was deleted; "
                     f"{pod.hopeless}"
                 )
-        if time.monotonic() < self._created + self._patience:
+        if time.monotonic() < self._created + self.patience:
             return
         reasons = self._reasons() or "Kubernetes gives no reason"
         raise ClusterError(
-            f"{len(self.channels)} of {self._workers} pods of {self._name} started within "
-            f"{self._patience:g} s (`patience` of kubernetes()); pending: {reasons}. All were "
+            f"{len(self.channels)} of {self.workers} pods of {self.name} started within "
+            f"{self.patience:g} s (`patience` of kubernetes()); pending: {reasons}. All were "
             "deleted: request less, or increase `patience`"
         )
 
@@ -222,7 +215,7 @@ class KubernetesWatch:
             pod.node,
             exception_type=kind,
             message=message,
-            log=self._cluster.read_log(pod.name, LOG_LINES),
+            log=self.cluster.read_log(pod.name, LOG_LINES),
             time=pod.ended_at,
             advice=advice,
         )

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pybackend.errors import ClusterError, Failure, Kind
@@ -57,6 +57,7 @@ _CAUSES: dict[str, tuple[Kind, str, str]] = {
 _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MULTILINE)
 
 
+@dataclass
 class SlurmWatch:
     """Slurm's information about a job; `look` is for `run_group`.
 
@@ -76,22 +77,15 @@ class SlurmWatch:
         Maximum seconds before the time limit at which Slurm can send SIGTERM.
     """
 
-    def __init__(
-        self,
-        number: str,
-        files: JobFiles,
-        meeting: MeetingServer,
-        on_event: Emit,
-        patience: float,
-        notice_seconds: float,
-    ) -> None:
-        self._notice_seconds = notice_seconds
-        self._number = number
-        self._files = files
-        self._meeting = meeting
-        self._on_event = on_event
-        self._patience = patience
-        self._state = SlurmJob(number, "PENDING")
+    number: str
+    files: JobFiles
+    meeting: MeetingServer
+    on_event: Emit
+    patience: float
+    notice_seconds: float
+
+    def __post_init__(self) -> None:
+        self._state = SlurmJob(self.number, "PENDING")
         self._shown = ""
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
@@ -112,7 +106,7 @@ class SlurmWatch:
         if lost:
             self._wait_for_cause()
         if self._state.is_over:  # their messages may still be in transit
-            self._meeting.drain(_DRAIN_SECONDS)
+            self.meeting.drain(_DRAIN_SECONDS)
             lost = self._silent()
         elif not lost:
             self._check_start()
@@ -122,14 +116,14 @@ class SlurmWatch:
         """Add why Slurm sent SIGTERM to the failure of a worker that exited on its own."""
         if not self._has_explained:  # several ranks get the signal at once
             self._ask()
-            if not (self._state.is_preempted or self._state.seconds_left < self._notice_seconds):
+            if not (self._state.is_preempted or self._state.seconds_left < self.notice_seconds):
                 self._wait_for_cause()
         self._has_explained = True
-        found = describe_notice(self._state, self._notice_seconds)
+        found = describe_notice(self._state, self.notice_seconds)
         if found is None:
             return failure
         kind, message, advice = found
-        message = f"{message} (Slurm job {self._number}); {failure.message}"
+        message = f"{message} (Slurm job {self.number}); {failure.message}"
         return replace(failure, exception_type=kind, message=message, advice=advice)
 
     def _pause(self) -> float:
@@ -141,19 +135,19 @@ class SlurmWatch:
 
     def _is_empty(self) -> bool:
         """Return whether no worker has connected yet."""
-        return not any(map(self._meeting.has_come, range(len(self._files))))
+        return not any(map(self.meeting.has_come, range(len(self.files))))
 
     def _silent(self) -> list[int]:
-        return [r for r in range(len(self._files)) if self._meeting.result(r, REPORT) is None]
+        return [r for r in range(len(self.files)) if self.meeting.result(r, REPORT) is None]
 
     def _lost(self) -> list[int]:
-        return [rank for rank in self._silent() if self._meeting.has_left(rank)]
+        return [rank for rank in self._silent() if self.meeting.has_left(rank)]
 
     def _ask(self) -> None:
         """Query Slurm, and show the state if it has changed."""
         self._asked = now = time.monotonic()
         try:
-            self._state = show_job(self._number)
+            self._state = show_job(self.number)
         except ClusterError:  # the workers do not need Slurm
             if now > self._answered + _SILENT_SECONDS and math.isinf(self._started):
                 raise
@@ -163,7 +157,7 @@ class SlurmWatch:
             self._started = min(self._started, now)
         shown = self._state.describe()
         if shown != self._shown and not self._state.is_over:
-            self._on_event(Note(shown))
+            self.on_event(Note(shown))
             self._shown = shown
 
     def _check_start(self) -> None:
@@ -174,17 +168,17 @@ class SlurmWatch:
                     f"{self._state.describe()}. For this reason it would never start, so it was "
                     f"cancelled. {explain_refusal(self._state.reason)}".rstrip()
                 )
-            if now > self._submitted + self._patience:
+            if now > self._submitted + self.patience:
                 raise ClusterError(
-                    f"{self._state.describe()}; it did not start within {self._patience:g} s "
+                    f"{self._state.describe()}; it did not start within {self.patience:g} s "
                     "(`patience` of slurm()) and was cancelled"
                 )
         # Once one has connected, `run_group` waits for the others.
         elif now > self._started + _START_SECONDS and self._is_empty():
             raise ClusterError(
-                f"no worker of Slurm job {self._number} connected within {_START_SECONDS:.0f} s of "
+                f"no worker of Slurm job {self.number} connected within {_START_SECONDS:.0f} s of "
                 f"its start on {', '.join(self._state.nodes)}: these nodes must be able to reach "
-                f"the driver at {self._meeting.address}"
+                f"the driver at {self.meeting.address}"
             )
 
     def _wait_for_cause(self) -> None:
@@ -203,26 +197,26 @@ class SlurmWatch:
             return False
 
     def _describe(self, rank: int) -> Failure:
-        first = self._files.first_failed()
-        host = self._files[rank]
+        first = self.files.first_failed()
+        host = self.files[rank]
         kind, message, advice = describe_end(self._state, host, first.get(rank))
         if kind == "ProcessDied" and first and rank not in first:
             kind, message = "Stopped", "ended by srun because another worker failed"
-        log = self._files.last_lines(rank)
+        log = self.files.last_lines(rank)
         if kind == "ProcessDied" and log:
             advice = explain_log(log) or advice
         elif kind == "ProcessDied":
             advice = (
                 "a command of slurm()'s `setup` seems to have failed: try it on a node"
-                if self._files.batch_log.exists()
-                else f"{self._files.folder} must be on a file system that nodes share with this "
+                if self.files.batch_log.exists()
+                else f"{self.files.folder} must be on a file system that nodes share with this "
                 "machine: choose another `folder` of slurm()"
             )
         return Failure(
             rank,
             host,
             exception_type=kind,
-            message=f"{message} (Slurm job {self._number})",
+            message=f"{message} (Slurm job {self.number})",
             log=log,
             time=time.time(),
             advice=advice,
