@@ -35,8 +35,7 @@ from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.remote.guard import guarded
-from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.launchers.remote.janitor import guarded, swept_folder
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer

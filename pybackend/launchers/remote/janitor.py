@@ -1,11 +1,11 @@
-"""Temporary folders that are removed when their process ends for any reason."""
+"""Processes that clean up when the process that started them ends for any reason."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # A shell that waits for the end of its input, because the pipe closes even if a process is killed.
@@ -14,23 +14,56 @@ SWEEP = (
     'read -r _; n=0; while [ -e "$0" ] && [ $n -lt 50 ]; do rm -rf -- "$0" 2>/dev/null; '
     'n=$((n+1)); [ ! -e "$0" ] || sleep 0.1; done'
 )
+_SECONDS = 60.0
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command that cleans up when its input ends."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C must reach only the terminal's process group.
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def sweep(folder: str) -> subprocess.Popen[bytes]:
+    """Start a process that removes a folder when its input ends."""
+    return _start(["/bin/sh", "-c", SWEEP, folder])
 
 
 @contextmanager
 def swept_folder(parent: str | None = None) -> Iterator[Path]:
     """Make a private folder, which is removed on exit, even if this process is killed."""
     folder = tempfile.mkdtemp(prefix="tfdist-", dir=parent)
-    janitor = subprocess.Popen(
-        ["/bin/sh", "-c", SWEEP, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        # Ctrl-C must reach only the terminal's process group.
-        start_new_session=True,
-    )
+    janitor = sweep(folder)
     try:
         yield Path(folder)
     finally:
         assert janitor.stdin is not None
         janitor.stdin.close()
         janitor.wait(timeout=30)
+
+
+@contextmanager
+def guarded(command: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Run a command that cleans up when its input ends; yield a function that calls it off.
+
+    The command does nothing if it reads a line of text first.
+    """
+    process = _start(command)
+    pipe = process.stdin
+    assert pipe is not None
+
+    def let_go() -> None:
+        pipe.write(b"over\n")
+
+    try:
+        yield let_go
+    finally:
+        pipe.close()
+        with suppress(subprocess.TimeoutExpired):  # the cluster does not respond: it continues
+            process.wait(_SECONDS)

@@ -293,6 +293,27 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     return bound or host, host
 
 
+def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
+    """Return the server at which the workers rendezvous, in the driver of a classic session.
+
+    Raises
+    ------
+    ClusterError
+        The driver cannot listen at the address in Spark's settings.
+    """
+    host, announced = driver_addresses(session)
+    try:
+        if host is None:
+            raise ClusterError("the session does not report spark.driver.host")
+        return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
+    except ClusterError as error:
+        raise ClusterError(
+            f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
+            "address at which executors can reach it, and spark.driver.bindAddress to the address "
+            "to listen on"
+        ) from error
+
+
 def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> MeetingServer | None:
     """Listen on an address at which executors can reach this process; None if there is none."""
     if is_connect(session):

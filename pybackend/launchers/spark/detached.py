@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
@@ -14,7 +13,7 @@ from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.spark.barrier import driver_addresses
+from pybackend.launchers.spark.barrier import open_meeting
 from pybackend.launchers.spark.detached_task import StartMember
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
@@ -26,7 +25,6 @@ from pybackend.launchers.spark.slots import (
     cores_of_task,
     is_one_machine,
 )
-from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import Code, call_of, either, term
@@ -66,7 +64,8 @@ class DetachedLauncher:
         check_slots(session, job.workers)
         check_allotment(session, job.resources, job.workers)
         ship_package(session)
-        with _meeting(session, job) as (meeting, token):
+        token = new_token()
+        with open_meeting(session, token, job) as meeting:
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
             hosts = self._start(member, on_event)
             with self._lock:
@@ -122,25 +121,6 @@ class DetachedLauncher:
     def _find_failed(self) -> list[Failure]:
         self._look()
         return []  # a lost worker is detected by its connection
-
-
-@contextmanager
-def _meeting(session: Any, job: Job) -> Iterator[tuple[MeetingServer, str]]:
-    """Yield the rendezvous server for the workers, and their token."""
-    host, announced = driver_addresses(session)
-    token, silence = new_token(), find_silence(job.timeout)
-    try:
-        if host is None:
-            raise ClusterError("the session does not report spark.driver.host")
-        server = MeetingServer(host, token, job.workers, announced, silence=silence)
-    except ClusterError as error:
-        raise ClusterError(
-            f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
-            "address at which executors can reach it, and spark.driver.bindAddress to the address "
-            "to listen on"
-        ) from error
-    with server:
-        yield server, token
 
 
 def _wait_until_gone(meeting: MeetingServer, workers: int) -> None:

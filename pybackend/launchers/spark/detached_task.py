@@ -31,7 +31,7 @@ from pybackend.job.job import FEED_TOKEN
 from pybackend.job.messages import Announced, Event
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
-from pybackend.launchers.remote.janitor import SWEEP
+from pybackend.launchers.remote.janitor import sweep
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.spark.barrier_task import BarrierGroup
 from pybackend.net.heartbeat import find_silence
@@ -83,13 +83,7 @@ def _start(member: Member, place: str) -> str | None:
     """Start a member and wait until it has reached the driver; return its log if it exited."""
     # Not in a folder of Spark, which removes it with the executor.
     folder = tempfile.mkdtemp(prefix="tfdist-")
-    janitor = subprocess.Popen(
-        ["/bin/sh", "-c", SWEEP, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    janitor = sweep(folder)
     assert janitor.stdin is not None
     with janitor.stdin as pipe:  # the member holds it open as long as it lives
         Path(folder, TASK).write_bytes(cloudpickle.dumps(member))

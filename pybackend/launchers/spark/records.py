@@ -60,7 +60,9 @@ def write_records(
     try:
         names = tuple(field["name"] for field in fields["fields"])
         task = WriteTask(uri, token, compression, names)
-        parts = [Part(**report) for report in _reports(session, frame, task)]
+        # No task has to run while Spark prepares the rows: only its driver has to answer.
+        reports = _reports(session, frame, task, idle_seconds=math.inf)
+        parts = [Part(**report) for report in reports]
         parts.sort(key=lambda part: part.name)  # by the partition's number
         manifest = Manifest(fields, compression, tuple(parts)).to_json()
         written = _call_at_tasks(session, finish, uri, token, manifest, overwrite)
@@ -136,12 +138,19 @@ def _call_at_tasks(session: Any, function: Callable[..., Any], *arguments: Any) 
     """Call a function where the folder is visible: a Connect client may be on another machine."""
     if not is_connect(session):
         return function(*arguments)
-    (value,) = _reports(session, session.range(0, 1, 1, 1), CallTask(function, arguments))
+    return call_in_task(session, function, *arguments, idle_seconds=math.inf)
+
+
+def call_in_task(session: Any, function: Callable[..., Any], *arguments: Any, **limits: Any) -> Any:
+    """Return the value of a function that one task calls; ``limits`` are those of `run_watched`."""
+    frame, task = session.range(0, 1, 1, 1), CallTask(function, arguments)
+    (value,) = _reports(session, frame, task, **limits)
     return value
 
 
-def _reports(session: Any, frame: Any, task: Any) -> list[Any]:
-    # No task has to run while Spark prepares the rows: only its driver has to answer.
+def _reports(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
+    """Return the values that tasks report; raise their `InputError`, or Spark's own failure."""
+
     def collect() -> list[Any] | Exception:
         try:
             return list(frame.mapInArrow(task, SCHEMA).collect())
@@ -149,7 +158,7 @@ def _reports(session: Any, frame: Any, task: Any) -> list[Any]:
             return error
 
     with driver_python(session), quiet_log(session):
-        rows = run_watched(session, collect, idle_seconds=math.inf)
+        rows = run_watched(session, collect, **limits)
         if isinstance(rows, Exception):
             raise read_refusal(str(rows)) or explain_spark_error(rows, session) from None
     return [json.loads(row["report"]) for row in rows]

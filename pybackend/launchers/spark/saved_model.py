@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +9,8 @@ from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import column_as_array, describe_type
 from pybackend.errors import InputError
-from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
-from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.records_task import SCHEMA, CallTask, read_refusal
+from pybackend.launchers.spark.records import call_in_task
 from pybackend.launchers.spark.saved_model_task import (
     SavedModel,
     SavedModelTask,
@@ -55,7 +52,8 @@ def apply_saved_model(
     kinds = {name: describe_type(kind) for name, kind in types.items()}
     spec = ColumnSpec(features={name: [column] for name, column in inputs.items()}, label=None)
     ship_package(session)
-    signature = _ask_signature(session, model)
+    # Read in a task, because this process may not see the model's folder.
+    signature = call_in_task(session, describe_signature, model)
     _check_names("input_mapping", "input", inputs, signature["inputs"], needs_all=True)
     groups, read = group_columns(spec, kinds, "float64", "dataset")
     _check_names("output_mapping", "output", outputs, signature["outputs"])
@@ -77,24 +75,6 @@ def apply_saved_model(
 
     with driver_python(session):
         return ask(session, "a plan", plan)
-
-
-def _ask_signature(session: Any, model: SavedModel) -> Any:
-    """Return the signature, read in a task because this process may not see the model's folder."""
-    asked = session.range(0, 1, 1, 1)
-    task = CallTask(describe_signature, (model,))
-
-    def collect() -> list[Any] | Exception:
-        try:
-            return list(asked.mapInArrow(task, SCHEMA).collect())
-        except Exception as error:
-            return error
-
-    with driver_python(session), quiet_log(session):
-        rows = run_watched(session, collect)
-    if isinstance(rows, Exception):
-        raise read_refusal(str(rows)) or explain_spark_error(rows, session) from None
-    return json.loads(rows[0]["report"])
 
 
 def _check_names(

@@ -30,12 +30,12 @@ from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
-from pybackend.launchers.remote.task import REPORT, receive_model
+from pybackend.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.launchers.spark.barrier import (
     check_hosts,
-    driver_addresses,
     host_of,
     input_frame,
+    open_meeting,
     read_reports,
 )
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
@@ -47,9 +47,7 @@ from pybackend.launchers.spark.slots import (
     cores_of_task,
     is_one_machine,
 )
-from pybackend.launchers.spark.sparklyr_task import TASK
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
-from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
@@ -109,11 +107,10 @@ class SparklyrWorkers:
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)
-        host, announced = driver_addresses(session)
         check_hosts(session, job, datasets)
         with ExitStack() as stack:
             frame, source, counts = input_frame(session, job, datasets)
-            meeting = stack.enter_context(_meeting(host, token, job, announced))
+            meeting = stack.enter_context(open_meeting(session, token, job))
             member = Member(job, files, source, token, meeting.address, loopback, counts)
             archive = stack.enter_context(_archive(session, member))
             lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
@@ -139,19 +136,6 @@ class SparklyrWorkers:
                 missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
                 raise _explain(_unwrap(error), meeting.address, missed) from error
             return _outcome(meeting, job.workers, bool(datasets))
-
-
-def _meeting(host: str | None, token: str, job: Job, announced: str | None) -> MeetingServer:
-    try:
-        if host is None:
-            raise ClusterError("the session does not report spark.driver.host")
-        return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
-    except ClusterError as error:
-        raise ClusterError(
-            f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
-            "address at which executors can reach it, and spark.driver.bindAddress to the address "
-            "to listen on"
-        ) from error
 
 
 def _start_cancel(job: ClassicJob) -> None:

@@ -18,12 +18,11 @@ import cloudpickle
 from pybackend.data.text import decode_lines
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
-from pybackend.launchers.remote.task import RemoteGroup, send_results
+from pybackend.launchers.remote.task import TASK, RemoteGroup, send_results
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
-TASK = "task.pkl"
 _DRIVER_SECONDS = 10.0
 
 
