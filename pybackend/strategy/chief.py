@@ -38,11 +38,12 @@ from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
 from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.net.rendezvous import split_address
 from pybackend.strategy.blocks import batch, iterate_blocks
-from pybackend.strategy.server import count_threads
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
 from pybackend.strategy.steps import Steps
 from pybackend.words import call_of, setting, show
 
+# Operations wait for those of other servers, each in a thread.
+LEAST_THREADS = 4
 Counts = Mapping[str, Sequence[int]]
 _INSTEAD = "omit `exchange`: synchronous training supports it"
 History = dict[str, list[Any]]
@@ -306,3 +307,24 @@ class Keeping:
         """Wait for the checkpoint that is being written."""
         if self._checkpoints is not None:
             self._checkpoints.wait(self._timeout)
+
+
+# TensorFlow's servers: workers, which take steps, and parameter servers.
+
+
+def start_server(folder: Path) -> Any:
+    """Start TensorFlow's server of the role in TF_CONFIG, in a folder."""
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    os.chdir(folder)  # the chief names files relative to it
+    return tf.distribute.Server(
+        resolver.cluster_spec(),
+        resolver.task_type,
+        resolver.task_id,
+        protocol="grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=count_threads()),
+    )
+
+
+def count_threads() -> int:
+    """Return the number of threads for parallel operations."""
+    return max(LEAST_THREADS, os.cpu_count() or 1)

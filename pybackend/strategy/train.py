@@ -23,8 +23,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit, Order
 from pybackend.job.roles import config_of
 from pybackend.net.dialing import find_unreachable
-from pybackend.strategy.chief import train_as_chief
-from pybackend.strategy.server import start_server
+from pybackend.strategy.chief import start_server, train_as_chief
 from pybackend.strategy.shares import write_shares
 
 

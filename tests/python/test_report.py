@@ -9,7 +9,7 @@ import pytest
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
 from pybackend.job.report import WorkerReport, read_metrics, read_report
-from pybackend.launchers.remote.greeting import read_greeting
+from pybackend.launchers.remote.bundle import read_greeting
 from pybackend.launchers.spark.barrier import read_reports
 
 GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))

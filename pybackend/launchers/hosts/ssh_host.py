@@ -21,8 +21,7 @@ from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
 from pybackend.launchers.machine_share import Machine, find_shortage
 from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import Bundle, bootstrap_command
-from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, bootstrap_command, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of

@@ -16,8 +16,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.packages import TITLES
 from pybackend.launchers.kubernetes.cluster import Cluster
 from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.greeting import HostGreeting, read_greeting
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of

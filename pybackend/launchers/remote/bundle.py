@@ -1,4 +1,4 @@
-"""Bundle for a host: this package, a task and rows; and the command that receives it."""
+"""Bundle for a host: this package, a task and rows; the command that receives it; its greeting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from pybackend.errors import ClusterError
+from pybackend.job.codec import read_fields
+from pybackend.launchers.machine_share import Machine
 from pybackend.launchers.package_files import library_files
+from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.janitor import SWEEP
 
 LIBRARY = "lib"
@@ -76,3 +81,43 @@ def bootstrap_command(python: str, wanted: str, task: str) -> list[str]:
 def as_argument(program: str) -> str:
     """Return a program as text for ``python -c`` that passes through any shell."""
     return _RUN.format(base64.b64encode(program.encode()).decode())
+
+
+# The greeting from `bootstrap`, which describes its Python and its machine.
+
+
+@dataclass(frozen=True)
+class HostGreeting:
+    """Version, path, missing packages and machine of a Python installation.
+
+    ``machine`` holds the fields of a `Machine`.
+    """
+
+    version: tuple[int, ...]
+    python: str
+    missing: tuple[str, ...]
+    machine: dict[str, Any]
+
+
+def read_greeting(line: bytes, place: str) -> HostGreeting:
+    """Parse a line that begins with `MARK`.
+
+    Parameters
+    ----------
+    place
+        Name of the sender's host, for messages.
+
+    Raises
+    ------
+    ClusterError
+        The line is not a greeting.
+    """
+    try:
+        said = read_fields(HostGreeting, json.loads(line[len(MARK) :]))
+        read_fields(Machine, said.machine)
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(
+            f"{place} sent an invalid greeting ({error}): check whether a login shell there prints "
+            "a line that begins with the word tfdist"
+        ) from error
+    return said

@@ -18,8 +18,13 @@ from pybackend.errors import ClusterError
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
 from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import LIBRARY, Bundle, bootstrap_command, library
-from pybackend.launchers.remote.greeting import read_greeting
+from pybackend.launchers.remote.bundle import (
+    LIBRARY,
+    Bundle,
+    bootstrap_command,
+    library,
+    read_greeting,
+)
 from pybackend.launchers.script.messages import (
     LONGEST_READ,
     Answer,

@@ -1,12 +1,22 @@
-"""Rank, hosts and cores of a task, from the variables of its Slurm step."""
+"""One rank of `tfdist run` in an allocation: its place and cores, from Slurm's variables."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
+from typing import NoReturn
 
 from pybackend.launchers.joined.place import hosts_by_rank, step_port
 from pybackend.launchers.slurm.nodes import expand_counts
 from pybackend.tf_config import make_tf_config
+
+
+def main(*command: str) -> NoReturn:
+    """Exec a command with the variables of its worker group, so that it gets Slurm's signals."""
+    os.environ.update(group_variables(os.environ))
+    sys.stdout.flush()
+    os.execvp(command[0], command)  # noqa: S606 (the purpose)
 
 
 def count_cores(environment: Mapping[str, str]) -> int:

@@ -70,7 +70,7 @@ def step_command(
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
     words = script.command(sys.executable, "Rscript")
-    return srun(options, [*flags, *run_here("slurm.rank", *words)])
+    return srun(options, [*flags, *run_here("slurm.step", *words)])
 
 
 def describe_step(
