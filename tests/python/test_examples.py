@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import FORGE, R_VARIABLES, needs_r
+from conftest import R_VARIABLES, needs_r
+from test_readme import run
 
 import pybackend
 
@@ -44,22 +43,6 @@ def test_the_examples_in_r_learn(tmp_path: Path) -> None:
     lines = [f'source("{program}", local = new.env())' for program in programs]
     (tmp_path / "all.R").write_text("\n".join(lines))
     assert_learned(run(["Rscript", "all.R"], tmp_path, **R_VARIABLES))
-
-
-def run(command: list[str], folder: Path, **variables: str) -> str:
-    """Return the output of a program whose workers are forked."""
-    FORGE.start()
-    paths = [os.environ["PYTHONPATH"], str(ROOT)]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    return done.stdout
 
 
 def assert_learned(shown: str) -> None:
