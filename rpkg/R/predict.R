@@ -61,20 +61,11 @@ predict.tfdist_fit <- function(
   check_dots_empty(...)
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
   call <- rlang::current_env()
+  columns <- list(features = features, tensors = tensors, categories = categories)
   if (inherits(newdata, "tbl_spark")) {
-    return(predict_table(
-      object,
-      newdata,
-      type,
-      features,
-      tensors,
-      categories,
-      on_missing,
-      batch_size,
-      call
-    ))
+    return(predict_table(object, newdata, type, columns, on_missing, batch_size, call))
   }
-  check_only_tables(features = features, tensors = tensors, categories = categories)
+  check_only_tables(columns)
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
   checked <- check_newdata(newdata, object, on_missing)

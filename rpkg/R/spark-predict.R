@@ -1,22 +1,12 @@
 # Predictions for the rows of a Spark table: a view that Spark computes when its rows are needed.
 
-predict_table <- function(
-  fit,
-  table,
-  type,
-  features,
-  tensors,
-  categories,
-  on_missing,
-  batch_size,
-  call
-) {
+predict_table <- function(fit, table, type, columns, on_missing, batch_size, call) {
   check_needs_no_r(fit, "Predict for the rows that `dplyr::collect(newdata)` fetches.", call)
   check_installed("dplyr", "A Spark table", call)
   sc <- sparklyr::spark_connection(table)
   route <- check_sc(sc, "newdata", call)
   check_can_prepare(fit$preparation, table, "newdata", call)
-  columns <- table_columns(fit, colnames(table), features, tensors, categories, call)
+  columns <- table_columns(fit, colnames(table), columns, call)
   batch_size <- check_count(batch_size %||% 256L, arg = "batch_size", call = call)
 
   backend <- pybackend(call)
@@ -63,10 +53,10 @@ check_sql_names <- function(names, call) {
 }
 
 # Options that were not passed are those of the training, without those of its label.
-table_columns <- function(fit, present, features, tensors, categories, call) {
-  features <- check_features(features, call = call) %||% fit$features
-  tensors <- check_tensors(tensors, call = call) %||% fit$tensors
-  categories <- check_categories(categories, call = call) %||% fit$categories
+table_columns <- function(fit, present, given, call) {
+  features <- check_features(given$features, "features", call) %||% fit$features
+  tensors <- check_tensors(given$tensors, "tensors", call) %||% fit$tensors
+  categories <- check_categories(given$categories, "categories", call) %||% fit$categories
   check_columns(unlist(features), present, "newdata", "a feature of the training", call)
   read <- unlist(features) %||% present
   columns <- list(
@@ -91,8 +81,8 @@ model_levels <- function(model, levels, call) {
   }
 }
 
-check_only_tables <- function(..., call = caller_env()) {
-  given <- names(Filter(Negate(is.null), list(...)))
+check_only_tables <- function(columns, call = caller_env()) {
+  given <- names(Filter(Negate(is.null), columns))
   if (length(given)) {
     abort_input(
       c(

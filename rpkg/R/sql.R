@@ -91,30 +91,10 @@ deploy_model <- function(
   check_string(name)
   call <- rlang::current_env()
   database <- open_database(con, "con", call)
-  asked <- check_question(
-    model,
-    check_table_name(table, con, call),
-    key,
-    features,
-    type,
-    levels,
-    call,
-    con
-  )
-  made <- call_python(
-    pybackend(call)$deploy_model,
-    database,
-    asked$model,
-    name,
-    table = asked$table,
-    key = asked$key,
-    features = asked$features,
-    type = type,
-    levels = asked$levels,
-    categories = asked$categories,
-    encode = asked$encode,
-    call = call
-  )
+  table <- check_table_name(table, con, call)
+  asked <- check_question(model, table, key, features, type, levels, call, con)
+  given <- list(database, asked$model, name, table = asked$table, call = call)
+  made <- do.call(call_python, c(list(pybackend(call)$deploy_model), given, asked$columns))
   list(
     name = made$name,
     version = made$version,
@@ -148,20 +128,14 @@ augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
   database <- open_database(con, "x", call)
   columns <- colnames(x)
   asked <- check_question(model, list("rows"), columns, features, type, levels, call, rows = x)
-  query <- call_python(
-    pybackend(call)$bridge$augment,
+  given <- list(
     database,
     asked$model,
     asked$sql %||% as.character(dbplyr::remote_query(x)),
-    asked$key,
-    columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$features))),
-    features = asked$features,
-    type = type,
-    levels = asked$levels,
-    categories = asked$categories,
-    encode = asked$encode,
+    columns = as.list(c(columns, if (!is.null(asked$sql)) unlist(asked$columns$features))),
     call = call
   )
+  query <- do.call(call_python, c(list(pybackend(call)$bridge$augment), given, asked$columns))
   scored <- dplyr::tbl(con, dplyr::sql(query))
   dplyr::group_by(scored, !!!rlang::syms(dplyr::group_vars(x)))
 }
@@ -189,20 +163,8 @@ to_sql <- function(
     dialect <- find_dialect(dialect, "dialect", call)
   }
   asked <- check_question(model, table, key, features, type, levels, call, con)
-  made <- call_python(
-    pybackend(call)$to_sql,
-    asked$model,
-    dialect,
-    table = asked$table,
-    key = asked$key,
-    features = asked$features,
-    type = type,
-    levels = asked$levels,
-    categories = asked$categories,
-    encode = asked$encode,
-    weights = weights,
-    call = call
-  )
+  given <- list(asked$model, dialect, table = asked$table, weights = weights, call = call)
+  made <- do.call(call_python, c(list(pybackend(call)$to_sql), given, asked$columns))
   described <- pybackend(call)$bridge$describe_sql(made)
   rows <- data.frame(part = as.character(described$part), place = as.integer(described$place))
   rows$numbers <- lapply(described$numbers, as.numeric)
@@ -268,15 +230,19 @@ check_question <- function(
     model = keras_model,
     table = if (is.null(prepared)) table else pybackend(call)$bridge$SourceQuery(prepared$sql),
     sql = prepared$sql,
-    key = as.list(key),
-    features = if (named) {
-      lapply(features, column_or_list)
-    } else {
-      pick(keras_model, as.list(features))
-    },
-    levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call),
-    categories = null_if_empty(lapply(categories, as.list)),
-    encode = null_if_empty(as.list(encode))
+    # The arguments that have the same names in all calls.
+    columns = list(
+      key = as.list(key),
+      features = if (named) {
+        lapply(features, column_or_list)
+      } else {
+        pick(keras_model, as.list(features))
+      },
+      type = type,
+      levels = as_list_or_null(levels) %||% model_levels(keras_model, known, call),
+      categories = null_if_empty(lapply(categories, as.list)),
+      encode = null_if_empty(as.list(encode))
+    )
   )
 }
 
