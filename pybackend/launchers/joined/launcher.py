@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import queue
+import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,18 +148,8 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
         group = CallGroup(call, AtItself(call, meeting))
-        others, inbox = _Others(call, meeting), Inbox(call.emit)
-
-        def give_up() -> str | None:
-            inbox.pass_on()
-            return others.give_up()
-
-        options = (None, server, give_up, notice, inbox.poll_order)
-        report, model = member.work(group, (), inbox, *options)
-        inbox.pass_on()
-        if group.error is not None:
-            raise group.error
-        report = _at_own_end(report, notice)
+        others = _Others(call, meeting)
+        report, model = _work(call, group, server, others.give_up, notice)
         reports = others.wait(report)
         results = _Results(tuple(reports), cast("AnyJob", group.job))
         contents = {_RESULTS: encode(results).encode()}
@@ -186,20 +177,12 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         client.start_beating(SHORTEST_SILENCE)
-
-        inbox = Inbox(call.emit)
+        group = CallGroup(call, AtTheFirst(call, client))
 
         def give_up() -> str | None:
-            inbox.pass_on()
             return f"{place.name(0)} ended the call" if client.has_ended else None
 
-        group = CallGroup(call, AtTheFirst(call, client))
-        options = (None, server, give_up, notice, inbox.poll_order)
-        report, _ = member.work(group, (), inbox, *options)
-        inbox.pass_on()
-        if group.error is not None:
-            raise group.error
-        report = _at_own_end(report, notice)
+        report, _ = _work(call, group, server, give_up, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:
             silent = describe_silence(0, _host(place, 0), find_silence(timeout))
@@ -213,10 +196,28 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         )
 
 
-def _at_own_end(report: WorkerReport, notice: Notice) -> WorkerReport:
-    if report.failure is None:
-        return report
-    return replace(report, failure=at_own_end(report.failure, notice))
+def _work(
+    call: JoinedCall,
+    group: CallGroup,
+    server: socket.socket,
+    give_up: Callable[[], str | None],
+    notice: Notice,
+) -> tuple[WorkerReport, tuple[str, bytes] | None]:
+    """Run this process's worker; return its report and model."""
+    inbox = Inbox(call.emit)
+
+    def look() -> str | None:
+        inbox.pass_on()
+        return give_up()
+
+    options = (None, server, look, notice, inbox.poll_order)
+    report, model = call.member.work(group, (), inbox, *options)
+    inbox.pass_on()
+    if group.error is not None:
+        raise group.error
+    if report.failure is not None:
+        report = replace(report, failure=at_own_end(report.failure, notice))
+    return report, model
 
 
 def _receive(
