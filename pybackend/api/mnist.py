@@ -127,6 +127,18 @@ def train_mnist(
     # Check the arguments before the images are searched, or even downloaded.
     make_job(TrainingJob, vars(call))
     check_whole_number("restarts", restarts, least=0)
+    digits = _find_digits(path, limit, verbose)
+    result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))
+    values = result.model.evaluate(
+        _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
+    )
+    metrics = {f"test_{name}": float(value) for name, value in values.items()}
+    say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
+    return replace(result, metrics=metrics)
+
+
+def _find_digits(path: str | Path | None, limit: int | None, verbose: int) -> Mnist:
+    """Return MNIST as `mnist` does, and show if Keras is needed for it, or if it is a subset."""
 
     def download() -> Digits | None:
         say("Loading Keras to read or download MNIST ...", verbose)
@@ -140,13 +152,7 @@ def train_mnist(
             "set TFDIST_MNIST to the path of an mnist.npz.",
             verbose,
         )
-    result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))
-    values = result.model.evaluate(
-        _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
-    )
-    metrics = {f"test_{name}": float(value) for name, value in values.items()}
-    say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
-    return replace(result, metrics=metrics)
+    return digits
 
 
 def _scaled(images: Any) -> Any:

@@ -47,7 +47,8 @@ def run_with_restarts(
         left.
     """
     show, checkpoint = printer(request.job.verbose), request.job.checkpoint
-    where = "the beginning" if checkpoint is None else "the newest checkpoint"
+    is_kept = checkpoint is not None
+    where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []
 
     def note(event: Event) -> None:
@@ -63,9 +64,7 @@ def run_with_restarts(
         try:
             return run()
         except (WorkerFailedError, ClusterError) as error:
-            is_loss = isinstance(error, WorkerFailedError) and error.is_loss(
-                is_kept=checkpoint is not None
-            )
+            is_loss = isinstance(error, WorkerFailedError) and error.is_loss(is_kept=is_kept)
             if not is_loss and (isinstance(error, WorkerFailedError) or number == 1):
                 raise
             lost = str(error).partition("\n")[0]

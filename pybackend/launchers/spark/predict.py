@@ -77,8 +77,6 @@ def add_predictions(
     ship_package(session)
     if is_connect(session):
         task = _send_model(task, session)
-    size = sum(map(len, task.files.values()))
-
     by_udf = has_arrow_udfs(session)
 
     def plan() -> Any:
@@ -89,7 +87,7 @@ def add_predictions(
         return scored.toDF(*types, *(field.name for field in added))
 
     with driver_python(session):
-        return ask(session, "a plan", plan, size)
+        return ask(session, "a plan", plan, sum(map(len, task.files.values())))
 
 
 def has_arrow_udfs(session: Any) -> bool:
