@@ -17,6 +17,7 @@ from pybackend.doctor.diagnosis import (
 from pybackend.doctor.machine import inspect_machine
 from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.arguments import counted
 from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
 from pybackend.r.function import ADVICE
 
@@ -80,8 +81,8 @@ def _report(workers: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
         verdict = f"not ready: {begin}, then probe again"
     else:
         reach = ", and each can reach all others" if len(workers) > 1 else ""
-        counted = f"{_count(len(workers), 'worker')} on {_count(len(found), 'host')}"
-        verdict = f"ready: {counted}{reach}"
+        size = f"{counted(len(workers), 'worker')} on {counted(len(found), 'host')}"
+        verdict = f"ready: {size}{reach}"
     return {"workers": workers, "hosts": found, "problems": wrong, "verdict": verdict}
 
 
@@ -124,24 +125,20 @@ def _machine(found: Mapping[str, Any]) -> list[str]:
     gpus = found["gpus"]
     names = ", ".join(dict.fromkeys(gpus))
     return [
-        _count(found["cores"], "core"),
+        counted(found["cores"], "core"),
         "unknown memory" if memory is None else f"{memory:g} GB of memory",
-        f"{_count(len(gpus), 'GPU')} ({names})" if gpus else "no GPU",
+        f"{counted(len(gpus), 'GPU')} ({names})" if gpus else "no GPU",
     ]
 
 
 def _reaching(there: Sequence[Mapping[str, Any]], workers: int) -> str:
-    slots = f"{_count(len(there), 'slot')} here"
+    slots = f"{counted(len(there), 'slot')} here"
     if workers == 1:
         return f"{slots}, the only one"
     cut_off = sum(not worker["reaches"] for worker in there)
     if cut_off == 0:
         return f"{slots}, which can reach all other workers"
     return f"{slots}, of which {cut_off} cannot reach all other workers"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _count_slots(session: Any, spark: Any) -> int:

@@ -30,7 +30,7 @@ from pybackend.feed.protocol import (
     read,
     read_rows,
 )
-from pybackend.job.codec import encode
+from pybackend.job.codec import encode_line
 from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import connect, split_address
 from pybackend.net.stream import Stream, wait_any
@@ -134,7 +134,7 @@ class Feeder:
                 contextlib.suppress(OSError, ValueError),
                 contextlib.closing(self._connect(rank)[0]) as stream,
             ):
-                stream.send_all(_line(message), _ANSWER_SECONDS)
+                stream.send_all(encode_line(message), _ANSWER_SECONDS)
                 read(stream, Done, seconds=_ANSWER_SECONDS)
                 count += 1
         return count == len(self.addresses)
@@ -147,7 +147,7 @@ class Feeder:
             try:
                 stream = self._connect(rank)[0]
                 with contextlib.closing(stream):
-                    stream.send_all(_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
+                    stream.send_all(encode_line(Asks(name, partition, attempt)), _ANSWER_SECONDS)
                     answer = read(stream, Known, Fails, seconds=_ANSWER_SECONDS)
             except (OSError, ValueError) as error:
                 lost.append(f"worker {rank} at {address} ({error})")
@@ -242,7 +242,7 @@ class _Conversation:
         """Send rows, as `write_batch` encodes them; return False if the worker wants no more."""
         self._moved = time.monotonic()  # computing the rows is not the worker's time
         self._sent += rows
-        return self._send(_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
+        return self._send(encode_line(RowsAhead(rows, len(content), *mark))) and self._send(content)
 
     def take_results(self) -> list[Any]:
         """Return the results that have arrived and have not been taken yet."""
@@ -254,7 +254,7 @@ class _Conversation:
     def finish(self) -> Iterator[Any]:
         """Signal the end of the rows, wait until they have been processed, and yield results."""
         self._moved = time.monotonic()
-        self._send(_line(Ends()))
+        self._send(encode_line(Ends()))
         while not self._has_ended:
             yield from self._results
             self._results = []
@@ -333,17 +333,13 @@ def _agree(begins: Begins, found: dict[int, tuple[Stream, int]]) -> int:
     while True:
         rank = min(found, key=lambda known: found[known][1])
         stream, feeds = found[rank]
-        stream.send_all(_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
+        stream.send_all(encode_line(replace(begins, feeds=feeds)), _ANSWER_SECONDS)
         answer = read(stream, Greets, Starts, Fails, seconds=_ANSWER_SECONDS)
         if isinstance(answer, Fails):
             raise ClusterError(answer.reason)
         if isinstance(answer, Starts):
             return rank
         found[rank] = stream, answer.feeds
-
-
-def _line(message: Any) -> bytes:
-    return encode(message).encode() + b"\n"
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import decode, encode_line
 from pybackend.net.stream import Stream
 
 PURPOSE = "feed"
@@ -146,7 +146,7 @@ class Fails:
 
 def write(stream: Stream, message: Any, content: Any = b"") -> None:
     """Send a message and its content, without a time limit for the other end."""
-    stream.send_all(encode(message).encode() + b"\n")
+    stream.send_all(encode_line(message))
     if len(content):
         stream.send_all(content)
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 from pybackend.errors import ClusterError, PeerLostError, TfdistError
 from pybackend.function.root import LONGEST, PURPOSE, Outbox, read_answer
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import decode, encode_line
 from pybackend.job.messages import End, FromPeer, FromRoot, NotShared, Returned, Share, Shared
 from pybackend.net.dialing import dial
 from pybackend.net.greeting import RejectedError, greet_as_client
@@ -172,4 +172,4 @@ class Peer:
 
     def _send(self, message: FromPeer) -> None:
         assert self._outbox is not None
-        self._outbox.put(encode(message).encode() + b"\n")
+        self._outbox.put(encode_line(message))

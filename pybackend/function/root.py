@@ -11,7 +11,7 @@ from functools import partial
 from typing import get_args
 
 from pybackend.errors import ClusterError, PeerLostError
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import decode, encode_line
 from pybackend.job.messages import End, FromPeer, FromRoot, NotShared, Share, Shared
 from pybackend.net.rendezvous import Acceptor, split_address
 from pybackend.net.stream import Stream, wait_any
@@ -192,7 +192,7 @@ class Root:
             answer = NotShared(f"worker {returned[0]} has returned")
         if answer is not None:
             waiting, self._waiting = self._waiting, {}
-            line = _line(answer) if waiting.keys() & self._outboxes.keys() else b""
+            line = encode_line(answer) if waiting.keys() & self._outboxes.keys() else b""
             for rank in waiting:
                 if outbox := self._outboxes.get(rank):
                     outbox.put(line)
@@ -208,11 +208,7 @@ class Root:
 
     def _send(self, rank: int, message: FromRoot) -> None:
         if outbox := self._outboxes.get(rank):
-            outbox.put(_line(message))
-
-
-def _line(message: FromRoot) -> bytes:
-    return encode(message).encode() + b"\n"
+            outbox.put(encode_line(message))
 
 
 def read_answer(answer: Shared | NotShared, hosts: Sequence[str]) -> list[str]:

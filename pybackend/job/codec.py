@@ -27,6 +27,11 @@ def encode(message: Any) -> str:
     return json.dumps(_pack(message))
 
 
+def encode_line(message: Any) -> bytes:
+    """Encode a dataclass as a line for a stream or pipe, with its line break."""
+    return encode(message).encode() + b"\n"
+
+
 def decode(text: str | bytes, *kinds: type[Message]) -> Message:
     """Decode the dataclass that `encode` wrote.
 

@@ -23,7 +23,7 @@ from typing import Any
 import pybackend
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure, Kind, printable
-from pybackend.job.codec import encode
+from pybackend.job.codec import encode_line
 from pybackend.job.job import TRAINED, Job
 from pybackend.job.messages import (
     Emit,
@@ -41,7 +41,7 @@ from pybackend.launchers.fork_server import popen, start_worker
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
-from pybackend.launchers.processes import StallWatch, end_marked
+from pybackend.launchers.processes import StallWatch, end_marked, signal_group
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.words import call_of, setting
@@ -180,7 +180,7 @@ class Child:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(encode(order).encode() + b"\n")
+            self._process.stdin.write(encode_line(order))
             self._process.stdin.flush()
         except BrokenPipeError:  # it died; its report or exit status has the reason
             pass
@@ -215,14 +215,14 @@ class Child:
             status = self._process.poll()
             if status is not None:
                 self._has_ended = True
-                self._end_group(signal.SIGKILL)
+                signal_group(self.pid, signal.SIGKILL)
                 return self._describe_end(status)
             self._oom.look()
             if used := memory.look():
-                self._end_group(signal.SIGKILL)  # its memory still grows
+                signal_group(self.pid, signal.SIGKILL)  # its memory still grows
                 return self._describe_excess(used)
             if reason := watch.look():
-                self._end_group(signal.SIGKILL)  # its peers wait until it has ended
+                signal_group(self.pid, signal.SIGKILL)  # its peers wait until it has ended
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
@@ -246,7 +246,7 @@ class Child:
         if not self._has_ended:  # else its PID may belong to another process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=2)
-            self._end_group(signal.SIGKILL)
+            signal_group(self.pid, signal.SIGKILL)
             # A process that waits for a frozen disk cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
@@ -326,10 +326,6 @@ class Child:
         self._log.append(text)
         if self.job.reports_lines:
             self._emit(PrintedLine(text, self.rank, self.host))
-
-    def _end_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # already ended
-            os.killpg(self.pid, number)
 
     def _describe_excess(self, used: int) -> Failure:
         limit = show_bytes(self.job.resources.bytes or 0)

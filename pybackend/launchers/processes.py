@@ -31,6 +31,12 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to a process group, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
 def when_orphaned(number: signal.Signals) -> Callable[[], None]:
     """Return a function that makes the system signal this process when its parent ends."""
     library = (

@@ -165,13 +165,13 @@ class SparkWriter(SqlWriter):
     def emit_softmax(self, softmax: ops.Softmax, size: int, x: str) -> str:
         powers = f"transform(r, x -> {self.words.fade('x - m')})"
         total = "aggregate(e, CAST(0 AS DOUBLE), (s, v) -> s + v)"
-        shares = _let("e", powers, _let("s", total, "transform(e, x -> x / s)"))
-        shares = _let("m", "array_max(r)", shares)
+        shares = let("e", powers, let("s", total, "transform(e, x -> x / s)"))
+        shares = let("m", "array_max(r)", shares)
         if softmax.count == size:
-            return _let("r", x, shares)
+            return let("r", x, shares)
         part = f"slice({x}, q * {softmax.count} + 1, {softmax.count})"
         last = size // softmax.count - 1
-        found = f"flatten(transform(sequence(0, {last}), q -> {_let('r', part, shares)}))"
+        found = f"flatten(transform(sequence(0, {last}), q -> {let('r', part, shares)}))"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
 
     def emit_lookup(self, lookup: ops.Lookup, size: int, x: str) -> str:
@@ -195,7 +195,7 @@ class SparkWriter(SqlWriter):
         if fold.keeps_all:  # the first state is the initial one
             part = f"slice(r, q * {fold.state} + 1, {fold.shown})"
             parts = f"flatten(transform(sequence(1, {fold.steps}), q -> {part}))"
-            found = _let("r", found, parts)
+            found = let("r", found, parts)
         elif fold.shown < fold.state:
             found = f"slice({found}, 1, {fold.shown})"
         return f"CASE WHEN {x} IS NOT NULL THEN {found} END"
@@ -221,7 +221,7 @@ class SparkWriter(SqlWriter):
             steps.append((names[node.name], value))
         body = names[graph.outputs[0]]
         for name, value in reversed(steps):
-            body = value if body == name else _let(name, value, body)
+            body = value if body == name else let(name, value, body)
         return body
 
     @staticmethod
@@ -237,6 +237,6 @@ def _names_once(operation: object) -> bool:
     return isinstance(operation, (ops.Map, ops.Scale, ops.Slope, ops.Combine, ops.Concatenate))
 
 
-def _let(name: str, value: str, body: str) -> str:
+def let(name: str, value: str, body: str) -> str:
     """Return an expression in which a name stands for a value that is computed once per row."""
     return f"element_at(transform(array({value}), {name} -> {body}), 1)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import decode, encode_line
 from pybackend.job.values import decode_value, encode_value
 from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import Acceptor, connect, listen, new_token
@@ -196,7 +196,7 @@ class Server:
             while line := stream.read_line(_LONGEST_LINE):
                 request = decode(line, ReservationRequest)
                 answer = ReservationAnswer(encode_value(self._answer(request)))
-                stream.send_all(encode(answer).encode() + b"\n", _SECONDS)
+                stream.send_all(encode_line(answer), _SECONDS)
                 if request.type == "STOP":
                     threading.Thread(target=self.stop, daemon=True).start()
 
@@ -263,7 +263,7 @@ class Client:
 
     def _request(self, kind: str, data: Any = None) -> Any:
         request = ReservationRequest(kind, encode_value(data))
-        self._stream.send_all(encode(request).encode() + b"\n", _SECONDS)
+        self._stream.send_all(encode_line(request), _SECONDS)
         line = self._stream.read_line(_LONGEST_LINE, _SECONDS)
         if not line:
             raise ConnectionError("the server closed the connection")

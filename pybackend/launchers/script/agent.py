@@ -18,6 +18,7 @@ from functools import partial
 from typing import IO, Any
 
 from pybackend.errors import ClusterError
+from pybackend.job.codec import encode_line
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.processes import (
     adopt_orphans,
@@ -25,6 +26,7 @@ from pybackend.launchers.processes import (
     end_descendants,
     read_main_thread,
     reap,
+    signal_group,
     when_orphaned,
 )
 from pybackend.launchers.script.messages import (
@@ -41,7 +43,6 @@ from pybackend.launchers.script.messages import (
     Stream,
     check_script,
     check_temporary,
-    line_of,
     own_python,
     read_order,
 )
@@ -95,14 +96,14 @@ class Agent:
             pass
         finally:
             for process in self._processes.values():
-                _signal_group(process, signal.SIGKILL)
+                signal_group(process.pid, signal.SIGKILL)
             end_descendants(_END_SECONDS)
 
     def _await(self, descriptor: int, handle: Callable[[], Any]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, handle)
 
     def _say(self, answer: Answer) -> None:
-        rest = memoryview(line_of(answer))
+        rest = memoryview(encode_line(answer))
         while rest:
             rest = rest[os.write(self._answers, rest) :]
 
@@ -240,7 +241,7 @@ class Agent:
         for process in self._processes.values():
             # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
             if order.signal in (signal.SIGINT, signal.SIGKILL):
-                _signal_group(process, order.signal)
+                signal_group(process.pid, order.signal)
             else:
                 process.send_signal(order.signal)
 
@@ -277,8 +278,3 @@ def _reached_address() -> str:
     if len(words) != 4:
         raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
     return words[2]
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)

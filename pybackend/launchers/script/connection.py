@@ -15,8 +15,10 @@ from importlib.resources import files
 from typing import IO
 
 from pybackend.errors import ClusterError
+from pybackend.job.codec import encode_line
 from pybackend.launchers.hosts.host_list import HostSlots
 from pybackend.launchers.hosts.ssh import Ssh, environment
+from pybackend.launchers.processes import signal_group
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import (
     LIBRARY,
@@ -30,7 +32,6 @@ from pybackend.launchers.script.messages import (
     Answer,
     CannotRun,
     Order,
-    line_of,
     read_answer,
 )
 
@@ -93,7 +94,7 @@ class AgentConnection:
 
     def send(self, order: Order) -> None:
         """Send an order; it is lost if the agent has disconnected, which `receive` detects."""
-        self.outbox.add(line_of(order))
+        self.outbox.add(encode_line(order))
 
     def receive(self) -> list[Answer]:
         """Wait for messages from the agent, and return them; set `is_lost` at the end."""
@@ -131,8 +132,7 @@ class AgentConnection:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.1, deadline - time.monotonic()))
         if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            signal_group(self.process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_KILL_SECONDS)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pybackend.errors import ClusterError, InputError
-from pybackend.job.codec import decode, encode
+from pybackend.job.codec import decode
 
 _INTERPRETERS = ("python", "python3", "Rscript", "R")
 # Neither Python nor R: these would fail with a syntax error of Python.
@@ -179,11 +179,6 @@ class Ended:
 
 Order = Prepare | StartRanks | Deliver
 Answer = Ready | Prepared | CannotRun | Printed | Ended
-
-
-def line_of(message: Order | Answer) -> bytes:
-    """Encode a message as a line."""
-    return encode(message).encode() + b"\n"
 
 
 def read_order(line: bytes) -> Order:
