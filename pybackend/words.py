@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
@@ -30,9 +30,9 @@ _FUNCTIONS = {
 _TERMS = {
     "(x, y)": "list(x, y)",
     "(x, y, sample_weight)": "list(x, y, sample_weight)",
-    "CategoricalCrossentropy": "loss_categorical_crossentropy()",
+    "CategoricalCrossentropy": "`loss_categorical_crossentropy()`",
     "DataFrame": "Spark table",
-    "SparseCategoricalCrossentropy": "loss_sparse_categorical_crossentropy()",
+    "SparseCategoricalCrossentropy": "`loss_sparse_categorical_crossentropy()`",
     "Spark DataFrame": "Spark table",
     "TrainResult": "tfdist_fit",
     "barrier_run": "barrier_apply",
@@ -106,9 +106,9 @@ def term(name: str) -> str:
 
 
 def one_of(*classes: str) -> str:
-    """Return "an Exchange or a Resources" or, in R, "made by exchange() or resources()"."""
+    """Return "an Exchange or a Resources" or, in R, "made by `exchange()` or `resources()`"."""
     if _language == "R":
-        return f"made by {listed(map(term, classes))}"
+        return f"made by {listed(f'`{term(name)}`' for name in classes)}"
     return listed(f"{'an' if name[0] in 'AEIOU' else 'a'} {name}" for name in classes)
 
 
@@ -139,23 +139,35 @@ def _show_in_r(value: Any) -> str:
     if isinstance(value, float):
         text = repr(float(value)).removesuffix(".0")
         return _NUMBERS.get(text, text)
+    if type(value) is tuple and all(one is None or type(one) is int for one in value):
+        return f"({', '.join(map(_size, value))})"  # a shape
     if type(value) in (list, tuple):
         return _show_items(value)
     if type(value) is dict:
-        return f"list({', '.join(f'{_name(key)} = {show(one)}' for key, one in value.items())})"
+        return f"list({', '.join(f'{_name(key)} = {_item(one)}' for key, one in value.items())})"
     if is_dataclass(value) and type(value).__name__ in _FUNCTIONS:
         given = {one.name: getattr(value, one.name) for one in fields(value)}
         return call_of(type(value).__name__, **given)
     return repr(value)
 
 
-def _show_items(values: Any) -> str:
-    """Show a list, or a tuple: one of whole numbers is a shape, where None means any length."""
-    if isinstance(values, tuple) and all(one is None or type(one) is int for one in values):
-        return f"({', '.join('NA' if one is None else str(one) for one in values)})"
-    kinds = {str if isinstance(one, Code) else type(one) for one in values}
-    is_vector = len(kinds) == 1 and kinds <= {str, int, float, bool}
-    return f"{'c' if is_vector else 'list'}({', '.join(map(show, values))})"
+def _show_items(values: Sequence[Any]) -> str:
+    kinds = {type(one) for one in values if not isinstance(one, Code)}
+    if not values or len(kinds) > 1 or not kinds <= {str, int, float, bool}:
+        return f"list({', '.join(map(_item, values))})"
+    if len(values) == 1 and values[0] is not REST:  # R has no single values
+        return show(values[0])
+    return f"c({', '.join(map(show, values))})"
+
+
+def _item(value: Any) -> str:
+    """Show a part of a list; a shape in it is a vector."""
+    is_shape = type(value) is tuple and {type(one) for one in value} <= {int, type(None)}
+    return _show_items([Code(_size(one)) for one in value]) if is_shape else show(value)
+
+
+def _size(size: int | None) -> str:
+    return "NA" if size is None else str(size)
 
 
 def _name(key: Any) -> str:

@@ -42,10 +42,10 @@ def check_seconds(name: str, value: Any) -> float:
     return number
 
 
-def check_positive(name: str, value: Any) -> float:
-    """Check that an argument is a positive number, which may be infinite."""
+def check_positive(name: str, value: Any, *, most: float = math.inf) -> float:
+    """Check that an argument is a positive number of at most `most`, by default also infinite."""
     number = as_number(value)
-    if number is None or math.isnan(number) or number <= 0:
+    if number is None or math.isnan(number) or not 0 < number <= most:
         raise InputError(f"`{name}` must be a positive number, not {show(value)}")
     return number
 

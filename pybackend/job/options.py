@@ -280,7 +280,7 @@ class LocalSteps:
         _set(
             self,
             steps=check_whole_number("steps", self.steps, least=2),
-            learning_rate=check_positive("learning_rate", self.learning_rate),
+            learning_rate=check_positive("learning_rate", self.learning_rate, most=1e300),
             momentum=check_fraction("momentum", self.momentum),
         )
         check_choice("compression", self.compression, choices=_COMPRESSIONS)

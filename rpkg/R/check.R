@@ -67,27 +67,6 @@ check_strings <- function(x, allow_null = FALSE, arg = caller_arg(x), call = cal
   invisible(x)
 }
 
-# Check that a string matches a regular expression, which `expected` describes in words.
-check_pattern <- function(
-  x,
-  pattern,
-  expected,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
-  fits <- (is.null(x) && allow_null) || (rlang::is_string(x) && grepl(pattern, x))
-  if (!fits) {
-    abort_expected(x, expected, allow_null, arg, call)
-  }
-  invisible(x)
-}
-
-# Text without line breaks, such as a path.
-check_line <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_pattern(x, "^[^[:cntrl:]]+$", "one line of text", TRUE, arg, call)
-}
-
 check_one_of <- function(
   x,
   choices,

@@ -45,9 +45,9 @@ checkpoint <- function(uri, every = "epoch", keep = 2, resume = FALSE) {
   check_string(uri)
   fields <- list(
     uri = expand_path(uri),
-    every = check_every(every),
-    keep = check_count(keep),
-    resume = check_flag(resume)
+    every = every,
+    keep = keep,
+    resume = resume
   )
   new_options(fields, "tfdist_checkpoint")
 }
@@ -80,16 +80,6 @@ load_checkpoint <- function(
 
 # Python does not expand `~`.
 expand_path <- function(uri) if (grepl("://", uri, fixed = TRUE)) uri else path.expand(uri)
-
-check_every <- function(x, arg = caller_arg(x), call = caller_env()) {
-  is_count <- is_number(x) && x >= 1 && x <= .Machine$integer.max && x == trunc(x)
-  is_text <- rlang::is_string(x) && grepl("^(epoch|[0-9]+([.][0-9]+)? ?(s|min|h))$", x)
-  if (!is_count && !is_text) {
-    expected <- "\"epoch\", a number of steps, or a time such as \"600s\", \"10min\" or \"1h\""
-    abort_expected(x, expected, FALSE, arg, call)
-  }
-  invisible(if (is_count) as.integer(x) else x)
-}
 
 # A folder stands for a checkpoint() with its defaults.
 check_checkpoint <- function(x, arg = caller_arg(x), call = caller_env()) {

@@ -19,14 +19,5 @@
 #' fit$workers_by_epoch
 #' }
 elastic <- function(workers = NULL, min = 1, max = NULL) {
-  fields <- list(
-    workers = check_count(workers, allow_null = TRUE),
-    min = check_count(min),
-    max = check_count(max, allow_null = TRUE)
-  )
-  most <- fields$max %||% Inf
-  if (fields$min > (fields$workers %||% most) || (fields$workers %||% fields$min) > most) {
-    abort_input("`workers` must be at least `min` and at most `max`.")
-  }
-  new_options(fields, "tfdist_elastic")
+  new_options(list(workers = workers, min = min, max = max), "tfdist_elastic")
 }

@@ -50,33 +50,10 @@ exchange <- function(
   encrypt = NULL,
   audit = TRUE
 ) {
-  check_one_of(transport, c("tcp", "tf"))
-  check_compression(compression)
-  check_one_of(loss_over, c("rows", "global batch"))
-  if (transport == "tf" && !is.null(compression)) {
-    abort_input(
-      c(
-        "`compression` works only with `transport = \"tcp\"`.",
-        i = "Leave out `compression`, or use `transport = \"tcp\"`."
-      )
-    )
-  }
-  check_flag(encrypt, allow_null = TRUE)
-  if (transport == "tf" && isTRUE(encrypt)) {
-    abort_input(
-      c(
-        "`encrypt = TRUE` works only with `transport = \"tcp\"`.",
-        i = "TensorFlow's own servers cannot encrypt. Use `transport = \"tcp\"`."
-      )
-    )
-  }
-  if (!identical(audit, "warn") && !rlang::is_bool(audit)) {
-    abort_input(sprintf("`audit` must be `TRUE`, `FALSE` or \"warn\", not %s.", describe(audit)))
-  }
   fields <- list(
     transport = transport,
     compression = compression,
-    bucket_mb = check_positive(bucket_mb, finite = FALSE),
+    bucket_mb = bucket_mb,
     loss_over = loss_over,
     encrypt = encrypt,
     audit = audit
@@ -94,15 +71,11 @@ local_steps <- function(
   encrypt = NULL
 ) {
   fields <- list(
-    steps = check_count(steps, min = 2L),
-    learning_rate = check_positive(learning_rate),
-    momentum = check_fraction(momentum),
-    compression = check_compression(compression),
-    encrypt = check_flag(encrypt, allow_null = TRUE)
+    steps = steps,
+    learning_rate = learning_rate,
+    momentum = momentum,
+    compression = compression,
+    encrypt = encrypt
   )
   new_options(fields, "tfdist_local_steps")
-}
-
-check_compression <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_one_of(x, c("fp16", "bf16"), allow_null = TRUE, arg = arg, call = call)
 }

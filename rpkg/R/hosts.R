@@ -37,108 +37,29 @@ hosts <- function(
   environment = NULL
 ) {
   check_dots_empty(...)
-  if (is.null(hosts) == is.null(hostfile)) {
-    abort_input("Give either `hosts`, e.g. `\"a:2,b:2\"`, or `hostfile`.")
-  }
   fields <- list(
-    hosts = check_hosts(hosts),
-    hostfile = check_hostfile(hostfile),
-    python = check_string(python, allow_null = TRUE),
-    ssh_options = check_ssh_options(ssh_options),
-    environment = check_environment(environment)
+    hosts = hosts,
+    hostfile = hostfile,
+    python = python,
+    # reticulate converts a vector of length one to a string.
+    ssh_options = as_list_or_null(ssh_options),
+    environment = as_list_or_null(environment)
   )
   new_launcher(fields, "hosts")
 }
 
-# `maker` is the name of the function in R and in Python. If Python is already running, it checks
-# what R does not check, such as the lines of a hostfile; otherwise at the launcher's first use.
+# `maker` is the name of the function in R and in Python, which checks the fields.
 new_launcher <- function(fields, maker, call = caller_env()) {
-  made <- new_options(fields, c(paste0("tfdist_", maker), "tfdist_launcher"))
-  if (!is.null(the$pybackend)) {
-    as_python_launcher(made, call)
-  }
-  made
+  new_options(fields, c(paste0("tfdist_", maker), "tfdist_launcher"), call)
 }
 
 as_python_launcher <- function(launcher, call = caller_env()) {
-  fields <- Filter(Negate(is.null), unclass(launcher))
-  # reticulate converts a vector of length one to a string.
-  fields$ssh_options <- if (!is.null(fields$ssh_options)) as.list(fields$ssh_options)
-  if (!is.null(fields$environment)) {
-    variables <- fields$environment
-    fields$environment <- reticulate::py_dict(as.list(names(variables)), as.list(variables))
-  }
   maker <- pybackend(call)[[sub("^tfdist_", "", class(launcher)[[1L]])]]
-  do.call(call_python, c(list(maker, call = call), fields))
+  do.call(call_python, c(list(maker, call = call), drop_null(unclass(launcher))))
 }
 
 has_spark <- function(route) !route$kind %in% c("local", "launcher")
 
 place_without_spark <- function(route) {
   if (route$kind == "local") "this machine without Spark" else "a launcher without Spark"
-}
-
-check_hosts <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_strings(x, allow_null = TRUE, arg = arg, call = call)
-  entries <- trimws(unlist(strsplit(as.character(x), ",", fixed = TRUE)))
-  user <- "([^@:[:space:]-][^@:[:space:]]*@)?"
-  host <- "(\\[[0-9A-Fa-f:.]+(%[[:alnum:]_]+)?\\]|[[:alnum:]_][[:alnum:]_.-]*)"
-  wrong <- entries[!grepl(paste0("^", user, host, "(:[1-9][0-9]*)?$"), entries)]
-  if (length(wrong) > 0L) {
-    abort_input(
-      c(
-        sprintf("`%s` lists %s, which is not a host.", arg, describe(wrong[[1L]])),
-        i = "Expected `name`, `name:slots`, `user@name:slots` or `[IPv6 address]:slots`."
-      ),
-      call = call
-    )
-  }
-  invisible(x)
-}
-
-check_hostfile <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_string(x, allow_null = TRUE, arg = arg, call = call)
-  if (!is.null(x) && !file.exists(x)) {
-    expected <- "Expected a file with a host per line: `a slots=2` or `a:2`."
-    abort_input(c(sprintf("`%s` does not exist: %s.", arg, x), i = expected), call = call)
-  }
-  invisible(x)
-}
-
-# ssh would read "-p 22" as the port " 22".
-check_ssh_options <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_strings(x, allow_null = TRUE, arg = arg, call = call)
-  joined <- grep("^-[A-Za-z][[:space:]]", x, value = TRUE)
-  if (length(joined) > 0L) {
-    option <- joined[[1L]]
-    words <- encodeString(c(substr(option, 1L, 2L), trimws(substring(option, 3L))), quote = "\"")
-    abort_input(
-      c(
-        sprintf("`%s` has %s, which must be two strings.", arg, describe(option)),
-        i = sprintf("Write `c(%s)`.", toString(words))
-      ),
-      call = call
-    )
-  }
-  invisible(x)
-}
-
-check_environment <- function(x, arg = caller_arg(x), call = caller_env()) {
-  found <- check_variables(x, arg = arg, call = call)
-  wrong <- grep("^[A-Za-z_][A-Za-z0-9_]*$", names(found), value = TRUE, invert = TRUE)
-  if (length(wrong) > 0L) {
-    abort_input(
-      sprintf("`%s` has %s, which is not the name of a variable.", arg, describe(wrong[[1L]])),
-      call = call
-    )
-  }
-  invisible(found)
-}
-
-check_variables <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_strings(unlist(x), allow_null = TRUE, arg = arg, call = call)
-  if (!is.null(x) && !rlang::is_named(x)) {
-    abort_expected(x, "a named vector of strings", TRUE, arg, call)
-  }
-  invisible(unlist(x))
 }

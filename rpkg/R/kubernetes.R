@@ -50,29 +50,24 @@ kubernetes <- function(
   patience = NULL
 ) {
   check_dots_empty(...)
-  if (!is.null(patience)) {
-    check_positive(patience, finite = FALSE)
-  }
   # A named list becomes a dict in Python.
   fields <- list(
-    image = check_word(image, allow_null = FALSE),
-    namespace = check_kubernetes_name(namespace, one_label = TRUE),
-    context = check_word(context),
-    cpus = check_cpu_quantity(cpus),
-    memory = check_memory_quantity(memory),
-    gpus = check_count(gpus, min = 0L, allow_null = TRUE),
-    node_selector = as_mapping(check_labels(node_selector)),
-    tolerations = check_tolerations(tolerations),
-    secrets = check_kubernetes_names(secrets),
-    service_account = check_kubernetes_name(service_account),
-    image_pull_secrets = check_kubernetes_names(image_pull_secrets),
-    time_limit = check_count(time_limit, allow_null = TRUE),
-    ttl = check_count(ttl, min = 0L, allow_null = TRUE),
-    python = check_word(python),
-    labels = as_mapping(check_labels(labels)),
+    image = image,
+    namespace = namespace,
+    context = context,
+    cpus = cpus,
+    memory = memory,
+    gpus = gpus,
+    node_selector = as_list_or_null(node_selector),
+    tolerations = tolerations,
+    secrets = secrets,
+    service_account = service_account,
+    image_pull_secrets = image_pull_secrets,
+    time_limit = time_limit,
+    ttl = ttl,
+    python = python,
+    labels = as_list_or_null(labels),
     patience = patience
   )
   new_launcher(fields, "kubernetes")
 }
-
-as_mapping <- function(x) if (!is.null(x)) as.list(x)

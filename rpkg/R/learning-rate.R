@@ -22,49 +22,18 @@
 #' barrier_train(sc, model, data, workers = 8, scale_lr = "linear")
 #' }
 scale_learning_rate <- function(rule = "linear", warmup_epochs = 0, decay = NULL) {
-  fields <- list(
-    rule = check_one_of(rule, scale_rules),
-    warmup_epochs = check_warmup(warmup_epochs),
-    decay = check_decay(decay)
-  )
+  # A named list becomes a dict in Python.
+  fields <- list(rule = rule, warmup_epochs = warmup_epochs, decay = as_list_or_null(decay))
   new_options(fields, "tfdist_scale_learning_rate")
 }
-
-scale_rules <- c("linear", "sqrt")
 
 check_scale_lr <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x) || inherits(x, "tfdist_scale_learning_rate")) {
     return(invisible(x))
   }
-  if (!rlang::is_string(x, scale_rules)) {
+  if (!rlang::is_string(x, c("linear", "sqrt"))) {
     expected <- "\"linear\", \"sqrt\" or made by `scale_learning_rate()`"
     abort_expected(x, expected, TRUE, arg, call)
   }
   invisible(scale_learning_rate(x))
-}
-
-check_warmup <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (!is_number(x) || !is.finite(x) || x < 0) {
-    abort_expected(x, "at least 0", FALSE, arg, call)
-  }
-  invisible(x)
-}
-
-# A list for Python, named by epochs.
-check_decay <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
-  multiples <- if (is.list(x) && all(vapply(x, is_number, NA))) unlist(x) else x
-  is_decay <- is.numeric(multiples) &&
-    length(multiples) > 0L &&
-    rlang::is_named(x) &&
-    !anyDuplicated(names(x)) &&
-    all(grepl("^[0-9]+$", names(x))) &&
-    all(is.finite(multiples) & multiples > 0)
-  if (!is_decay) {
-    expected <- "positive numbers named by epochs, such as `c(\"30\" = 0.1, \"60\" = 0.01)`"
-    abort_expected(x, expected, TRUE, arg, call)
-  }
-  invisible(as.list(multiples))
 }

@@ -1,6 +1,7 @@
 # The option objects exchange(), local_steps(), scale_learning_rate(), checkpoint(), resources(),
-# data_options(), elastic(), parameter_server(): classed lists that were checked when the object was
-# made. Each has a class of the same fields in Python.
+# data_options(), elastic(), parameter_server(): classed lists. Each has a class of the same fields
+# in Python, which checks them: when the object is made if Python is already running, otherwise at
+# its first use.
 
 python_option_classes <- c(
   tfdist_exchange = "Exchange",
@@ -13,8 +14,22 @@ python_option_classes <- c(
   tfdist_parameter_server = "ParameterServer"
 )
 
-new_options <- function(fields, class) {
-  structure(fields, class = c(class, "tfdist_options"))
+new_options <- function(fields, class, call = caller_env()) {
+  # Python has neither missing values, except NA in `tensors` for any length, nor a name twice.
+  for (name in setdiff(names(fields), "tensors")) {
+    value <- fields[[name]]
+    if (anyNA(unlist(value))) {
+      abort_input(sprintf("`%s` must not have missing values.", name), call = call)
+    }
+    if (!is.null(names(value)) && !has_unique_names(value)) {
+      abort_input(sprintf("`%s` must have a different name for each value.", name), call = call)
+    }
+  }
+  made <- structure(fields, class = c(class, "tfdist_options"))
+  if (!is.null(the$pybackend)) {
+    as_python_setting(made, call)
+  }
+  made
 }
 
 #' @export
@@ -48,7 +63,13 @@ check_options <- function(x, makers, arg = caller_arg(x), call = caller_env()) {
 }
 
 as_python_setting <- function(value, call) {
-  if (inherits(value, "tfdist_options")) as_python_options(value, call) else null_if_empty(value)
+  if (inherits(value, "tfdist_launcher")) {
+    as_python_launcher(value, call)
+  } else if (inherits(value, "tfdist_options")) {
+    as_python_options(value, call)
+  } else {
+    null_if_empty(value)
+  }
 }
 
 as_python_options <- function(options, call) {

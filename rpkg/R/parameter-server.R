@@ -20,5 +20,5 @@
 #' fit <- barrier_train(sc, model, data, workers = 4, exchange = parameter_server(servers = 2))
 #' }
 parameter_server <- function(servers = 1) {
-  new_options(list(servers = check_count(servers)), "tfdist_parameter_server")
+  new_options(list(servers = servers), "tfdist_parameter_server")
 }

@@ -21,20 +21,6 @@
 #' barrier_train(sc, model, data, workers = 8, resources = resources(cpus = 4, gpus = 1))
 #' }
 resources <- function(cpus = NULL, memory = NULL, gpus = NULL) {
-  fields <- list(
-    cpus = check_count(cpus, allow_null = TRUE),
-    memory = check_memory(memory),
-    gpus = check_count(gpus, min = 0L, allow_null = TRUE)
-  )
+  fields <- list(cpus = cpus, memory = memory, gpus = gpus)
   new_options(fields, "tfdist_resources")
-}
-
-check_memory <- function(x, arg = caller_arg(x), call = caller_env()) {
-  text <- "^\\s*[0-9]+([.][0-9]+)?\\s*[kmgtKMGT]?([iI]?[bB])?\\s*$"
-  is_text <- rlang::is_string(x) && grepl(text, x)
-  if (!is.null(x) && !is_text && !(is_number(x) && is.finite(x) && x >= 2^20)) {
-    expected <- "text such as \"4GB\", \"512MiB\" or \"4g\""
-    abort_expected(x, expected, TRUE, arg, call)
-  }
-  invisible(x)
 }

@@ -51,69 +51,18 @@ slurm <- function(
   patience = NULL
 ) {
   check_dots_empty(...)
-  if (!is.null(patience)) {
-    check_positive(patience, finite = FALSE)
-  }
   fields <- list(
-    partition = check_line(partition),
-    time = check_slurm_time(time),
-    nodes = check_count(nodes, allow_null = TRUE),
-    gpus = check_count(gpus, min = 0L, allow_null = TRUE),
-    cpus = check_count(cpus, allow_null = TRUE),
-    options = check_sbatch_options(options),
-    setup = check_string(setup, allow_null = TRUE),
-    folder = check_line(folder),
-    python = check_line(python),
-    address = check_string(address, allow_null = TRUE),
+    partition = partition,
+    time = time,
+    nodes = nodes,
+    gpus = gpus,
+    cpus = cpus,
+    options = as_list_or_null(options),
+    setup = setup,
+    folder = folder,
+    python = python,
+    address = address,
     patience = patience
   )
   new_launcher(fields, "slurm")
-}
-
-check_slurm_time <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.numeric(x)) {
-    return(check_count(x, arg = arg, call = call))
-  }
-  minutes <- "[0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?"
-  pattern <- sprintf("^(%s|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$", minutes)
-  expected <- "a whole number of minutes or text such as \"1:30:00\" or \"2-12:00\""
-  check_pattern(x, pattern, expected, TRUE, arg, call)
-}
-
-# Options that define the job: other arguments or tfdist set them.
-own_sbatch_options <- c(
-  "array",
-  "cpus-per-task",
-  "error",
-  "export",
-  "gpus-per-task",
-  "nodes",
-  "ntasks",
-  "output",
-  "partition",
-  "requeue",
-  "time",
-  "wrap"
-)
-
-check_sbatch_options <- function(x, arg = caller_arg(x), call = caller_env()) {
-  check_named_list(x, "a named list of sbatch's long options", arg, call)
-  for (name in names(x)) {
-    value <- x[[name]]
-    long <- gsub("_", "-", sub("^-+", "", name), fixed = TRUE)
-    if (!grepl("^[a-z][a-z-]+$", long) || long %in% own_sbatch_options) {
-      abort_input(
-        c(
-          sprintf("`%s` cannot have %s.", arg, encodeString(name, quote = "\"")),
-          i = "Use the other arguments, or a long option of sbatch such as \"account\"."
-        ),
-        call = call
-      )
-    }
-    if (!isTRUE(value) && !is_number(value)) {
-      expected <- "one line of text, a number, or `TRUE` for an option without a value"
-      check_pattern(value, "^[^[:cntrl:]]*$", expected, arg = paste0(arg, "$", name), call = call)
-    }
-  }
-  invisible(x)
 }

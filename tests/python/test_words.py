@@ -46,6 +46,9 @@ def in_r() -> Iterator[None]:
         ([1, "a"], "[1, 'a']", 'list(1, "a")'),
         ([None], "[None]", "list(NULL)"),
         ([], "[]", "list()"),
+        (["a"], "['a']", '"a"'),
+        (("uint8", (28, None)), "('uint8', (28, None))", 'list("uint8", c(28, NA))'),
+        ([(), (None,), ("a",)], "[(), (None,), ('a',)]", 'list(list(), NA, "a")'),
         (
             {"a": [1, 2], "b c": None},
             "{'a': [1, 2], 'b c': None}",
@@ -74,7 +77,7 @@ def test_the_pieces_of_a_message() -> None:
     assert setting(workers=2, every="epoch") == 'workers = 2, every = "epoch"'
     assert setting(exchange=call_of("LocalSteps", ...)) == "exchange = local_steps(...)"
     assert call_of("pybackend.Elastic", 4, min=2) == "elastic(4, min = 2)"
-    assert one_of("Exchange", "Elastic") == "made by exchange() or elastic()"
+    assert one_of("Exchange", "Elastic") == "made by `exchange()` or `elastic()`"
     assert row_number(3) == "row 4"
     assert install("cpu") == 'run `install_tfdist(extras = c("cpu", "cpu"))`'
     words.speak("Python")
@@ -99,18 +102,18 @@ def make(**arguments: Any) -> Job:
         ),
         (
             lambda: check_exchange([{"a": None}]),
-            "`exchange` must be made by exchange(), local_steps() or parameter_server(), e.g. "
-            'exchange(loss_over = "global batch"), not list(list(a = NULL))',
+            "`exchange` must be made by `exchange()`, `local_steps()` or `parameter_server()`, "
+            'e.g. exchange(loss_over = "global batch"), not list(list(a = NULL))',
         ),
         (
             lambda: check_scale_lr("None=True"),
-            '`scale_lr` must be NULL, "linear", "sqrt" or made by scale_learning_rate(), e.g. '
+            '`scale_lr` must be NULL, "linear", "sqrt" or made by `scale_learning_rate()`, e.g. '
             'scale_learning_rate("linear", warmup_epochs = 5), not "None=True"',
         ),
         (
             lambda: make(class_weight=["Checkpoint(...)"]),
             '`class_weight` must map classes to weights, e.g. list("0" = 1, "1" = 5), not '
-            'c("Checkpoint(...)")',
+            '"Checkpoint(...)"',
         ),
         (
             lambda: make(scale_lr="linear", exchange=pybackend.LocalSteps(4)),

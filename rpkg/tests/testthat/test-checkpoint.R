@@ -1,4 +1,5 @@
 test_that("checkpoints are checked when they are named", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     checkpoint(1)
     checkpoint("run", every = "weekly")

@@ -1,4 +1,5 @@
 test_that("bad ways to exchange are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     exchange(transport = "udp")
     exchange(compression = "zip")

@@ -1,4 +1,5 @@
-test_that("lists of hosts are checked before Python is used", {
+test_that("wrong lists of hosts are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     hosts("a:2,b:two")
     hosts()

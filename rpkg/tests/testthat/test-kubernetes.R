@@ -1,4 +1,5 @@
-test_that("what is asked of Kubernetes is checked before Python is used", {
+test_that("wrong settings of Kubernetes are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     kubernetes(1)
     kubernetes("x", labels = "unnamed")
@@ -9,37 +10,6 @@ test_that("what is asked of Kubernetes is checked before Python is used", {
     kubernetes("x", secrets = "S3 keys")
     kubernetes("x", tolerations = list(list(keys = "gpu")))
   })
-})
-
-test_that("Python refuses what R refuses, and takes the rest", {
-  skip_if_no_pybackend()
-  python <- pybackend()$kubernetes
-  wrong <- list(
-    image = list("two words", ""),
-    namespace = list("a.b", strrep("a", 64)),
-    cpus = list(0, "0m", "4x"),
-    memory = list("8", "8Gb"),
-    gpus = list(-1, 0.5),
-    time_limit = list(0),
-    service_account = list("-a"),
-    node_selector = list(list(pool = "a b"), list("a b" = "c")),
-    patience = list(0)
-  )
-  for (name in names(wrong)) {
-    for (value in wrong[[name]]) {
-      given <- utils::modifyList(list(image = "x"), rlang::set_names(list(value), name))
-      expect_error(do.call(kubernetes, given), class = "tfdist_error_input", info = name)
-      expect_error(
-        do.call(call_python, c(python, given)),
-        class = "tfdist_error_input",
-        info = name
-      )
-    }
-  }
-  for (cpus in list(4, 0.5, "500m", "2")) {
-    expect_no_error(kubernetes("x", cpus = cpus))
-  }
-  expect_no_error(kubernetes("x", memory = "1.5Gi", node_selector = c("x.io/pool" = "gpu-1")))
 })
 
 test_that("Python takes what R has made", {

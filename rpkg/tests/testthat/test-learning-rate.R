@@ -1,4 +1,5 @@
 test_that("bad ways to scale the learning rate are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     scale_learning_rate("cubic")
     scale_learning_rate("sqrt", warmup_epochs = -1)

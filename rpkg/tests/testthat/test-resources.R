@@ -1,4 +1,5 @@
 test_that("resources are checked when they are named", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     resources(cpus = 0)
     resources(memory = "lots")

@@ -1,4 +1,5 @@
-test_that("what is asked of Slurm is checked before Python is used", {
+test_that("wrong settings of Slurm are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     slurm(nodes = 0)
     slurm("gpu", "2:00:00")
@@ -10,18 +11,6 @@ test_that("what is asked of Slurm is checked before Python is used", {
     slurm(partition = "a\nb")
   })
   expect_error(slurm(patience = -1), class = "tfdist_error_input")
-})
-
-test_that("Python refuses what R refuses", {
-  skip_if_no_pybackend()
-  refuses <- function(...) {
-    expect_error(call_python(pybackend()$slurm, ...), class = "tfdist_error_input")
-    expect_error(slurm(...), class = "tfdist_error_input")
-  }
-  refuses(time = "bad")
-  for (name in own_sbatch_options) {
-    refuses(options = rlang::set_names(list("1"), name))
-  }
 })
 
 test_that("Python takes what R has made", {

@@ -19,7 +19,6 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", class_weight = c(1, 2))
     barrier_train("local", made, iris, label = "Species", class_weight = c(rose = 2))
     barrier_train("local", made, iris, label = "Species", exchange = "tcp")
-    barrier_train("local", made, iris, label = "Species", exchange = exchange("udp"))
     barrier_train("local", made, iris, label = "Species", data_options = list(in_memory = TRUE))
     barrier_train("local", made, iris, label = "Species", initial_epoch = -1)
     barrier_train("local", made, iris, label = "Species", validation_split = 1)
