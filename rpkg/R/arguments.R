@@ -141,15 +141,5 @@ check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {
 
 # A path or URI that workers write to. It becomes absolute: their working directory differs.
 check_model_uri <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x)) {
-    return(NULL)
-  }
-  check_string(x, arg = arg, call = call)
-  if (!grepl("\\.(h5|keras)$", x)) {
-    abort_input(
-      sprintf("`%s` must end in .h5 or .keras, but is %s.", arg, describe(x)),
-      call = call
-    )
-  }
-  absolute_path(x)
+  if (!is.null(x)) absolute_path(check_string(x, arg = arg, call = call))
 }

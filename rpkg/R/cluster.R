@@ -30,12 +30,8 @@ make_tf_config <- function(
   ps = NULL,
   evaluator = NULL
 ) {
-  check_addresses(workers)
   index <- check_count(index, min = 0L, allow_null = TRUE)
   check_one_of(role, c("worker", "chief", "ps", "evaluator"))
-  check_addresses(chief, allow_null = TRUE)
-  check_addresses(ps, allow_null = TRUE)
-  check_addresses(evaluator, allow_null = TRUE)
   named <- list(
     role = role,
     chief = as_single(chief),
@@ -48,21 +44,6 @@ make_tf_config <- function(
   }
   backend <- pybackend()
   do.call(call_python, c(list(backend$make_tf_config), arguments, named))
-}
-
-check_addresses <- function(
-  x,
-  allow_null = FALSE,
-  arg = caller_arg(x),
-  call = caller_env()
-) {
-  if (is.list(x) && !is_python(x) && all(vapply(x, rlang::is_string, NA))) {
-    x <- unlist(x)
-  }
-  is_absent <- is.null(x) && allow_null
-  if (!is_absent && !(is.character(x) && length(x) > 0L && !anyNA(x))) {
-    abort_expected(x, "addresses such as \"10.0.0.1:2222\"", allow_null, arg, call)
-  }
 }
 
 # A list, because reticulate turns a vector of length one into a string.

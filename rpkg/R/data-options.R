@@ -45,7 +45,7 @@ data_options <- function(
   fields <- list(
     tensors = check_tensors(tensors),
     categories = check_categories(categories),
-    tfrecord_spec = check_tfrecord_spec(tfrecord_spec),
+    tfrecord_spec = as_list_or_null(tfrecord_spec),
     encode = check_encode(encode),
     repartition = check_flag(repartition),
     in_memory = check_flag(in_memory)
@@ -56,7 +56,6 @@ data_options <- function(
 as_python_data_options <- function(fields) {
   fields$tensors <- lapply(fields$tensors, as_python_tensor)
   fields$categories <- lapply(fields$categories, as.list)
-  fields$tfrecord_spec <- as.list(fields$tfrecord_spec)
   if (!is.null(names(fields$encode))) {
     fields$encode <- as.list(fields$encode)
   }
@@ -134,21 +133,6 @@ as_comparable_values <- function(values) {
   } else {
     as.vector(values)
   }
-}
-
-check_tfrecord_spec <- function(x, arg = caller_arg(x), call = caller_env()) {
-  if (is.null(x)) {
-    return(invisible(NULL))
-  }
-  type <- "^(int64|float32|bytes|string)(\\[\\])?$"
-  if (!is.character(x) || !has_unique_names(x) || !all(grepl(type, x))) {
-    expected <- paste(
-      "a named vector of \"int64\", \"float32\", \"bytes\" or \"string\", followed by \"[]\" for",
-      "lists"
-    )
-    abort_expected(x, expected, TRUE, arg, call)
-  }
-  invisible(x)
 }
 
 check_named_list <- function(x, expected, arg, call) {

@@ -19,7 +19,7 @@
 #' dim(digits$x_train)
 #' image(t(digits$x_train[1, 28:1, ]), col = grey.colors(255), main = digits$y_train[1])
 mnist <- function(path = NULL, limit = NULL) {
-  check_mnist_path(path)
+  check_string(path, allow_null = TRUE)
   limit <- check_count(limit, allow_null = TRUE)
   backend <- pybackend()
   found <- call_python(backend$mnist, path, limit = limit)
@@ -41,19 +41,6 @@ mnist <- function(path = NULL, limit = NULL) {
 }
 
 as_plain_labels <- function(y) as.integer(as.vector(y))
-
-check_mnist_path <- function(path, arg = caller_arg(path), call = caller_env()) {
-  check_string(path, allow_null = TRUE, arg = arg, call = call)
-  if (!is.null(path) && !file.exists(path)) {
-    abort_input(
-      c(
-        sprintf("`%s` does not exist: %s.", arg, path),
-        i = "Leave it out to let tfdist look for the images."
-      ),
-      call = call
-    )
-  }
-}
 
 #' Train a first network on MNIST
 #'
@@ -89,7 +76,7 @@ train_mnist <- function(
 ) {
   check_dots_empty(...)
   route <- check_sc(sc)
-  check_mnist_path(path)
+  check_string(path, allow_null = TRUE)
   settings <- check_arguments(
     c(
       c("workers", "epochs", "batch_size", "limit", "seed", "resources"),

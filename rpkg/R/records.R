@@ -83,14 +83,13 @@ read_tfrecords <- function(sc, path, ..., tfrecord_spec = NULL) {
   check_dots_empty(...)
   route <- check_spark(sc)
   path <- absolute_path(check_string(path))
-  check_tfrecord_spec(tfrecord_spec)
 
   backend <- pybackend()
   frame <- call_python(
     backend$read_tfrecords,
     open_session(route),
     path,
-    tfrecord_spec = if (!is.null(tfrecord_spec)) as.list(tfrecord_spec)
+    tfrecord_spec = as_list_or_null(tfrecord_spec)
   )
   if (route$kind == "python") {
     return(frame)

@@ -46,7 +46,7 @@ read_columns <- function(data, options, call) {
   if (!is_paths(data)) {
     return(NULL)
   }
-  spec <- as_list_or_null(options$tfrecord_spec)
+  spec <- options$tfrecord_spec
   path <- check_data_path(data, "data", call)
   as.character(unlist(call_python(pybackend(call)$bridge$list_columns, path, spec, call = call)))
 }

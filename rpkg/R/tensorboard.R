@@ -57,21 +57,11 @@ board_folder <- function(x, call = caller_env()) {
 
 # TRUE, or the folder or URI to write to.
 check_tensorboard <- function(x, arg = caller_arg(x), call = caller_env()) {
-  is_place <- rlang::is_string(x) && nzchar(x)
-  if (!is.null(x) && !rlang::is_bool(x) && !is_place) {
+  if (is.null(x) || rlang::is_bool(x)) {
+    return(invisible(x))
+  }
+  if (!rlang::is_string(x) || !nzchar(x)) {
     abort_expected(x, "`NULL`, `TRUE`, a folder or a URI", FALSE, arg, call)
   }
-  if (is_place) {
-    x <- absolute_path(x)
-    if (file.exists(x) && !dir.exists(x)) {
-      abort_input(
-        c(
-          sprintf("`%s` is a file: %s.", arg, x),
-          i = "Name a folder."
-        ),
-        call = call
-      )
-    }
-  }
-  invisible(x)
+  absolute_path(x)
 }

@@ -188,7 +188,7 @@
 #' keras3's `fit()`. `tfruns::ls_runs()` lists them.
 #'
 #' @section Errors:
-#' Invalid arguments raise an error immediately, before Python or a cluster is used. See
+#' Invalid arguments raise an error immediately, before a cluster is used. See
 #' [tfdist_error] for the classes of errors and their fields.
 #'
 #' @seealso [train_mnist()] for a complete first run, [predict.tfdist_fit()], [write_model()];

@@ -1,4 +1,5 @@
-test_that("arguments are checked before Python is used", {
+test_that("wrong arguments are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     make_tf_config(8080)
     make_tf_config(character())

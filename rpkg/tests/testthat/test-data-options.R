@@ -19,6 +19,7 @@ test_that("shapes and values are sent in Python's form", {
 })
 
 test_that("bad data options are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     data_options(tensors = c(image = "uint8"))
     data_options(tensors = list(image = "uint8"))

@@ -1,4 +1,5 @@
-test_that("arguments are checked before Python is used", {
+test_that("wrong arguments are errors", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     join_workers(8080, 0)
     join_workers(c("a:1", "b:1"), -1)

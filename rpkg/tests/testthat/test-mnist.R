@@ -1,4 +1,5 @@
 test_that("a path that does not exist is named", {
+  skip_if_no_pybackend()
   expect_snapshot(error = TRUE, {
     mnist("no/such/mnist.npz")
     mnist(limit = 0)

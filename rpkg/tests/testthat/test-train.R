@@ -23,7 +23,6 @@ test_that("bad arguments are errors before Python is used", {
     barrier_train("local", made, iris, label = "Species", initial_epoch = -1)
     barrier_train("local", made, iris, label = "Species", validation_split = 1)
     barrier_train("local", made, iris, label = "Species", validation_freq = 0)
-    barrier_train("local", made, iris, label = "Species", model_uri = "model.rds")
     barrier_train("local", made, iris, label = "Species", features = list("Sepal.Width"))
     barrier_train("local", made, iris, label = "Species", weight = "n")
     barrier_train("local", made, iris, label = "Species", exchange = 3)
