@@ -97,10 +97,10 @@ for (kind in names(connections)) {
       named <- dplyr::mutate(rows, Species = "setosa")
       expect_error(
         augment_sql(named, model, c(features[1:3], "Species")),
-        "'Species', which has type",
+        '"Species", which has type',
         class = "tfdist_error_input"
       )
-      expect_error(augment_sql(dplyr::select(rows, id), model, features), "it has 'id'")
+      expect_error(augment_sql(dplyr::select(rows, id), model, features), 'it has "id"')
     })
   })
 }
@@ -337,7 +337,7 @@ test_that("wrong arguments are named before anything is made", {
     expect_error(deploy_model(1, model, "x", "flowers", "id", features), "DuckDB", class = input)
     expect_error(deploy_model("db", model, "x", "flowers", "id"), "dbConnect", class = input)
     absent <- replace(features, 2, "absent")
-    expect_error(augment_sql(dplyr::tbl(con, "flowers"), model, absent), "'absent'", class = input)
+    expect_error(augment_sql(dplyr::tbl(con, "flowers"), model, absent), '"absent"', class = input)
     expect_error(to_sql(model, "mysql", "flowers", "id", features), "duckdb", class = input)
     expect_error(augment_sql(iris, model, features), "dbplyr", class = input)
     expect_error(undeploy_model(con, "x", version = 0), "version", class = input)
