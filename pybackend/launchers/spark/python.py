@@ -24,6 +24,10 @@ from pybackend.launchers.spark.slots import is_one_machine
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
 
+# `addPyFile` clears Python's cache of archives, which fails in two threads at once.
+_shipping = threading.Lock()
+
+
 def ship_package(session: Any) -> None:
     """Make ``import pybackend`` on the executors load the driver's version."""
     archive = _pack_package(_digest(read_sources()))
@@ -41,8 +45,10 @@ def ship_package(session: Any) -> None:
 
     # Executors fetch it at any time while the context lives: so it is in the folder that Spark
     # removes with the context.
-    shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
-    if name not in shipped:
+    with _shipping:
+        shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
+        if name in shipped:
+            return
         root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
         path = Path(root) / "tfdist" / name
         path.parent.mkdir(exist_ok=True)
