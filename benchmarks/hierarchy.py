@@ -21,7 +21,7 @@ import numpy as np
 from bench_scale import paced
 from page import table, write_sections
 
-from pybackend.collective import join_mesh
+from pybackend.collective import Mesh, join_mesh
 from pybackend.net.rendezvous import new_token, split_address
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "python"))
@@ -37,6 +37,8 @@ ROUTES = {"one ring": "ring", "memory and connections": "shared"}
 _GBIT = (1, 10)
 _CONNECTIONS = {"plain": False, "encrypted": None}
 _PORT = 2222
+_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+_COLUMNS = [*(f"ms, {size}" for size in BYTES), "sent per byte"]
 
 
 def measure(rounds: int) -> dict[str, Table]:
@@ -51,8 +53,8 @@ def measure(rounds: int) -> dict[str, Table]:
             for route, figures in times.items():
                 found.setdefault(f"{gbit} Gbit/s, {sent}, {shape}, {route}", []).append(figures)
     rows = {
-        row: {f"ms, {size}": float(np.median([t[size] for t in times])) * 1e3 for size in BYTES}
-        for row, times in found.items()
+        row: {column: float(np.median([times[column] for times in turns])) for column in _COLUMNS}
+        for row, turns in found.items()
     }
     write_sections({"Hosts with several ranks": list(_section(rows))})
     return {"all-reduce over hosts, by ranks per host": rows}
@@ -61,7 +63,7 @@ def measure(rounds: int) -> dict[str, Table]:
 def run_ranks(
     hosts: Sequence[Host], ranks: int, encrypt: bool | None
 ) -> dict[str, Mapping[str, float]]:
-    """Run some ranks on each host; return seconds by route and size: the slowest rank's."""
+    """Run some ranks on each host; return the columns by route, of the slowest rank."""
     places = [host for host in hosts for _ in range(ranks)]
     peers = [f"{host.address}:{_PORT + rank}" for rank, host in enumerate(places)]
     token = new_token()
@@ -88,13 +90,13 @@ def run_ranks(
             process.kill()
             process.wait()
     return {
-        name: {size: max(times[route][size] for times in shown) for size in BYTES}
+        name: {column: max(figures[route][column] for figures in shown) for column in _COLUMNS}
         for name, route in list(ROUTES.items())[: min(ranks, 2)]
     }
 
 
 def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any:
-    """Return the medians of one rank, with the routes in turn."""
+    """Return the columns of one rank by route; the routes take turns."""
     server = socket.create_server(split_address(peers[rank]))
     print("listens", flush=True)
     sys.stdin.readline()
@@ -110,8 +112,20 @@ def member(rank: int, encrypt: bool | None, token: str, peers: list[str]) -> Any
                 mesh.all_reduce(buffer)
                 seconds[route].append(time.perf_counter() - began)
         for route, times in seconds.items():
-            found[route][size] = float(np.median(times[1:]))
+            found[route][f"ms, {size}"] = float(np.median(times[1:])) * 1e3
+    for route in ROUTES.values():
+        mesh.algorithm = route  # type: ignore[assignment]
+        found[route]["sent per byte"] = count_sent(mesh, buffer) / buffer.nbytes
     return found
+
+
+def count_sent(mesh: Mesh, buffer: Any) -> int:
+    """Return how many bytes this host sends for an all-reduce."""
+    mesh.all_reduce(np.zeros(1))
+    before = int(_SENT.read_text())
+    mesh.all_reduce(buffer)
+    mesh.all_reduce(np.zeros(1))
+    return int(_SENT.read_text()) - before
 
 
 def _section(rows: Table) -> Iterator[str]:
@@ -119,13 +133,15 @@ def _section(rows: Table) -> Iterator[str]:
     yield f"namespaces, so all ranks share {os.cpu_count()} cores, also to encrypt. `tbf` limits"
     yield "the rate of their links. With memory, each rank sums one part on its host and sums it"
     yield "with the other hosts, which is what tfdist does if hosts have several ranks."
-    yield "Milliseconds of an all-reduce (median, float32, slowest rank):"
+    yield "Milliseconds of an all-reduce (median, float32, slowest rank), and bytes that a host"
+    yield "sends per byte of the buffer, with all headers:"
     yield ""
+    shown = [(column, 1 if column.startswith("ms") else 2) for column in _COLUMNS]
     lines = [
-        [*row.split(", "), *(f"{times[f'ms, {size}']:.1f}" for size in BYTES)]
-        for row, times in rows.items()
+        [*row.split(", "), *(f"{figures[column]:.{digits}f}" for column, digits in shown)]
+        for row, figures in rows.items()
     ]
-    yield from table(["link", "connections", "ranks", "route", *BYTES], lines, texts=4)
+    yield from table(["link", "connections", "ranks", "route", *_COLUMNS], lines, texts=4)
 
 
 if __name__ == "__main__":
