@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import subprocess
@@ -31,6 +32,7 @@ def sums(members: list[Any], count: int = 100_003) -> None:
 
 def list_open() -> list[str]:
     """Return the files of this process that are shared memory, open or mapped."""
+    gc.collect()  # tracebacks of earlier tests may refer to their memory
     found = Path("/proc/self/maps").read_text().splitlines()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # of the folder itself
