@@ -53,22 +53,6 @@ check_workers <- function(x, arg, call) {
   check_count(x, allow_null = TRUE, arg = arg, call = call)
 }
 
-check_epochs <- function(settings, call = caller_env()) {
-  if (settings$initial_epoch >= settings$epochs) {
-    abort_input(
-      c(
-        sprintf(
-          "`initial_epoch` is %d, so no epoch is left of `epochs = %d`.",
-          settings$initial_epoch,
-          settings$epochs
-        ),
-        i = "`epochs` is the number of the last epoch, as in Keras: make it larger."
-      ),
-      call = call
-    )
-  }
-}
-
 # A number of epochs, or the numbers of the epochs that end with a validation.
 check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   # A fit stores the epochs as a list.
@@ -82,23 +66,16 @@ check_validation_freq <- function(x, arg = caller_arg(x), call = caller_env()) {
   invisible(if (length(x) == 1L) as.integer(x) else as.list(as.integer(x)))
 }
 
-# Counts of workers by role, as a list for Python, which checks their combinations.
+# Counts of workers by role, as a list for Python, which checks the names and combinations.
 check_roles <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.null(x)) {
     return(invisible(NULL))
   }
-  known <- c("chief", "worker", "ps", "evaluator")
   counts <- unlist(x)
   is_count <- length(counts) == length(x) && is.numeric(counts)
   is_count <- is_count && rlang::is_integerish(counts, finite = TRUE)
   if (!is_count || !rlang::is_named(x) || any(counts < 0) || anyDuplicated(names(x))) {
     abort_expected(x, "counts of workers by role, e.g. `c(chief = 1, worker = 2)`", TRUE, arg, call)
-  }
-  if (length(unknown <- setdiff(names(x), known))) {
-    abort_input(
-      sprintf("`%s` has \"%s\"; the roles are %s.", arg, unknown[[1]], toString(known)),
-      call = call
-    )
   }
   invisible(as.list(counts))
 }

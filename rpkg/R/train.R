@@ -361,7 +361,6 @@ prepare_training <- function(frame = caller_env()) {
   columns$weight <- columns$weight %||% columns$preparation$weight
   settings <- complete_settings(check_arguments(training_settings, frame), model)
   settings["seed"] <- list(settings$seed %||% draw_seed(route))
-  check_epochs(settings, call = frame)
   check_can_prepare(columns$preparation, args$data, "data", frame)
   data <- check_data(args$data, columns, route, arg = "data", call = frame)
   check_shuffled(data, args$shuffle, call = frame)

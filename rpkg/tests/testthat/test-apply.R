@@ -8,7 +8,6 @@ test_that("wrong arguments are errors before anything is started", {
     barrier_apply("local", function(ctx) 1, packages = 3)
     barrier_apply("local", function(ctx) 1, roles = 3)
     barrier_apply("local", function(ctx) 1, roles = c(chief = 0.5))
-    barrier_apply("local", function(ctx) 1, roles = list(master = 1, worker = 2))
     barrier_apply("local", function(ctx) 1, verbose = 3)
     barrier_apply("local", function(ctx) 1, data = 1:3)
     barrier_apply("local", function(ctx) 1, data = list(1:3))

@@ -49,7 +49,6 @@ test_that("wrong combinations of arguments are errors before Python is used", {
   weighted <- list(as.matrix(iris[1:4]), iris$Species, rep(1, 150))
   table <- structure(list(), class = c("tbl_spark", "tbl_sql", "tbl_lazy", "tbl"))
   expect_snapshot(error = TRUE, {
-    barrier_train("local", made, iris, label = "Species", epochs = 2, initial_epoch = 2)
     barrier_train(
       "local",
       made,
