@@ -237,7 +237,7 @@ def _to_dense(matrix: Any, key: str, floatx: str, name: str) -> Array:
     size = math.prod(matrix.shape) * dtype.itemsize
     if size > MOST_DENSE_BYTES:
         raise InputError(
-            f"`{key}` of `{name}` is a sparse matrix of shape {matrix.shape}, which "
+            f"`{key}` of `{name}` is a sparse matrix of shape {show(matrix.shape)}, which "
             f"takes {size / 2**30:.1f} GiB as the dense array that training needs (the limit "
             f"is {MOST_DENSE_BYTES >> 30}): write dense rows to Parquet files in parts, or pass a "
             "function that makes each worker's batches"

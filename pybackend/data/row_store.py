@@ -85,9 +85,9 @@ class RowStoreWriter:
         for key, column in columns.items():
             if not isinstance(column, Ragged) and Kind.of(column) != self.kinds[key]:
                 raise InputError(
-                    f"rows of {show(key)} have shape {column.shape[1:]} and type {column.dtype}, "
-                    f"but earlier rows have {self.kinds[key].shape} and {self.kinds[key].dtype}: "
-                    "all rows must match (pad them to the same length)"
+                    f"rows of {show(key)} have shape {show(column.shape[1:])} and type "
+                    f"{column.dtype}, but earlier rows have {show(self.kinds[key].shape)} and "
+                    f"{self.kinds[key].dtype}: all rows must match (pad them to the same length)"
                 )
         fields: dict[str, Array] = {}
         with naming_full_disk(self._folder, "rows"):

@@ -145,8 +145,8 @@ def _check_weights(weights: Any, shape: tuple[int | None, ...], name: str) -> No
     if len(shape) != 1 or not isinstance(weights, np.ndarray) or weights.size == len(weights):
         return
     raise InputError(
-        f"`{name}` has sample weights of shape {weights.shape[1:]} per row, but the loss of the "
-        "model is one number per row: pass one weight for each row"
+        f"`{name}` has sample weights of shape {show(weights.shape[1:])} per row, but the loss of "
+        "the model is one number per row: pass one weight for each row"
     )
 
 

@@ -18,7 +18,7 @@ new_options <- function(fields, class, call = caller_env()) {
   # Python has neither missing values, except NA in `tensors` for any length, nor a name twice.
   for (name in setdiff(names(fields), "tensors")) {
     value <- fields[[name]]
-    if (anyNA(unlist(value))) {
+    if ((is.atomic(value) || is.list(value)) && anyNA(unlist(value))) {
       abort_input(sprintf("`%s` must not have missing values.", name), call = call)
     }
     if (!is.null(names(value)) && !has_unique_names(value)) {
