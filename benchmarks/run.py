@@ -34,6 +34,7 @@ import particles
 import recovery
 import returning
 import scaling
+import shards
 import simulate
 import single
 import soak
@@ -52,6 +53,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "large": lambda rounds: {
         "step, 49 million parameters, 2 workers x 1 thread": large.measure(rounds)
     },
+    "shards": shards.measure,
     "audit": audit.measure,
     "checkpoints": checkpoints.measure,
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},

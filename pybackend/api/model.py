@@ -99,13 +99,15 @@ def check_custom_objects(custom_objects: Any) -> None:
             )
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Check that callbacks are Keras callbacks."""
+def check_callbacks(callbacks: Sequence[Any], job: ModelJob) -> None:
+    """Check that callbacks are Keras callbacks, and that the job supports them."""
     # If there is a valid callback, Keras is loaded already.
     if "keras" in sys.modules:
-        from pybackend.model.callbacks import check_callbacks
+        from pybackend.model.callbacks import check_callbacks, check_sharded_callbacks
 
         check_callbacks(callbacks)
+        if job.shards_optimizer:
+            check_sharded_callbacks(callbacks)
     elif callbacks:
         raise InputError(describe_stranger(callbacks[0]))
 

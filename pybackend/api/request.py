@@ -134,7 +134,7 @@ def prepare(
     observers, callbacks = split_observers(
         call.callbacks if isinstance(call, TrainingCall) else None
     )
-    check_callbacks(callbacks)
+    check_callbacks(callbacks, job)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))

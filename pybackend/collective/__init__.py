@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,12 @@ class Collective(Protocol):
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Replace a contiguous 1-D buffer with its sum over all ranks, bit-identical on all."""
 
+    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Replace this rank's part of a 1-D buffer with its sum; ``ends`` has all parts' ends."""
+
+    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Fill the other ranks' parts of a 1-D buffer with the data of these ranks."""
+
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's contiguous array, in rank order; first dimensions may differ."""
 
@@ -64,6 +71,12 @@ class Alone:
 
     def all_reduce(self, buffer: Array, codec: Compression | None = None) -> None:
         """Leave the buffer unchanged: with one rank, it already is the sum."""
+
+    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Leave the buffer unchanged."""
+
+    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Leave the buffer unchanged."""
 
     def all_gather(self, part: Array) -> list[Array]:
         """Return the only array."""

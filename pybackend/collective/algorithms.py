@@ -106,6 +106,30 @@ class Ring:
         ready = len(segments[0])
         call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
 
+    def reduce_scatter(
+        self, call: Call, buffer: Array, parts: Sequence[slice], scratch: Array
+    ) -> None:
+        """Sum this rank's part in place: the first half of `all_reduce`, with parts of any size.
+
+        The other parts of the buffer then have partial sums.
+        """
+        step = CHUNK // buffer.itemsize
+        # A rank completes the last segment that it receives, which is its own part.
+        order = [parts[(self.rank - turn - 1) % self.world_size] for turn in range(self.world_size)]
+        segments = [_split(part.start, part.stop, step) for part in order]
+        summed = list(chain(*segments[1:]))
+        received = scratch.view(buffer.dtype)
+
+        def add(index: int) -> None:
+            part = buffer[summed[index]]
+            np.add(part, received[: len(part)], out=part)
+
+        zeros = (_move_to_zero(span) for span in summed)
+        incoming = _slice_views(scratch.data, buffer.itemsize, zeros)
+        outgoing = _slice_views(view_bytes(buffer), buffer.itemsize, chain(*segments[:-1]))
+        ready = len(segments[0])
+        call.flow(self.after, outgoing, self.before, incoming, ready=ready, arrived=add)
+
     def all_reduce_coded(
         self, call: Call, buffer: Array, scratch: Array, codec: Compression, residual: Array
     ) -> None:
@@ -172,12 +196,16 @@ class Ring:
         for turn in range(size):
             k = (self.rank - turn) % size
             start, stop = length * k // size, length * (k + 1) // size
-            segments.append([slice(at, min(at + step, stop)) for at in range(start, stop, step)])
+            segments.append(_split(start, stop, step))
         return segments
 
 
 def _slice_views(raw: memoryview, itemsize: int, spans: Iterable[slice]) -> list[memoryview]:
     return [raw[span.start * itemsize : span.stop * itemsize] for span in spans]
+
+
+def _split(start: int, stop: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
 
 
 def _move_to_zero(span: slice) -> slice:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -94,6 +95,18 @@ class HostSum:
         is_across = layout.hosts > 1 and bool(layout.across)
         self._across = _Subgroup.of(layout.across, rank, links) if is_across else None
 
+    def reduce_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Sum this rank's part of a 1-D buffer in place; only for ranks of one host."""
+        self._memory.reduce_parts(partial(self._meet, call), buffer, parts)
+
+    def gather_parts(self, call: Call, buffer: Array, parts: Sequence[slice]) -> None:
+        """Fill the parts of the other ranks; only for ranks of one host."""
+        self._memory.gather_parts(partial(self._meet, call), buffer, parts)
+
+    def _meet(self, call: Call) -> None:
+        nothing = np.empty(0, np.uint8)
+        self._local.double(call, nothing, nothing)
+
     def all_reduce(
         self,
         call: Call,
@@ -113,11 +126,7 @@ class HostSum:
         codec
             Compression of what is sent between hosts; with one host, there is nothing to compress.
         """
-
-        def meet() -> None:
-            nothing = np.empty(0, np.uint8)
-            self._local.double(call, nothing, nothing)
-
+        meet = partial(self._meet, call)
         if self.layout.hosts == 1:
             self._memory.all_reduce(meet, buffer)
             return

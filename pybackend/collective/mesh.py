@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -128,6 +128,50 @@ class Mesh:
                 self._ring.all_reduce_coded(call, buffer, self._scratch_of(CHUNK), codec, residual)
             else:
                 self._ring.all_reduce(call, buffer, self._scratch_of(CHUNK))
+
+    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Replace this rank's part of a contiguous 1-D buffer with its sum over all ranks.
+
+        The other parts are undefined afterwards. The terms have the same order as in `all_reduce`,
+        except on a ring.
+
+        Parameters
+        ----------
+        ends
+            Where each rank's part ends, in elements; the first begins at 0.
+        """
+        _check(buffer)
+        parts, detail = _cut_at(ends)
+        algorithm = self._choose_sum(buffer.nbytes, buffer.nbytes, False)
+        if algorithm == "shared" and not self._is_one_host:
+            algorithm = self._choose(buffer.nbytes, buffer.nbytes)
+        call = self._call(b"s", buffer.dtype, buffer.nbytes, detail)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if algorithm == "shared":
+                assert self.shared is not None
+                self.shared.reduce_parts(call, buffer, parts)
+            elif algorithm == "doubling":
+                self._double(call, buffer)
+            else:
+                self._ring.reduce_scatter(call, buffer, parts, self._scratch_of(CHUNK))
+
+    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Fill the other ranks' parts of a contiguous 1-D buffer with the data of these ranks.
+
+        ``ends`` is as in `reduce_scatter`; together, the two send as much as an `all_reduce`.
+        """
+        _check(buffer)
+        parts, detail = _cut_at(ends)
+        call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
+        if self.shared is not None and self._is_one_host and buffer.nbytes > CHUNK:
+            self.shared.gather_parts(call, buffer, parts)
+        elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
+            self._ring.all_gather(call, [buffer[part] for part in parts])
+        else:
+            raw, own = buffer.view(np.uint8), parts[self.rank]
+            raw[: own.start * buffer.itemsize] = 0
+            raw[own.stop * buffer.itemsize :] = 0
+            self._double(call, raw)
 
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's array, in rank order.
@@ -260,6 +304,10 @@ class Mesh:
     def _sum_by_doubling(self, buffer: Array) -> None:
         self._double(self._call(b"+", buffer.dtype, buffer.nbytes), buffer)
 
+    @property
+    def _is_one_host(self) -> bool:
+        return self.shared is not None and self.shared.layout.hosts == 1
+
     def _double(self, call: Call, buffer: Array) -> None:
         scratch = self._scratch_of(buffer.nbytes)
         algorithms.all_reduce(call, self.links, self.rank, self.world_size, buffer, scratch)
@@ -299,3 +347,9 @@ def _check(buffer: Array) -> None:
     # reshape() would silently copy any other array, and the sum would be lost.
     if not buffer.flags.c_contiguous or buffer.ndim == 0:
         raise InputError("a collective needs a contiguous array with at least one dimension")
+
+
+def _cut_at(ends: Sequence[int]) -> tuple[list[slice], int]:
+    """Return the ranks' parts of a buffer, and a number for the header that differs if they do."""
+    parts = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return parts, zlib.crc32(repr([*map(int, ends)]).encode()) >> 1

@@ -11,7 +11,7 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -115,6 +115,45 @@ class SharedMemory:
         usable = slots.shape[1] // dtype.itemsize * dtype.itemsize
         return [slot[:usable].view(dtype) for slot in slots]
 
+    def reduce_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        """Sum this rank's part in place, in the order of the ranks; the rest is unchanged.
+
+        Parameters
+        ----------
+        parts
+            The elements of each rank.
+        """
+        for start, slots in self._take_slots(buffer):
+            chunk = buffer[start : start + len(slots[0])]
+            slots[self._rank][:] = chunk
+            meet()
+            own = _overlap(parts[self._rank], start, len(chunk))
+            total = chunk[own]
+            np.add(slots[0][own], slots[1][own], out=total)
+            for slot in slots[2:]:
+                np.add(total, slot[own], out=total)
+
+    def gather_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
+        """Fill the parts of all other ranks with the data of these ranks."""
+        for start, slots in self._take_slots(buffer):
+            chunk = buffer[start : start + len(slots[0])]
+            spans = [_overlap(part, start, len(chunk)) for part in parts]
+            own = spans[self._rank]
+            slots[self._rank][own] = chunk[own]
+            meet()
+            for rank, span in enumerate(spans):
+                if rank != self._rank:
+                    chunk[span] = slots[rank][span]
+
+    def _take_slots(self, buffer: Array) -> Iterator[tuple[int, list[Array]]]:
+        """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
+        step = self._slots.shape[2] // buffer.itemsize
+        for start in range(0, len(buffer) or 1, step):
+            size = min(step, len(buffer) - start) * buffer.itemsize
+            slots = [slot[:size].view(buffer.dtype) for slot in self._slots[self._turn]]
+            self._turn = 1 - self._turn
+            yield start, slots
+
     def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
         """Let each rank sum one part of a buffer, which the others then copy."""
         spans = [_find_part(len(part), len(slots), rank) for rank in range(len(slots))]
@@ -148,6 +187,12 @@ def _split_parts(length: int, parts: int, step: int) -> Iterator[list[slice]]:
             slice(min(part.start + at, part.stop), min(part.start + at + step, part.stop))
             for part in whole
         ]
+
+
+def _overlap(part: slice, start: int, size: int) -> slice:
+    """Return where a part of the buffer lies in a chunk of it; an empty slice if it does not."""
+    first, last = (min(max(end - start, 0), size) for end in (part.start, part.stop))
+    return slice(first, last)
 
 
 def offer_memory(world_size: int, until: ExitStack) -> tuple[bytes, mmap.mmap | None]:

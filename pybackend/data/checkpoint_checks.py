@@ -35,6 +35,8 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
     # The number of parameter servers may change.
     exchange = ParameterServer() if job.is_asynchronous else job.exchange
     described["exchange"] = json.loads(encode(exchange))
+    # A checkpoint has the whole state of the optimizer.
+    described["exchange"].pop("shard_optimizer", None)
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]

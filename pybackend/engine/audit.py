@@ -382,6 +382,8 @@ class Auditor:
             )
         if len(window.steps) > _MOST_STEPS:
             return f"more than {_MOST_STEPS} steps are executed together"
+        if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
+            return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
         if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
             return (

@@ -24,6 +24,7 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
+from pybackend.engine.shards import ShardedUpdate, Shards
 from pybackend.engine.split import SplitStep
 from pybackend.engine.statistics import GlobalStatistics
 from pybackend.engine.step_clock import Arrivals, StepClock
@@ -61,6 +62,8 @@ class GradientExchange:
         The values that are computed from the rows of the global batch.
     clock
         Records how long exchanges delay the steps.
+    shards
+        Parts of the optimizer's state; None: each worker has the whole state.
 
     Attributes
     ----------
@@ -86,6 +89,7 @@ class GradientExchange:
         graph: GraphExchange | None = None,
         over: OverBatch = NOTHING,
         clock: StepClock | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self._model = model
         clock = clock or StepClock(Arrivals())
@@ -126,9 +130,16 @@ class GradientExchange:
         self.is_repeatable = graph is None  # TensorFlow's collectives need a graph
         self.is_split = bool(model.jit_compile)
         self.is_compressed = settings.compression is not None
+        parts = shards.parts if shards else None
         self._host = HostExchange(
-            collective, position, settings, self._micro_steps, knows_totals, clock
+            collective, position, settings, self._micro_steps, knows_totals, clock, parts
         )
+        self.shards = shards
+        self._sharded: ShardedUpdate | None = None
+        if shards is not None:
+            self._sharded = ShardedUpdate(
+                model, shards, self._host, self._calls, self._sum, self._micro_steps
+            )
         self.agreement: Any = graph.agreement if graph else self._host.agreement
 
     @contextmanager
@@ -144,6 +155,8 @@ class GradientExchange:
             stack.enter_context(self._global_batch.install())
             stack.enter_context(self._means.install())
             stack.enter_context(self._statistics.install())
+            if self._sharded is not None:
+                stack.enter_context(self._sharded.install())
             if self._shares_loss:
                 shared = self._wrap_scale(optimizer.scale_loss)
                 stack.enter_context(override(optimizer, "scale_loss", shared))
@@ -212,6 +225,16 @@ class GradientExchange:
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
         return self._global_batch.variables
+
+    @property
+    def variables_of_others(self) -> Sequence[Any]:
+        """Trainable variables that only other workers update."""
+        return self._sharded.shards.others if self._sharded else ()
+
+    @property
+    def needs_others_in_each_step(self) -> bool:
+        """True if each step needs weights that other workers updated in the previous one."""
+        return self._sharded is not None and self._sharded.sends_always
 
     def begin_training(self) -> None:
         """Read the optimizer's call count, which a callback may have restored."""
@@ -292,6 +315,8 @@ class GradientExchange:
             Variables of these gradients; None for all trainable variables.
         weight, loss
             Scalars: this worker's weight in the means, e.g. its number of rows, and its mean loss.
+
+        If the optimizer's state is in parts, the dense means of other workers' variables are None.
         """
         self._kinds = [self._classify(gradient) for gradient in gradients]
         dense = [n for n, kind in enumerate(self._kinds) if kind == "dense"]
@@ -309,20 +334,32 @@ class GradientExchange:
         with self._calls.next():  # a step that applies twice exchanges twice
             parts = [part for pair in slices for part in pair]
             shared = [self._is_shared(gradients[n], variables[n]) for n in sparse]
-            means = self._exchange(tensors, parts, shared, weight, loss, anchor)
+            owners = self._find_owners([variables[n] for n in dense])
+            means = self._exchange(tensors, parts, shared, weight, loss, anchor, owners)
         self._calls.end(means)
-        result = list(gradients)
-        for n, tensor, mean in zip(dense, tensors, means, strict=False):
-            mean.set_shape(tensor.shape)
+        result: list[Any] = [None] * len(gradients)
+        own = [n for n in dense if self._needs(variables[n])]
+        types = {n: tensor.dtype for n, tensor in zip(dense, tensors, strict=True)}
+        for n, mean in zip(own, means, strict=False):
+            mean.set_shape(variables[n].shape)
             # One process adds up in half precision, and overflows there.
             is_half = self._shares_loss and id(variables[n]) in self._half
             mean = tf.cast(mean, tf.float16) if is_half else mean
-            result[n] = tf.cast(mean, tensor.dtype)
+            result[n] = tf.cast(mean, types[n])
         for n, indices, values in zip(
-            sparse, means[len(dense) :: 2], means[len(dense) + 1 :: 2], strict=True
+            sparse, means[len(own) :: 2], means[len(own) + 1 :: 2], strict=True
         ):
             result[n] = _make_slices(indices, values, variables[n].shape)
         return result
+
+    def _needs(self, variable: Any) -> bool:
+        return self._sharded is None or self._sharded.shards.owns(variable)
+
+    def _find_owners(self, variables: Sequence[Any]) -> list[int]:
+        """Return the rank that updates each variable; nothing if each rank updates all."""
+        if self._sharded is None:
+            return []
+        return [self._sharded.shards.owners[id(variable)] for variable in variables]
 
     def _is_shared(self, gradient: Any, variable: Any) -> bool:
         if self._knows_shared and gradient.indices.shape[0] is not None:
@@ -352,6 +389,7 @@ class GradientExchange:
         weight: Any,
         loss: Any,
         anchor: Any,
+        owners: Sequence[int],
     ) -> list[Any]:
         # Half precision cannot represent a sum weighted by rows: it is exchanged as float32.
         wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
@@ -362,7 +400,7 @@ class GradientExchange:
         if self._graph is not None:
             return self._graph.average(dense, weight)
         number = self._calls.count_exchange()
-        return self._host.average(dense, slices, shared, weight, loss, anchor, number)
+        return self._host.average(dense, slices, shared, weight, loss, anchor, number, owners)
 
     def _undo_share(self, gradient: Any) -> Any:
         """Return the gradient of a worker's mean loss, given that of its share of the loss."""
@@ -418,6 +456,9 @@ class GradientExchange:
                     "`apply` needs the variables for an optimizer that was not passed to "
                     "compile(): apply(gradients, variables)"
                 )
+            if self._is_paused and self._sharded is not None:
+                every = self._list(trainable_variables)
+                return self._sharded.apply_alone(apply, list(grads), every)
             if self._is_paused:
                 return apply(grads, trainable_variables)
             variables = None if trainable_variables is None else list(trainable_variables)
@@ -425,7 +466,7 @@ class GradientExchange:
             means = self.average(list(grads), weight, loss, variables)
             kinds = self._kinds
             self._calls.record(lambda: self._apply_zeros(apply, kinds, variables))
-            return apply(means, variables)
+            return self._apply_means(apply, means, variables)
 
         return averaging_apply
 
@@ -433,8 +474,17 @@ class GradientExchange:
         """Apply zero gradients to the variables of a step with rows, on a worker without rows."""
         zeros = self.make_zeros(kinds, variables)
         share, self._share = self._share, None
-        apply(self.average(zeros, 0.0, 0.0, variables), variables)
+        self._apply_means(apply, self.average(zeros, 0.0, 0.0, variables), variables)
         self._share = share
+
+    def _apply_means(self, apply: Callable[..., Any], means: list[Any], variables: Any) -> Any:
+        if self._sharded is None:
+            return apply(means, variables)
+        present = [kind is not None for kind in self._kinds]
+        return self._sharded.apply(apply, means, present, self._list(variables))
+
+    def _list(self, variables: Any) -> list[Any]:
+        return list(self._model.trainable_variables if variables is None else variables)
 
 
 def count_accumulated_steps(optimizer: Any) -> int:

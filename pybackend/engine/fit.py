@@ -101,6 +101,8 @@ def fit(
             history = _fit_from(lifecycle.start, model, feed, listed, options)
     except tf.errors.OpError as error:
         raise synchronizer.error or error from None
+    if synchronizer.shards is not None:
+        synchronizer.shards.restore_whole()
     return dict(history), sync.steps_done, auditor
 
 

@@ -39,12 +39,19 @@ class Layout:
         pass reaches them first.
     ranges
         Elements of the buffer that each bucket covers; the last one also covers the tail.
+    owners
+        Rank that needs each mean; empty if all ranks need all means.
+    ends
+        For each bucket, where the part of each rank ends, in elements from the bucket's start;
+        empty without ``owners``.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     spans: tuple[slice, ...]
     buckets: tuple[tuple[int, ...], ...]
     ranges: tuple[slice, ...]
+    owners: tuple[int, ...] = ()
+    ends: tuple[tuple[int, ...], ...] = ()
 
     @property
     def size(self) -> int:
@@ -52,35 +59,56 @@ class Layout:
         return int(self.ranges[-1].stop)
 
     @classmethod
-    def of(cls, shapes: Sequence[tuple[int, ...]], itemsize: int, bucket_bytes: float) -> Layout:
-        """Lay out gradients of these shapes in buckets of at least ``bucket_bytes``."""
+    def of(
+        cls,
+        shapes: Sequence[tuple[int, ...]],
+        itemsize: int,
+        bucket_bytes: float,
+        owners: Sequence[int] = (),
+        ranks: int = 1,
+    ) -> Layout:
+        """Lay out gradients of these shapes in buckets of at least ``bucket_bytes``.
+
+        With ``owners``, each bucket has the gradients of rank 0 first, then those of rank 1, etc.
+        """
         step = ALIGNMENT // itemsize
-        spans: dict[int, slice] = {}
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        padded = [-(-size // step) * step for size in sizes]
         buckets: list[list[int]] = [[]]
-        starts = [0]
-        end = 0
         for number in reversed(range(len(shapes))):
-            if buckets[-1] and (end - starts[-1]) * itemsize >= bucket_bytes:
+            if buckets[-1] and sum(padded[n] for n in buckets[-1]) * itemsize >= bucket_bytes:
                 buckets.append([])
-                starts.append(end)
-            size = int(np.prod(shapes[number], dtype=np.int64))
-            spans[number] = slice(end, end + size)
             buckets[-1].append(number)
-            end += -(-size // step) * step
-        ends = [*starts[1:], end + TAIL]
+        spans: dict[int, slice] = {}
+        starts, ends, end = [], [], 0
+        for bucket in buckets:
+            if owners:
+                bucket.sort(key=lambda number: owners[number])
+                parts = [sum(padded[n] for n in bucket if owners[n] == r) for r in range(ranks)]
+                ends.append(tuple(np.cumsum(parts).tolist()))
+            starts.append(end)
+            for number in bucket:
+                spans[number] = slice(end, end + sizes[number])
+                end += padded[number]
         return cls(
             tuple(tuple(shape) for shape in shapes),
             tuple(spans[number] for number in range(len(shapes))),
             tuple(tuple(bucket) for bucket in buckets),
-            tuple(slice(a, b) for a, b in zip(starts, ends, strict=True)),
+            tuple(slice(a, b) for a, b in zip(starts, [*starts[1:], end + TAIL], strict=True)),
+            tuple(owners),
+            tuple(ends),
         )
+
+    def list_needed(self, rank: int) -> list[int]:
+        """Return the indices of the gradients whose means a rank needs."""
+        return [n for n in range(len(self.shapes)) if not self.owners or self.owners[n] == rank]
 
 
 Array = npt.NDArray[Any]
 
 
 class Buffers:
-    """Buffers of one size, aligned so that TensorFlow can use them without copying.
+    """Buffers of at most one size, aligned so that TensorFlow can use them without copying.
 
     TensorFlow may retain an array, even as the value of a variable: a buffer is reused only when
     nothing else refers to it. New memory would have to be cleared by the system at every step.
@@ -93,22 +121,22 @@ class Buffers:
         self._made: list[Array] = []
         self._unused = 0
 
-    def take(self) -> Array:
-        """Return a buffer with arbitrary content, except for zeros between the gradients."""
+    def take(self, size: int) -> Array:
+        """Return a buffer with the content of an earlier use, or zeros."""
         for number in range(len(self._made)):
             if self._count_references(number) == self._unused:
-                return self._align(self._made[number])
+                return self._align(self._made[number], size)
         self._made.append(np.zeros(self._size + self._spare, self._dtype))
         self._unused = self._count_references(-1)
-        return self._align(self._made[-1])
+        return self._align(self._made[-1], size)
 
     def _count_references(self, number: int) -> int:
         """Count the references to a buffer: views of it, and a fixed number of our own."""
         return sys.getrefcount(self._made[number])
 
-    def _align(self, raw: Array) -> Array:
+    def _align(self, raw: Array, size: int) -> Array:
         skip = -raw.ctypes.data % ALIGNMENT // self._dtype.itemsize
-        return raw[skip : skip + self._size]
+        return raw[skip : skip + size]
 
 
 class BucketSender:
@@ -200,7 +228,9 @@ class FlatExchange:
         Gradients are divided by it before they are summed, so that the sum has the size of a mean.
         It is the mean if this equals the actual total.
     compression
-        ``"fp16"`` or ``"bf16"`` on the wire, or None.
+        ``"fp16"`` or ``"bf16"`` on the wire, or None; None if the layout has owners.
+    buffers
+        Buffers that are also used for something else between two exchanges; None: own ones.
     """
 
     def __init__(
@@ -212,6 +242,7 @@ class FlatExchange:
         *,
         nominal: Callable[[], float],
         compression: Literal["fp16", "bf16"] | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self.layout = layout
         self._collective = collective
@@ -223,7 +254,8 @@ class FlatExchange:
         has_several = len(layout.buckets) > 1
         self._sender = BucketSender(len(layout.buckets), self._sum) if has_several else None
         self._pending: Array | None = None
-        self._buffers = Buffers(layout.size, self._dtype)
+        self._buffers = buffers or Buffers(layout.size, self._dtype)
+        self._needed = layout.list_needed(collective.rank)
         self.mean_loss = 0.0
         """Mean loss of the global batch at the last step."""
 
@@ -237,6 +269,8 @@ class FlatExchange:
     def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array]) -> Means:
         """Return the mean of each array over the total weight of all workers, and that total.
 
+        If the layout has owners, only the means that this rank needs are returned.
+
         Parameters
         ----------
         weight
@@ -244,7 +278,7 @@ class FlatExchange:
         loss
             This worker's mean loss, to be averaged in the same way.
         """
-        flat = self._buffers.take()
+        flat = self._take()
         self._fill_all(flat, weight / self._nominal(), arrays)
         return self._exchange_filled(flat, weight, loss, self._nominal())
 
@@ -259,13 +293,13 @@ class FlatExchange:
         share
             This worker's share of the rows in the step's global batch, from 0 to 1.
         """
-        flat = self._buffers.take()
+        flat = self._take()
         self._fill_all(flat, share, arrays)
         if self._pending is not None:
             flat[:-TAIL] += self._pending[:-TAIL]
         if not is_due:
             self._pending = flat
-            return [np.zeros(shape, flat.dtype) for shape in self.layout.shapes], 1.0
+            return [np.zeros(self.layout.shapes[n], flat.dtype) for n in self._needed], 1.0
         self._pending = None
         # The shares of all workers add up to one, so the sum is a mean already.
         return self._exchange_filled(flat, 1 / self._collective.world_size, loss, 1.0)
@@ -274,7 +308,7 @@ class FlatExchange:
         """Hand over one bucket, which is sent while the next one is computed."""
         sender = self._sender
         assert sender is not None
-        flat = sender.buffer(self._buffers.take)
+        flat = sender.buffer(self._take)
         self._fill(flat, bucket, weight / self._nominal(), arrays)
         if bucket < len(self.layout.buckets) - 1:
             sender.mark_ready(bucket)
@@ -283,7 +317,7 @@ class FlatExchange:
         """Return the result of `exchange` once all buckets have been posted."""
         sender = self._sender
         assert sender is not None
-        self._fill_tail(sender.buffer(self._buffers.take), weight, loss)
+        self._fill_tail(sender.buffer(self._take), weight, loss)
         sender.mark_ready(len(self.layout.buckets) - 1)
         return self._mean(sender.finish(), self._nominal())
 
@@ -304,6 +338,9 @@ class FlatExchange:
         if self._sender is not None:
             self._sender.close()
             self._sender = None
+
+    def _take(self) -> Array:
+        return self._buffers.take(self.layout.size)
 
     def _exchange_filled(self, flat: Array, weight: Any, loss: Any, nominal: float) -> Means:
         self._fill_tail(flat, weight, loss)
@@ -329,11 +366,15 @@ class FlatExchange:
     def _sum(self, flat: Array, bucket: int) -> None:
         part = self.layout.ranges[bucket]
         codec = self._codecs[bucket]
-        if codec is not None and part.stop == self.layout.size:
-            # Weights must not be rounded.
+        is_apart = codec is not None or bool(self.layout.owners)
+        if is_apart and part.stop == self.layout.size:
+            # Weights must not be rounded, and all ranks need them.
             self._collective.all_reduce(flat[-TAIL:])
             part = slice(part.start, part.stop - TAIL)
-        self._collective.all_reduce(flat[part], codec)
+        if self.layout.owners:
+            self._collective.reduce_scatter(flat[part], self.layout.ends[bucket])
+        else:
+            self._collective.all_reduce(flat[part], codec)
 
     def _mean(self, flat: Array, nominal: float) -> Means:
         total, stop, loss = (float(value) for value in flat[-TAIL:])
@@ -342,5 +383,5 @@ class FlatExchange:
         self._agreement.is_agreed |= stop > 0
         # If no worker has rows, all are zeros; the end of the epoch detects that.
         self.mean_loss = loss / total if total else 0.0
-        parts = zip(self.layout.spans, self.layout.shapes, strict=True)
-        return [flat[span].reshape(shape) for span, shape in parts], total
+        spans, shapes = self.layout.spans, self.layout.shapes
+        return [flat[spans[n]].reshape(shapes[n]) for n in self._needed], total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.collective import Collective
-from pybackend.engine.flat import FlatExchange, Layout, StopAgreement
+from pybackend.engine.flat import TAIL, Buffers, FlatExchange, Layout, StopAgreement
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position
 
@@ -29,6 +29,14 @@ class TransferSettings:
     compression: Literal["fp16", "bf16"] | None = None
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Shapes of the trainable weights, and the rank that updates each of them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    owners: tuple[int, ...]
+
+
 class HostExchange:
     """Average of each step's gradients over the workers, called from TensorFlow's graph.
 
@@ -42,6 +50,8 @@ class HostExchange:
         True if each worker knows the total weight of a step without communication.
     clock
         Records how long exchanges delay the steps.
+    parts
+        The weights that each rank updates; None: each rank updates all.
     """
 
     def __init__(
@@ -52,6 +62,7 @@ class HostExchange:
         micro_steps: int,
         knows_totals: bool,
         clock: StepClock,
+        parts: Parts | None = None,
     ) -> None:
         self._collective = collective
         self._position = position
@@ -66,6 +77,10 @@ class HostExchange:
         # State of buffers that a step will create when it is traced.
         self._restored: dict[str, Any] = {}
         self._is_repeating = False
+        self._parts = parts
+        self._buffers: dict[Any, Buffers] = {}
+        self.is_due = True
+        """True if the last exchange was not only added to the accumulated gradients."""
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
         """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
@@ -133,6 +148,7 @@ class HostExchange:
         loss: Any,
         anchor: Any,
         number: int = 0,
+        owners: Sequence[int] = (),
     ) -> list[Any]:
         """Return the mean gradients, as tensors of the step being traced.
 
@@ -150,13 +166,18 @@ class HostExchange:
             A variable that every step updates; buckets wait for it.
         number
             Number of the exchange within its step; each has its own buffers and residuals.
+        owners
+            Rank that needs the mean of each dense gradient, which the others do not get. Empty: all
+            ranks get all means.
         """
-        flat = self._flat_for([tuple(t.shape) for t in dense], weight.dtype, number)
-        types = [tensor.dtype for tensor in [*dense, *slices]]
+        shapes = [tuple(tensor.shape) for tensor in dense]
+        flat = self._flat_for(shapes, weight.dtype, number, owners)
+        needed = [dense[n] for n in flat.layout.list_needed(self._collective.rank)]
+        types = [tensor.dtype for tensor in [*needed, *slices]]
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense), shared)
-            return list(tf.numpy_function(step, [weight, loss, *dense, *slices], types))
+            return call_host(step, [weight, loss, *dense, *slices], types)
         # Tokens connect the buckets to the end of the step. They wait for the gradients and,
         # through a weight that is updated, for the end of the previous step, because a gradient
         # may depend only on the data.
@@ -170,9 +191,40 @@ class HostExchange:
             for number, bucket in enumerate(buckets)
         ]
         collect = partial(self._collect, flat, len(tokens), shared)
-        return list(tf.numpy_function(collect, [weight, loss, *tokens, *slices], types))
+        return call_host(collect, [weight, loss, *tokens, *slices], types)
 
-    def _flat_for(self, shapes: list[tuple[int, ...]], dtype: Any, number: int) -> FlatExchange:
+    def gather_weights(self, dtype: Any) -> Callable[..., list[Array]]:
+        """Return a function from this rank's weights, in one type, to those of the other ranks."""
+        assert self._parts is not None
+        layout, buffers = self._lay_out_weights(dtype)
+        own = layout.list_needed(self._collective.rank)
+        others = sorted(set(range(len(layout.shapes))) - set(own))
+
+        def gather(*arrays: Any) -> list[Array]:
+            with self._remember_errors(), self._clock.held():
+                flat = buffers.take(layout.size)
+                for number, array in zip(own, arrays, strict=True):
+                    flat[layout.spans[number]] = array.reshape(-1)
+                self._collective.gather_parts(flat[:-TAIL], layout.ends[0])
+                return [flat[layout.spans[n]].reshape(layout.shapes[n]) for n in others]
+
+        return gather
+
+    def _lay_out_weights(self, dtype: Any) -> tuple[Layout, Buffers]:
+        """Return the layout of all weights, and buffers that gradients use before them.
+
+        A worker thus needs one buffer for both: the gradients are not longer.
+        """
+        assert self._parts is not None
+        parts, ranks = self._parts, self._collective.world_size
+        layout = Layout.of(parts.shapes, dtype.size, float("inf"), parts.owners, ranks)
+        if dtype not in self._buffers:
+            self._buffers[dtype] = Buffers(layout.size, np.dtype(dtype.as_numpy_dtype))
+        return layout, self._buffers[dtype]
+
+    def _flat_for(
+        self, shapes: list[tuple[int, ...]], dtype: Any, number: int, owners: Sequence[int]
+    ) -> FlatExchange:
         compression = None if self._is_repeating else self._settings.compression
         key = (tuple(shapes), dtype.name, number, compression)
         if key not in self._flats:
@@ -180,11 +232,12 @@ class HostExchange:
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
             self._flats[key] = FlatExchange(
                 self._collective,
-                Layout.of(shapes, dtype.size, limit),
+                Layout.of(shapes, dtype.size, limit, owners, self._collective.world_size),
                 dtype.as_numpy_dtype,
                 self.agreement,
                 nominal=self._nominal_weight,
                 compression=compression,
+                buffers=self._lay_out_weights(dtype)[1] if owners else None,
             )
             if not self._is_repeating:
                 self._clock.buffers += self._flats[key].sizes
@@ -212,8 +265,8 @@ class HostExchange:
                 share = weight / self._nominal_weight()
                 # Pending gradients are sent at the end of an epoch, so that all workers have the
                 # same state.
-                is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
-                means, total = flat.accumulate(share, loss, arrays[:dense], is_due)
+                self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
+                means, total = flat.accumulate(share, loss, arrays[:dense], self.is_due)
             return self._finish(flat, means, arrays[dense:], shared, weight, total)
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
@@ -262,6 +315,13 @@ class HostExchange:
         except BaseException as error:
             self.error = self.error or error
             raise
+
+
+def call_host(fn: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """Return the results of a function of arrays, which is called in each step."""
+    results = tf.numpy_function(fn, inputs, types)
+    # Outside of graphs, TensorFlow returns a single result without its list.
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def gather_slices(

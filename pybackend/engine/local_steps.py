@@ -130,6 +130,7 @@ class WeightAveraging:
 
     is_exact = False
     shared_variables = ()
+    shards = None
     mean_loss = None
     """None: each worker has its own losses, which are averaged by rows."""
 

@@ -32,7 +32,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
 from pybackend.job.resources import read_meminfo, show_bytes
-from pybackend.model.callbacks import check_callbacks
+from pybackend.model.callbacks import check_callbacks, check_sharded_callbacks
 from pybackend.model.checks import check_model, has_masked_loss
 from pybackend.model.inputs import (
     build_by_batch,
@@ -222,7 +222,9 @@ def make_replica(
         emit(Note(_ABOUT_UNEVEN))
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
-    inputs = build_variables(model, rows)
+    if job.shards_optimizer:
+        check_sharded_callbacks(callbacks)
+    inputs = build_variables(model, rows, with_optimizer=not job.shards_optimizer)
     check_model(model, job)
     tried = choose_rows(model, rows, job)
     if tried is not None:
@@ -264,7 +266,7 @@ def make_replica(
     )
 
 
-def build_variables(model: Any, rows: Rows) -> Any:
+def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:
     """Create all weights and the optimizer's state, so that they can be made equal.
 
     Returns a description of the inputs.
@@ -273,7 +275,7 @@ def build_variables(model: Any, rows: Rows) -> Any:
     check_input_names(model, rows.spec)
     check_output_names(model, rows.spec)
     inputs = build_by_batch(model, nest(make_zero_row(rows)))
-    if model.compiled and model.optimizer is not None and not model.optimizer.built:
+    if with_optimizer and model.compiled and model.optimizer and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return describe_inputs(inputs)
 

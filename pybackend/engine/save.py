@@ -97,7 +97,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
             # Weights come last, and are the least likely to fail.
             failure = error if plan.format == WEIGHTS else failure or error
             continue
-        _check_size(len(data), job)
+        check_size(len(data), job)
         if not plan.compiled and loaded.is_from_r:
             emit(Note(_NO_SETTINGS))
         return plan
@@ -135,7 +135,8 @@ def _has_learned_words(layer: Any) -> bool:
     return hasattr(layer, "get_vocabulary") and layer.get_config().get("vocabulary") is None
 
 
-def _check_size(size: int, job: TrainingJob) -> None:
+def check_size(size: int, job: TrainingJob) -> None:
+    """Raise `InputError` if a trained model of this many bytes cannot be sent to the driver."""
     if job.model_uri is None and size > job.model_limit:
         raise InputError(
             f"the trained model takes {size / 1e6:,.0f} MB, but at most "

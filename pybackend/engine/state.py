@@ -97,8 +97,12 @@ def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]
     return _find_differing(model.weights, collective)[0]
 
 
-def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], float]:
+def undo_drift(
+    model: Any, collective: Collective, is_sharded: bool = False
+) -> tuple[dict[int, str], float]:
     """Send rank 0's weights and optimizer state to all ranks, if they differ only by rounding.
+
+    If the optimizer's state is sharded, there is nothing of it that could differ.
 
     GPUs add up the gradients of an embedding row in any order, and choose the fastest way to
     compute a sum, so two GPUs that take the same step may differ in the last digits.
@@ -109,8 +113,8 @@ def undo_drift(model: Any, collective: Collective) -> tuple[dict[int, str], floa
         Result of `find_differing_weights` for weights that differ by more than rounding; and the
         largest difference, relative to a variable's norm.
     """
-    states = [v for one in find_optimizers(model) for v in one.variables]
-    variables = [*model.weights, *states]
+    optimizers = [] if is_sharded else find_optimizers(model)
+    variables = [*model.weights, *(v for one in optimizers for v in one.variables)]
     found, places = _find_differing(variables, collective)
     largest, is_other = 0.0, False
     for place in places:

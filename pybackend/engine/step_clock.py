@@ -209,6 +209,14 @@ class _Watched:
         """Replace a buffer with its sum over all ranks."""
         self._time(lambda: self._collective.all_reduce(buffer, codec))
 
+    def reduce_scatter(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Replace this rank's part of a buffer with its sum over all ranks."""
+        self._time(lambda: self._collective.reduce_scatter(buffer, ends))
+
+    def gather_parts(self, buffer: Array, ends: Sequence[int]) -> None:
+        """Fill the other ranks' parts of a buffer."""
+        self._time(lambda: self._collective.gather_parts(buffer, ends))
+
     def all_gather(self, part: Array) -> list[Array]:
         """Collect every rank's array."""
         return self._time(lambda: self._collective.all_gather(part))

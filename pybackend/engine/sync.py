@@ -274,6 +274,7 @@ class StopTogether(keras.callbacks.Callback):
         self._preemption = preemption
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer
+        self._is_sharded = synchronizer.shards is not None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = self.model.optimizer
@@ -312,7 +313,7 @@ class StopTogether(keras.callbacks.Callback):
             self.model.stop_training = self._preemption.agree_at_end(asked)
         differing = find_differing_weights(self.model, self._collective)
         if differing and uses_gpus(self._collective):
-            differing, size = undo_drift(self.model, self._collective)
+            differing, size = undo_drift(self.model, self._collective, self._is_sharded)
             if not self._has_drifted and not differing:
                 self._emit(Note(_ABOUT_DRIFT.format(size)))
             self._has_drifted = True

@@ -14,6 +14,8 @@ from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.local_steps import WeightAveraging
 from pybackend.engine.replica import Replica
+from pybackend.engine.save import check_size
+from pybackend.engine.shards import Shards
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.messages import Note
@@ -45,6 +47,10 @@ class Synchronizer(Protocol):
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
 
+    @property
+    def shards(self) -> Shards | None:
+        """Parts of the optimizer's state, if this worker does not have the whole state."""
+
     def install(self) -> AbstractContextManager[None]:
         """Synchronize the model's steps while the context is active."""
 
@@ -71,6 +77,7 @@ class NoExchange:
     mean_loss = None
     error = None
     shared_variables = ()
+    shards = None
 
     def __init__(self) -> None:
         self.agreement = StopAgreement()
@@ -125,6 +132,9 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
             reason = f"the exchange of statistics for layers with {setting(synchronized=True)}"
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
+        elif job.shards_optimizer:
+            sharded = setting(shard_optimizer=True)
+            reason = f"the exchange of the weights that other workers update ({sharded})"
         elif Position(feed).is_uneven:
             reason = "the exchange of row counts for each array of a batch"
         if reason is not None:
@@ -145,4 +155,14 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         graph,
         OverBatch(loss=job.has_global_loss, metrics=over_metrics),
         clock,
+        _make_shards(replica) if job.shards_optimizer else None,
     )
+
+
+def _make_shards(replica: Replica) -> Shards:
+    shards = Shards(replica.model, replica.collective, replica.loaded.stored)
+    replica.emit(Note(shards.describe()))
+    if replica.rank == 0:  # the file that was written for a check had no state
+        weights = sum(v.numpy().nbytes for v in replica.model.weights)
+        check_size(weights + shards.count_bytes(), replica.job)
+    return shards

@@ -224,6 +224,7 @@ class TrainingState:
         self._model = model
         self._sync = sync
         self._synchronizer = synchronizer
+        self._shards = synchronizer.shards
         self._places = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
         self._first = {} if first is None else first
@@ -237,7 +238,7 @@ class TrainingState:
         Most variables and callbacks are the same on all ranks: the others send only those that
         differ from rank 0's.
         """
-        arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch)]
+        arrays = self._read_variables(is_within_epoch)
         callbacks = self._read_callbacks()
         encoded = [np.frombuffer(encode_state(callbacks.get(n)), np.uint8) for n in self._places]
         digests = np.stack([_digest(array) for array in [*encoded, *arrays]])
@@ -253,6 +254,10 @@ class TrainingState:
             }
         )
         received = collective.gather(np.frombuffer(own, np.uint8).copy())
+        if self._shards is not None:
+            first = self._count_before_optimizers()
+            for number, value in enumerate(self._shards.gather(), first):
+                arrays[number] = value
         if collective.rank:
             return b""
         ranks = [decode_state(part.tobytes()) for part in received]
@@ -308,7 +313,7 @@ class TrainingState:
                 "`build`, and train with the release of Keras that wrote the checkpoint"
             )
         for number, variable in enumerate(variables):
-            if is_same_group or id(variable) not in seeds:
+            if variable is not None and (is_same_group or id(variable) not in seeds):
                 value = own["differing"].get(number, state["variables"][number])
                 variable.assign(value)
         for number, callback in self._callbacks.items():
@@ -344,8 +349,25 @@ class TrainingState:
             "numpy": tuple(np.random.get_state()),
         }
 
+    def _read_variables(self, is_within_epoch: bool) -> list[Any]:
+        """Return the values of `_variables`; empty for the state that a single rank has."""
+        variables = self._variables(is_within_epoch)
+        apart: set[int] = set()
+        if self._shards is not None:
+            first, count = self._count_before_optimizers(), len(self._shards.slots)
+            apart = {first + n for n in range(count) if not self._shards.is_common(n)}
+        return [
+            np.empty(0) if number in apart else np.array(variable.numpy())
+            for number, variable in enumerate(variables)
+        ]
+
+    def _count_before_optimizers(self) -> int:
+        return len(self._model.weights) + len(_find_seeds(self._model))
+
     def _variables(self, is_within_epoch: bool) -> Sequence[Any]:
         """Return the weights, in order, then all other variables used in training.
+
+        An optimizer's state that only other ranks have is None.
 
         Between epochs, this excludes the metrics of a model with a custom train_step, because only
         its first step creates them.
@@ -353,9 +375,12 @@ class TrainingState:
         model = self._model
         optimizers = find_optimizers(model)
         found = [*model.weights, *_find_seeds(model)]
-        found += [variable for one in optimizers for variable in one.variables]
+        if self._shards is not None:
+            found += self._shards.slots
+        else:
+            found += [variable for one in optimizers for variable in one.variables]
         metrics = list(model.metrics_variables)
-        listed = {id(v.value) for v in [*found, *metrics]}
+        listed = {id(v.value) for v in [*found, *metrics] if v is not None}
         found += metrics if is_within_epoch or has_keras_train_step(model) else []
         return [*found, *(v for v in find_variables(model) if id(v) not in listed)]
 

@@ -176,6 +176,7 @@ class Judge:
     def _list_compared(self, before: Values, found: Values) -> list[int]:
         """Return the variables that should equal those of one process."""
         left_out = set(self._state.list_generators())
+        left_out |= {id(v.value) for v in self._exchange.variables_of_others}
         for layer in find_unsynchronized(self._model):
             left_out |= {id(v.value) for v in layer.non_trainable_variables}
         if self._exchange.mean_loss is not None:  # it replaces Keras's own mean

@@ -127,6 +127,12 @@ class Job:
         return None if isinstance(exchange, ParameterServer) else exchange.encrypt
 
     @property
+    def shards_optimizer(self) -> bool:
+        """Return whether each worker has the optimizer's state for a part of the weights only."""
+        exchange = self.exchange
+        return self.workers > 1 and isinstance(exchange, Exchange) and exchange.shard_optimizer
+
+    @property
     def most_workers(self) -> int:
         """Maximum number of workers at once."""
         return self.workers
@@ -388,6 +394,12 @@ def check_elastic(job: TrainingJob) -> None:
     elif exchange.compression is not None:
         named = setting(compression=exchange.compression)
         reason = "the rounding errors that a lost worker still had to send would be lost"
+    elif exchange.shard_optimizer:
+        named = setting(shard_optimizer=True)
+        reason = (
+            "the optimizer's state of a lost worker would be lost. Use a fixed number of workers, "
+            "with `checkpoint` and `restarts`"
+        )
     elif exchange.transport != "tcp":
         named = setting(transport=exchange.transport)
         reason = "workers can neither leave nor join TensorFlow's collectives"

@@ -210,6 +210,14 @@ class Exchange:
     encrypt
         True encrypts and authenticates the data that the workers exchange (TLS 1.3). None
         (default): only between machines. False: never, for fast networks that you trust.
+    shard_optimizer
+        True: each worker has the optimizer's state for only its part of the weights, updates that
+        part, and gets the new values of the others (ZeRO, stage 1). With N workers and P bytes of
+        weights, Adam's state takes 2 P / N bytes on each worker instead of 2 P, if no single
+        variable is larger than that. The result is the same, and no more bytes are sent, except
+        that tables with sparse gradients are sent whole. While rank 0 writes the model or a
+        checkpoint, it holds the state of all workers. False (default): each worker has all state.
+        Needs ``transport="tcp"`` without ``compression``.
     audit
         True (default) repeats some steps in one process, on the rows of all workers, and compares
         the results: the first and last step of the first epoch, the first step of the second, and
@@ -230,6 +238,7 @@ class Exchange:
     loss_over: Literal["rows", "global batch"] = "rows"
     encrypt: bool | None = None
     audit: bool | Literal["warn"] = True
+    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         check_choice("audit", self.audit, choices=[True, False, "warn"])
@@ -238,6 +247,12 @@ class Exchange:
         check_choice("compression", self.compression, choices=_COMPRESSIONS)
         if self.compression is not None and self.transport != "tcp":
             raise InputError(f"`compression` needs {setting(transport='tcp')}")
+        check_flag("shard_optimizer", self.shard_optimizer)
+        if self.shard_optimizer and (self.transport != "tcp" or self.compression is not None):
+            raise InputError(
+                f"`shard_optimizer` needs {setting(transport='tcp')} and no `compression`: each "
+                "worker gets the exact mean gradients of its own weights only"
+            )
         check_choice("encrypt", self.encrypt, choices=[None, True, False])
         if self.encrypt and self.transport != "tcp":
             raise InputError(

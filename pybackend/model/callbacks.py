@@ -9,6 +9,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import describe_stranger
+from pybackend.words import setting
 
 # These write files, which only one rank may do.
 _RANK_0_ONLY = (
@@ -41,6 +42,28 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             )
         if not isinstance(callback, keras.callbacks.Callback):
             raise InputError(describe_stranger(callback))
+
+
+def check_sharded_callbacks(callbacks: Sequence[Any]) -> None:
+    """Reject callbacks that use the optimizer's state of all weights.
+
+    Raises
+    ------
+    InputError
+        Names the callback's class.
+    """
+    for callback in callbacks:
+        saves_all = isinstance(callback, keras.callbacks.ModelCheckpoint)
+        if saves_all and not callback.save_weights_only:
+            how = f"{setting(save_weights_only=True)}, or the argument `checkpoint`"
+        elif isinstance(callback, keras.callbacks.SwapEMAWeights):
+            how = setting(shard_optimizer=False)
+        else:
+            continue
+        raise InputError(
+            f"the callback {type(callback).__name__} needs the whole state of the optimizer, of "
+            f"which each worker has only a part with `shard_optimizer`: use {how}"
+        )
 
 
 def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:

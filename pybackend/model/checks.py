@@ -15,7 +15,13 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import find_layers, find_other_optimizers, find_synchronized, flatten
+from pybackend.model.layers import (
+    find_layers,
+    find_other_optimizers,
+    find_synchronized,
+    flatten,
+    is_of_keras,
+)
 from pybackend.words import setting, show, term
 
 
@@ -100,6 +106,8 @@ def check_model(model: Any, job: ModelJob) -> None:
     if job.workers == 1:
         return
     _check_optimizers(model, job)
+    if job.shards_optimizer:
+        _check_sharded(model, job)
     if isinstance(job.exchange, Exchange) and not job.has_global_loss:
         check_losses(model)
         check_masks(model)
@@ -157,6 +165,33 @@ def _check_optimizers(model: Any, job: TrainingJob) -> None:
             f"`{term('LocalSteps')}` cannot be combined with further optimizers "
             f"({', '.join(sorted(others))}): the workers would only average the state of the one "
             "given to compile()"
+        )
+
+
+def _check_sharded(model: Any, job: TrainingJob) -> None:
+    """Reject what needs the optimizer's state, or the gradients, of all weights in one place."""
+    optimizer = model.optimizer
+    name = type(optimizer).__name__
+    reason = None
+    if not is_of_keras(type(model).train_step):
+        reason = "a model with its own train_step, which may read the optimizer's state"
+    elif not (is_of_keras(type(model).compile) and is_of_keras(type(model).compile_from_config)):
+        reason = "a model with its own compile() or compile_from_config()"
+    elif type(optimizer).apply is not keras.optimizers.Optimizer.apply:
+        reason = f"the optimizer {name}, which looks at the gradients of all weights at once"
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            reason += ". Use the dtype policy 'mixed_bfloat16', which needs no loss scale"
+    elif optimizer.global_clipnorm and optimizer.gradient_accumulation_steps:
+        reason = "global_clipnorm together with gradient_accumulation_steps"
+    elif optimizer.global_clipnorm and optimizer.loss_scale_factor:
+        reason = "global_clipnorm together with loss_scale_factor"
+    if reason is not None:
+        raise InputError(f"`shard_optimizer` does not support {reason}. Or omit `shard_optimizer`")
+    count = len(model.trainable_variables)
+    if model.built and count < job.workers:
+        raise InputError(
+            f"`shard_optimizer` divides whole variables, but the model has only {count} for "
+            f"{job.workers} workers: omit `shard_optimizer`, or use at most {count} workers"
         )
 
 

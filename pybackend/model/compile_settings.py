@@ -15,7 +15,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,29 @@ def drop_optimizer_state(path: Path) -> None:
                 del file["optimizer"][name]
     members["model.weights.h5"] = weights.getvalue()
     write_members(path, members)
+
+
+@contextmanager
+def open_optimizer_state(path: Path) -> Iterator[Sequence[Any]]:
+    """Open the optimizer's variables in a ``.keras`` file as HDF5 datasets, in Keras's order."""
+    import h5py
+
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open("model.weights.h5") as member,
+        h5py.File(member, "r") as file,
+    ):
+        stored = file.get("optimizer/vars") or {}
+        yield [stored[str(number)] for number in range(len(stored))]
+
+
+def compile_without_state(
+    path: Path, model: Any, custom_objects: Mapping[str, Any] | None, safe_mode: bool
+) -> None:
+    """Compile a model as in its ``.keras`` file, without the optimizer's state for its weights."""
+    config = json.loads(read_members(path)[_CONFIG])
+    if config.get("compile_config"):
+        compile_as_written(model, config["compile_config"], custom_objects, safe_mode)
 
 
 def read_members(path: Path) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, ModelJob
+from pybackend.model.compile_settings import compile_without_state
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
@@ -28,6 +29,8 @@ class LoadedModel:
     is_by_value: bool = False
     make_copy: Callable[[], Any] | None = None
     """Creates the model from the driver once more, if the driver, too, can do so without a file."""
+    stored: Path | None = None
+    """A ``.keras`` file with state of the optimizer that the model does not have yet."""
 
 
 def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
@@ -57,12 +60,17 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
         model = _build(function)
         is_from_r = isinstance(function, RFunction)
         return LoadedModel(model, extras, is_from_r, False, lambda: _build(function))
+    file = folder / MODEL_FILE
+    is_sharded = job.shards_optimizer
     model = read_own_model(
-        (folder / MODEL_FILE).read_bytes(),
+        file.read_bytes(),
         custom_objects=extras.get("custom_objects"),
         safe_mode=job.safe_mode,
+        compile=not is_sharded,
     )
-    return LoadedModel(model, extras, False)
+    if is_sharded:  # Keras would create the optimizer's whole state
+        compile_without_state(file, model, extras.get("custom_objects"), job.safe_mode)
+    return LoadedModel(model, extras, False, stored=file if is_sharded else None)
 
 
 def _register(custom_objects: Mapping[str, Any]) -> None:

@@ -27,6 +27,13 @@
 #'   difference that rounding cannot explain raises an error. `"warn"` shows a note instead of
 #'   raising the error. Only the audit detects losses that are not a mean over rows. With
 #'   `compression`, the repeated step exchanges uncompressed gradients. `FALSE`: no audit.
+#' @param shard_optimizer `TRUE`: each worker holds the optimizer's state for only a part of the
+#'   weights. It updates this part, and receives the new values of the other weights (ZeRO, stage
+#'   1). With N workers, Adam's state takes 2/N instead of 2 times the size of the weights, unless a
+#'   single variable is larger than that. The result is the same, and the traffic does not grow,
+#'   except that embeddings with sparse gradients are sent whole. While rank 0 writes the model or a
+#'   checkpoint, it holds the state of all workers. Works only with `transport = "tcp"`, and without
+#'   `compression`. `FALSE` (default): each worker holds the whole state.
 #' @param steps Number of steps, at least 2, that each worker takes before the weights are averaged.
 #' @param learning_rate,momentum Learning rate and momentum for applying the average change in the
 #'   weights. Values of 0.7 and 0.9 correspond to DiLoCo.
@@ -37,6 +44,7 @@
 #' @examples
 #' exchange(compression = "bf16")
 #' exchange(loss_over = "global batch")
+#' exchange(shard_optimizer = TRUE)
 #' local_steps(100, learning_rate = 0.7, momentum = 0.9)
 #' \dontrun{
 #' barrier_train(sc, model, data, workers = 8, exchange = exchange(transport = "tf"))
@@ -48,7 +56,8 @@ exchange <- function(
   bucket_mb = 25,
   loss_over = "rows",
   encrypt = NULL,
-  audit = TRUE
+  audit = TRUE,
+  shard_optimizer = FALSE
 ) {
   fields <- list(
     transport = transport,
@@ -56,7 +65,8 @@ exchange <- function(
     bucket_mb = bucket_mb,
     loss_over = loss_over,
     encrypt = encrypt,
-    audit = audit
+    audit = audit,
+    shard_optimizer = shard_optimizer
   )
   new_options(fields, "tfdist_exchange")
 }

@@ -201,6 +201,50 @@ def test_broadcast_keeps_the_shape_and_every_bit(members: list[Collective]) -> N
         assert (buffer.shape, buffer.tobytes()) == (wanted.shape, wanted.tobytes())
 
 
+def cut(size: int, ranks: int) -> list[int]:
+    """Return the ends of very unequal parts; some are empty."""
+    ends = sorted(size * k * k // (ranks * ranks) for k in range(1, ranks + 1))
+    return [0 if size < 100 and rank < ranks - 1 else end for rank, end in enumerate(ends)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_scattered_sum_and_a_gather_are_an_all_reduce(
+    members: list[Collective], dtype: str, size: int
+) -> None:
+    ranks = len(members)
+    parts, ends = numbers(size, dtype, ranks), cut(size, ranks)
+    buffers = [part.copy() for part in parts]
+    together(members, lambda m: m.reduce_scatter(buffers[m.rank], ends))
+    expected = parts.sum(axis=0)
+    for rank, buffer in enumerate(buffers):
+        own = slice(ends[rank - 1] if rank else 0, ends[rank])
+        np.testing.assert_array_equal(buffer[own], expected[own])
+    together(members, lambda m: m.gather_parts(buffers[m.rank], ends))
+    for buffer in buffers:
+        np.testing.assert_array_equal(buffer, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["doubling", "shared"])
+def test_a_scattered_sum_adds_in_the_order_of_an_all_reduce(algorithm: str) -> None:
+    with mesh(3, algorithm=algorithm) as members:
+        rng = np.random.default_rng(0)
+        parts = [rng.normal(size=70_001).astype("float32") for _ in members]
+        whole, scattered = [[part.copy() for part in parts] for _ in range(2)]
+        ends = cut(70_001, 3)
+        together(members, lambda m: m.all_reduce(whole[m.rank]))
+        together(members, lambda m: m.reduce_scatter(scattered[m.rank], ends))
+        together(members, lambda m: m.gather_parts(scattered[m.rank], ends))
+        assert all(found.tobytes() == whole[0].tobytes() for found in scattered)
+
+
+def test_ranks_that_cut_a_buffer_differently_fail() -> None:
+    with mesh(2) as members:
+        ends = [[3, 10], [4, 10]]
+        errors = together(members, lambda m: m.reduce_scatter(np.zeros(10), ends[m.rank]))
+        assert all(isinstance(error, ClusterError) for error in errors)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 40, 5000], ids=lambda rows: f"rows={rows}")
 def test_all_gather_of_unequal_parts(members: list[Collective], dtype: Any, rows: int) -> None:
