@@ -26,7 +26,7 @@ new_options <- function(fields, class, call = caller_env()) {
     }
   }
   made <- structure(fields, class = c(class, "tfdist_options"))
-  if (!is.null(the$pybackend)) {
+  if (!is.null(the$pybackend) && class %in% names(python_option_classes)) {
     as_python_setting(made, call)
   }
   made
