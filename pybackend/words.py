@@ -47,8 +47,11 @@ _TERMS = {
 }
 _CONSTANTS = {None: "NULL", True: "TRUE", False: "FALSE"}
 _NUMBERS = {"inf": "Inf", "-inf": "-Inf", "nan": "NaN"}
-# What R calls a syntactic name; `if` and other reserved words are no names that users give.
+# What R calls a syntactic name, unless it is reserved.
 _NAME = re.compile(r"(?:[A-Za-z]|\.(?![0-9]))[A-Za-z0-9._]*")
+
+_RESERVED = {"if", "else", "for", "while", "repeat", "function", "break", "next", "in"}
+_RESERVED |= {"TRUE", "FALSE", "NULL", "NA", "Inf", "NaN"}
 
 _language: Language = "Python"
 
@@ -132,6 +135,8 @@ def install(extra: str) -> str:
 def _show_in_r(value: Any) -> str:
     if isinstance(value, Code):
         return str(value)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a number of numpy
+        value = value.item()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)  # R has the same escapes
     if value is None or isinstance(value, bool):
@@ -173,4 +178,4 @@ def _size(size: int | None) -> str:
 def _name(key: Any) -> str:
     if not isinstance(key, str):
         return f'"{key}"'
-    return key if _NAME.fullmatch(key) else f"`{key}`"
+    return key if _NAME.fullmatch(key) and key not in _RESERVED else f"`{key}`"

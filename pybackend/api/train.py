@@ -404,7 +404,11 @@ def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:
     if uri is not None:
         kind = max((kind for kind in TRAINED if uri.endswith(f".{kind}")), key=len)
         return kind, b"", str(outcome.reports[0].model_sha256)
-    assert outcome.model is not None
+    if outcome.model is None:
+        raise ClusterError(
+            "the trained model did not arrive from worker 0, as the connection to it is too slow "
+            "or failed: set `model_uri`"
+        )
     kind, content = outcome.model
     digest = sha256_of(content)
     if digest != outcome.reports[0].model_sha256:

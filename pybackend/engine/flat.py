@@ -323,12 +323,19 @@ class FlatExchange:
 
     def read_state(self) -> dict[str, Any]:
         """Return what has not been sent yet: accumulated gradients and rounding errors."""
-        pending = None if self._pending is None else np.array(self._pending)
+        pending = None
+        if self._pending is not None:  # in the order of the gradients, whoever owns them
+            pending = [np.array(self._pending[span]) for span in self.layout.spans]
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Continue from the state that `read_state` returned."""
-        self._pending = state["pending"]
+        self._pending = None
+        if state["pending"] is not None:
+            self._pending = self._take()
+            self._pending[:] = 0
+            for span, array in zip(self.layout.spans, state["pending"], strict=True):
+                self._pending[span] = array
         for codec, residuals in zip(self._codecs, state["residuals"], strict=True):
             if codec is not None:
                 codec.restore_residuals(residuals)

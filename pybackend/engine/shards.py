@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ import tensorflow as tf
 from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.host import HostExchange, Parts, call_host
-from pybackend.engine.one_process import as_tensorflow
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
 from pybackend.job.resources import show_bytes
@@ -83,6 +82,8 @@ class Shards:
         A compiled model, whose weights are the same on all ranks.
     stored
         A ``.keras`` file with state that the model's optimizer does not have yet.
+    custom_objects
+        Classes and functions that the optimizer's configuration names.
 
     Attributes
     ----------
@@ -92,10 +93,18 @@ class Shards:
         The trainable variables that other ranks update.
     """
 
-    def __init__(self, model: Any, collective: Collective, stored: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        collective: Collective,
+        stored: Path | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> None:
         self._model = model
         self._collective = collective
-        variables = list(model.trainable_variables)
+        self._custom_objects = dict(custom_objects or {})
+        # Callbacks may freeze layers later.
+        self._variables = variables = list(model.trainable_variables)
         shapes = tuple(tuple(v.shape) for v in variables)
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
         owners = assign_owners(sizes, collective.world_size)
@@ -110,6 +119,12 @@ class Shards:
             )
         model.optimizer.build(self.own)
         self._slots = self._agree()
+        # A callback that sets a schedule removes the learning rate from the optimizer's variables.
+        held = list(model.optimizer.variables)
+        self.slots: list[Any] = [
+            None if one.place is None else held[one.place] for one in self._slots
+        ]
+        """The state for all variables, in Keras's order; None for what only another rank has."""
         if stored is not None:
             self._restore(stored)
 
@@ -118,10 +133,10 @@ class Shards:
         return self.owners[id(variable)] == self._collective.rank
 
     @property
-    def slots(self) -> list[Any]:
-        """The state for all variables, in Keras's order; None for what only another rank has."""
-        variables = self._model.optimizer.variables
-        return [None if one.place is None else variables[one.place] for one in self._slots]
+    def common(self) -> list[Any]:
+        """State that all ranks have, such as a step count and the learning rate."""
+        pairs = zip(self.slots, self._slots, strict=True)
+        return [variable for variable, one in pairs if one.holder is None]
 
     def is_common(self, number: int) -> bool:
         """Return whether all ranks have the state of this number, such as a step count."""
@@ -164,15 +179,42 @@ class Shards:
 
     def restore_whole(self) -> None:
         """Give rank 0's model an optimizer with the whole state; all ranks call it together."""
-        whole = None
-        if self._collective.rank == 0:
-            whole = _copy(self._model.optimizer)
-            whole.build(self._model.trainable_variables)
-        for number, value in enumerate(self.gather()):
-            if whole is not None:
-                whole.variables[number].assign(value)
-        if whole is not None:
-            self._model.optimizer = whole
+        values = self.gather()
+        if self._collective.rank:
+            for _ in values:
+                pass
+            return
+        with tf.device("CPU:0"):  # a GPU may have no room for the state of all
+            whole = self._copy(self._model.optimizer)
+            whole.build(self._variables)
+            targets = self._match(whole.variables)
+            for target, value in zip(targets, values, strict=True):
+                if target is not None:
+                    target.assign(value)
+        self._model.optimizer = whole
+
+    def _match(self, variables: Sequence[Any]) -> list[Any]:
+        """Return the variable of a whole optimizer for each of `slots`; None if it has none."""
+        if len(variables) == len(self.slots):
+            return list(variables)
+        common = {one.name for one in self.common}
+        shared = {one.name: one for one in variables if one.name in common}
+        rest = (one for one in variables if one.name not in common)
+        return [
+            shared.get(variable.name) if one.holder is None else next(rest)
+            for variable, one in zip(self.slots, self._slots, strict=True)
+        ]
+
+    def _copy(self, optimizer: Any) -> Any:
+        try:
+            with keras.saving.custom_object_scope(self._custom_objects):
+                return type(optimizer).from_config(optimizer.get_config())
+        except Exception as error:  # runs code of the optimizer's class
+            raise InputError(
+                "`shard_optimizer` needs an optimizer that its get_config() describes, but "
+                f"{type(optimizer).__name__} raises {type(error).__name__}: {error}. Omit "
+                "`shard_optimizer`"
+            ) from error
 
     def _restore(self, path: Path) -> None:
         """Read this rank's part of the state; a new optimizer's file has none."""
@@ -188,10 +230,11 @@ class Shards:
     def _agree(self) -> list[Slot]:
         """Return the whole state in Keras's order; raise `InputError` if parts have another."""
         optimizer, ranks = self._model.optimizer, self._collective.world_size
-        variables = dict(enumerate(self._model.trainable_variables))
+        variables = dict(enumerate(self._variables))
         own_variables = {n: v for n, v in variables.items() if self.owns(v)}
-        places = {key: n for n, (key, _) in enumerate(list_state(optimizer, own_variables))}
-        whole = list_state(optimizer, variables)
+        copies = self._copy(optimizer), self._copy(optimizer)
+        places = {key: n for n, (key, _) in enumerate(list_state(copies[0], own_variables))}
+        whole = list_state(copies[1], variables)
         own = [(str(v.dtype), list(v.shape)) for v in optimizer.variables]
         described = [own[places[key]] if key in places else None for key, _ in whole]
         # The whole state may have another type: that of the first variable, which is elsewhere.
@@ -222,15 +265,16 @@ State = tuple[int | None, int]
 that belongs to no variable, such as a step count, and its number."""
 
 
-def list_state(optimizer: Any, variables: Mapping[int, Any]) -> list[tuple[State, str]]:
+def list_state(copy: Any, variables: Mapping[int, Any]) -> list[tuple[State, str]]:
     """Return the state of an optimizer that is built for some variables, and its types.
 
     Parameters
     ----------
+    copy
+        An optimizer that is not built yet; it is built for stand-ins of the variables.
     variables
         Trainable variables by their position.
     """
-    copy = _copy(optimizer)
     copy.build([_make_stand_in(variable, number) for number, variable in variables.items()])
     counts: Counter[int | None] = Counter()
     found = []
@@ -240,10 +284,6 @@ def list_state(optimizer: Any, variables: Mapping[int, Any]) -> list[tuple[State
         found.append(((number, counts[number]), str(one.dtype)))
         counts[number] += 1
     return found
-
-
-def _copy(optimizer: Any) -> Any:
-    return type(optimizer).from_config(optimizer.get_config())
 
 
 def _make_stand_in(variable: Any, number: int) -> Any:
@@ -332,13 +372,14 @@ class ShardedUpdate:
         own = [
             mean if self.shards.owns(v) else None for mean, v in zip(means, variables, strict=True)
         ]
-        self._apply(apply, own, variables, lambda: self._sum_squares(own, present))
+        types = {v.dtype for v, is_present in zip(variables, present, strict=True) if is_present}
+        self._apply(apply, own, variables, lambda: self._sum_squares(own, present, types))
         self._send_weights()
 
     def apply_alone(self, apply: Callable[..., Any], gradients: Any, variables: Any) -> None:
         """Update only this rank's weights, given the gradients of all weights."""
         found = [gradient for gradient in gradients if gradient is not None]
-        self._apply(apply, gradients, variables, lambda: tf.stack([*map(_square, found)]))
+        self._apply(apply, gradients, variables, lambda: keras.ops.stack([*map(_square, found)]))
 
     def _apply(
         self,
@@ -358,14 +399,17 @@ class ShardedUpdate:
         limit = optimizer.global_clipnorm
         if limit:
             scale = _compute_scale(square(), limit)
-            own = [None if gradient is None else gradient * scale for gradient in own]
+            own = [None if one is None else one * tf.cast(scale, one.dtype) for one in own]
         with override(optimizer, "global_clipnorm", None):
             apply(own, [v for _, v in pairs])
 
-    def _sum_squares(self, gradients: Sequence[Any], present: Sequence[bool]) -> Any:
-        """Return the sum of squares of each gradient, in the order of one process."""
+    def _sum_squares(
+        self, gradients: Sequence[Any], present: Sequence[bool], types: Collection[str]
+    ) -> Any:
+        """Return the sum of squares of each gradient, in the order and type of one process."""
+        wide = tf.float64 if "float64" in types else tf.float32
         squares = [
-            tf.zeros([]) if gradient is None else tf.cast(_square(gradient), tf.float32)
+            tf.zeros([], wide) if gradient is None else tf.cast(_square(gradient), wide)
             for gradient, is_present in zip(gradients, present, strict=True)
             if is_present
         ]
@@ -374,10 +418,11 @@ class ShardedUpdate:
             total = tf.numpy_function(
                 lambda values: self._add_up(values).astype(values.dtype),
                 [tf.stack(squares)],
-                tf.float32,
+                wide,
             )
         self._calls.end([total])
-        return tf.ensure_shape(total, [len(squares)])
+        own = next(iter(types)) if len(types) == 1 else wide
+        return tf.cast(tf.ensure_shape(total, [len(squares)]), own)
 
     def _send_weights(self, is_always: bool = False) -> None:
         own, others = self.shards.own, self.shards.others
@@ -412,16 +457,9 @@ def _compute_scale(squares: Any, limit: float) -> Any:
 
 
 def _write(variable: Any, value: Any) -> None:
-    """Assign into the variable's own memory: `assign` would retain the whole buffer instead."""
-    shape = list(variable.shape)
-    value = tf.cast(tf.ensure_shape(value, shape), variable.dtype)
-    if not shape:
-        variable.assign(value)
-        return
-    tf.raw_ops.ResourceStridedSliceAssign(
-        ref=as_tensorflow(variable).handle,
-        begin=[0] * len(shape),
-        end=shape,
-        strides=[1] * len(shape),
-        value=value,
-    )
+    """Assign a copy: the variable would retain the whole buffer instead.
+
+    Writing into the variable's memory would make TensorFlow copy it at every later read.
+    """
+    value = tf.cast(tf.ensure_shape(value, variable.shape), variable.dtype)
+    variable.assign(tf.raw_ops.DeepCopy(x=value))

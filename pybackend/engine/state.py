@@ -89,12 +89,14 @@ def find_trained(model: Any) -> tuple[int, ...]:
     return tuple(n for n, v in enumerate(model.weights) if id(v) in trained)
 
 
-def find_differing_weights(model: Any, collective: Collective) -> dict[int, str]:
+def find_differing_weights(
+    model: Any, collective: Collective, others: Sequence[Any] = ()
+) -> dict[int, str]:
     """Find, on all ranks, which ranks' weights differ from rank 0's, and the first such weight.
 
-    Weights are compared by checksums (CRC-32).
+    Weights, and ``others``, are compared by checksums (CRC-32).
     """
-    return _find_differing(model.weights, collective)[0]
+    return _find_differing([*model.weights, *others], collective)[0]
 
 
 def undo_drift(

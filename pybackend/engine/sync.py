@@ -274,7 +274,7 @@ class StopTogether(keras.callbacks.Callback):
         self._preemption = preemption
         self._agreement = synchronizer.agreement
         self._synchronizer = synchronizer
-        self._is_sharded = synchronizer.shards is not None
+        self._shards = synchronizer.shards
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._optimizer = self.model.optimizer
@@ -311,9 +311,11 @@ class StopTogether(keras.callbacks.Callback):
             self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
         else:
             self.model.stop_training = self._preemption.agree_at_end(asked)
-        differing = find_differing_weights(self.model, self._collective)
+        # The weights of other parts are equal in any case; what they were made with may not be.
+        common = self._shards.common if self._shards else ()
+        differing = find_differing_weights(self.model, self._collective, common)
         if differing and uses_gpus(self._collective):
-            differing, size = undo_drift(self.model, self._collective, self._is_sharded)
+            differing, size = undo_drift(self.model, self._collective, self._shards is not None)
             if not self._has_drifted and not differing:
                 self._emit(Note(_ABOUT_DRIFT.format(size)))
             self._has_drifted = True

@@ -160,7 +160,12 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
 
 
 def _make_shards(replica: Replica) -> Shards:
-    shards = Shards(replica.model, replica.collective, replica.loaded.stored)
+    shards = Shards(
+        replica.model,
+        replica.collective,
+        replica.loaded.stored,
+        replica.loaded.extras.get("custom_objects"),
+    )
     replica.emit(Note(shards.describe()))
     if replica.rank == 0:  # the file that was written for a check had no state
         weights = sum(v.numpy().nbytes for v in replica.model.weights)

@@ -210,14 +210,6 @@ class Exchange:
     encrypt
         True encrypts and authenticates the data that the workers exchange (TLS 1.3). None
         (default): only between machines. False: never, for fast networks that you trust.
-    shard_optimizer
-        True: each worker has the optimizer's state for only its part of the weights, updates that
-        part, and gets the new values of the others (ZeRO, stage 1). With N workers and P bytes of
-        weights, Adam's state takes 2 P / N bytes on each worker instead of 2 P, if no single
-        variable is larger than that. The result is the same, and no more bytes are sent, except
-        that tables with sparse gradients are sent whole. While rank 0 writes the model or a
-        checkpoint, it holds the state of all workers. False (default): each worker has all state.
-        Needs ``transport="tcp"`` without ``compression``.
     audit
         True (default) repeats some steps in one process, on the rows of all workers, and compares
         the results: the first and last step of the first epoch, the first step of the second, and
@@ -225,6 +217,15 @@ class Exchange:
         not explain raises an error; with ``"warn"``, it produces a note. Only the audit finds
         losses that are not a mean over rows. With ``compression``, the repeated step is exchanged
         uncompressed. False: no audit.
+    shard_optimizer
+        True: each worker has the optimizer's state for only its part of the weights, updates that
+        part, and gets the new values of the others (ZeRO, stage 1). With N workers and P bytes of
+        weights, Adam's state takes 2 P / N bytes on each worker instead of 2 P, if no single
+        variable is larger than that. The result is the same up to rounding. No more bytes are
+        sent, except that tables with sparse gradients are sent whole, and that hosts with several
+        workers do not first sum in memory. While rank 0 writes the model or a checkpoint, it holds
+        the state of all workers. False (default): each worker has all state. Needs
+        ``transport="tcp"`` without ``compression``.
 
     Raises
     ------

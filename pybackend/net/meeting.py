@@ -39,6 +39,8 @@ _SEND_SECONDS = 30.0
 _AT_ONCE = 32
 # Events of the same worker wait for a part.
 _PART = 1 << 20
+# Bytes that must arrive without a pause as long as a silence.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -350,8 +352,10 @@ def read_part(stream: LineStream, part: ResultPart, silence: float) -> bytes:
     """
     if not 0 <= part.size <= _PART:
         raise ValueError(f"a part of {part.size} bytes was announced")
+    seconds = None if math.isinf(silence) else silence
+    sizes = [min(_BLOCK, part.size - start) for start in range(0, part.size, _BLOCK)]
     try:
-        return stream.read_exactly(part.size, None if math.isinf(silence) else silence)
+        return b"".join([stream.read_exactly(size, seconds) for size in sizes])
     except TimeoutError as error:
         if error.errno is not None:  # the system has closed the connection
             raise

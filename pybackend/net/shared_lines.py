@@ -12,6 +12,9 @@ from typing import IO, NoReturn
 
 from pybackend.net.connection_errors import StreamEndError
 
+# Most bytes of a block: the answers to workers are lines of any length.
+_MOST = 1 << 30
+
 
 class SharedLines:
     """One end of a shared pair of pipes; both ends have the same class.
@@ -45,6 +48,8 @@ class SharedLines:
             while line := self._reading.readline():
                 self.heard = time.monotonic()
                 rank, _, size = line.partition(b" ")
+                if size and not 0 <= int(size) <= _MOST:
+                    raise ValueError(f"a block of {int(size)} bytes was announced")
                 if size:  # otherwise it is only a sign of life
                     self._connections[int(rank)].put(self._reading.read(int(size)))
         for connection in self._connections.values():

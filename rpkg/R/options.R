@@ -26,7 +26,8 @@ new_options <- function(fields, class, call = caller_env()) {
     }
   }
   made <- structure(fields, class = c(class, "tfdist_options"))
-  if (!is.null(the$pybackend) && class %in% names(python_option_classes)) {
+  # Observers hold R functions, which Python gets when the training starts.
+  if (!is.null(the$pybackend) && !inherits(made, "tfdist_observer")) {
     as_python_setting(made, call)
   }
   made

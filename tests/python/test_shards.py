@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,32 @@ def tables() -> Any:
     return model
 
 
+def precise() -> Any:
+    model = keras.Sequential([keras.Input(X.shape[1:])])
+    for units in (8, 3):
+        model.add(layers.Dense(units, dtype="float64"))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1), loss)
+    return model
+
+
+class Change(keras.callbacks.Callback):  # type: ignore[misc]
+    """Callback that changes the model at the beginning of the training."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        optimizer = self.model.optimizer
+        if self.what == "layers":
+            self.model.layers[0].trainable = False
+        elif self.what == "schedule":
+            optimizer.learning_rate = schedule()
+        else:
+            optimizer.learning_rate = 0.01 * (1 + int(os.environ["TFDIST_RANK"]))
+
+
 def case(optimizer: Callable[[], Any], *options: Any, **compiled: Any) -> Case:
     return Case(network(optimizer, *options, **compiled), (X, Y))
 
@@ -113,6 +140,11 @@ CASES = {
         case(lambda: optimizers.Adam(0.01)),
         callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (epoch + 1))],
     ),
+}
+CASES |= {
+    "global_clipnorm, float64": Case(precise, (X, Y)),
+    "freezing": replace(CASES["Adam"], callbacks=[Change("layers")]),
+    "a schedule set later": replace(CASES["Adam"], callbacks=[Change("schedule")]),
 }
 BUCKETS = {"bucket_mb": 0.0005}
 
@@ -274,6 +306,30 @@ def test_wrong_options_are_errors(options: Any) -> None:
         Exchange(**{"shard_optimizer": True, **options})
 
 
+@pytest.mark.full
+def test_a_learning_rate_that_differs_between_workers_is_found() -> None:
+    with pytest.raises(WorkerFailedError, match="learning_rate' of worker 1 differs"):
+        fit(SHARDED, callbacks=[Change("learning rate")])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("first", "second"), [(WHOLE, SHARDED), (SHARDED, WHOLE)])
+def test_accumulated_gradients_are_resumed_in_the_other_way(
+    first: Exchange, second: Exchange, tmp_path: Path
+) -> None:
+    def model() -> Any:
+        keras.utils.set_random_seed(1)
+        return network(lambda: optimizers.Adam(0.01, gradient_accumulation_steps=4))()
+
+    kept = Checkpoint(tmp_path / "kept", every=3, resume=True)
+    callback = FailUnless(str(tmp_path / "exists"))
+    with pytest.raises(WorkerFailedError, match="on purpose"):
+        fit(first, model=model(), checkpoint=kept, callbacks=[callback])
+    (tmp_path / "exists").touch()
+    resumed = fit(second, model=model(), checkpoint=kept, callbacks=[callback])
+    same_bits(resumed.model, fit(first, model=model(), callbacks=[callback]).model)
+
+
 def test_one_worker_needs_no_parts_and_supports_everything() -> None:
     plan("local", scaled(), (X, Y), workers=1, exchange=SHARDED)
 
@@ -291,7 +347,8 @@ def test_the_order_of_the_whole_state_is_keras_s() -> None:
     for optimizer in (optimizers.Adam(amsgrad=True, use_ema=True), optimizers.Nadam()):
         model = network(lambda: optimizer)()  # noqa: B023
         variables = model.trainable_variables
-        found = list_state(optimizer, dict(enumerate(variables)))
+        copy = type(optimizer).from_config(optimizer.get_config())
+        found = list_state(copy, dict(enumerate(variables)))
         optimizer.build(variables)
         assert len(found) == len(optimizer.variables)
         for ((number, _), dtype), state in zip(found, optimizer.variables, strict=True):

@@ -65,6 +65,8 @@ _HASH = "__tfdist_hash__"
 _MEET_SECONDS = 15.0
 _LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
+# The last bytes of a model may still be on their way when its task has ended.
+_DELIVERY_SECONDS = 60.0
 # Keys by partition, by the number of partitions. Spark's hash is the same in every session.
 _KEYS: dict[int, dict[int, int]] = {}
 # Share of Spark's limit for results; reports and Arrow's overhead need the rest.
@@ -375,7 +377,7 @@ def _collect(
     with quiet_log(session):
         finished = run_watched(session, collect, pause, on_wait=on_wait)
     if server and not isinstance(finished, Exception):
-        server.drain(_CAUSE_SECONDS)
+        server.drain(_DELIVERY_SECONDS)
     while not events.empty():
         handle(0)
     if isinstance(finished, Exception):
