@@ -163,7 +163,8 @@ class Mesh:
         _check(buffer)
         parts, detail = _cut_at(ends)
         call = self._call(b"p", buffer.dtype, buffer.nbytes, detail)
-        if self.shared is not None and self._is_one_host and buffer.nbytes > CHUNK:
+        if self._is_one_host and buffer.nbytes > CHUNK:
+            assert self.shared is not None
             self.shared.gather_parts(call, buffer, parts)
         elif self._choose(buffer.nbytes / 2, buffer.nbytes) == "ring":
             self._ring.all_gather(call, [buffer[part] for part in parts])

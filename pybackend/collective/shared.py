@@ -57,10 +57,8 @@ class SharedMemory:
         meet
             Returns once all ranks have called it.
         """
-        step = self._slots.shape[2] // buffer.itemsize
-        for start in range(0, len(buffer) or 1, step):
-            part = buffer[start : start + step]
-            slots = [slot[: len(part)] for slot in self._take_turn(buffer.dtype)]
+        for start, slots in self._take_slots(buffer):
+            part = buffer[start : start + len(slots[0])]
             slots[self._rank][:] = part
             meet()
             if len(slots) == 2:
@@ -128,10 +126,7 @@ class SharedMemory:
             slots[self._rank][:] = chunk
             meet()
             own = _overlap(parts[self._rank], start, len(chunk))
-            total = chunk[own]
-            np.add(slots[0][own], slots[1][own], out=total)
-            for slot in slots[2:]:
-                np.add(total, slot[own], out=total)
+            _sum_rows([slot[own] for slot in slots], chunk[own])
 
     def gather_parts(self, meet: Callable[[], None], buffer: Array, parts: Sequence[slice]) -> None:
         """Fill the parts of all other ranks with the data of these ranks."""
@@ -149,10 +144,7 @@ class SharedMemory:
         """Yield the start of each chunk of a buffer, with the slots of all ranks for it."""
         step = self._slots.shape[2] // buffer.itemsize
         for start in range(0, len(buffer) or 1, step):
-            size = min(step, len(buffer) - start) * buffer.itemsize
-            slots = [slot[:size].view(buffer.dtype) for slot in self._slots[self._turn]]
-            self._turn = 1 - self._turn
-            yield start, slots
+            yield start, [slot[: len(buffer) - start] for slot in self._take_turn(buffer.dtype)]
 
     def _sum_by_parts(self, meet: Callable[[], None], slots: list[Array], part: Array) -> None:
         """Let each rank sum one part of a buffer, which the others then copy."""

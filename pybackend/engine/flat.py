@@ -324,7 +324,9 @@ class FlatExchange:
     def read_state(self) -> dict[str, Any]:
         """Return what has not been sent yet: accumulated gradients and rounding errors."""
         pending = None
-        if self._pending is not None:  # in the order of the gradients, whoever owns them
+        if (
+            self._pending is not None
+        ):  # in the order of the gradients, as buckets depend on the owners
             pending = [np.array(self._pending[span]) for span in self.layout.spans]
         return {"pending": pending, "residuals": [c and c.read_residuals() for c in self._codecs]}
 
