@@ -33,7 +33,9 @@ _LEAST_MEMORY = 1 << 20
 class Resources:
     """Resources of each worker, the same on every launcher.
 
-    If a launcher cannot provide them, an error is raised before the training starts.
+    If a launcher cannot provide them, an error is raised before the training starts. With Spark 4
+    on a cluster, the tasks that run the workers get these cores and GPUs; other tasks of the
+    session keep theirs.
 
     Parameters
     ----------

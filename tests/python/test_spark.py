@@ -757,12 +757,12 @@ except pybackend.ClusterError as error:
 """
 
 
-def run_program(text: str) -> str:
+def run_program(text: str, *arguments: str) -> str:
     """Return the output of a separate program."""
     import subprocess
 
     return subprocess.run(
-        [sys.executable, "-c", text],
+        [sys.executable, "-c", text, *arguments],
         capture_output=True,
         text=True,
         check=True,
@@ -803,6 +803,62 @@ def test_a_session_that_asks_for_encryption_gets_no_servers_without(shown: str) 
 @pytest.mark.full
 def test_a_stopped_session_is_named(shown: str) -> None:
     assert shown.count("it was stopped") == 1
+
+
+PROFILES = """
+import os, sys
+from conftest import spark_session
+import pybackend
+from pybackend import Resources
+
+def resources_of(context):
+    from pyspark import BarrierTaskContext
+    names = ("TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES")
+    return [os.environ.get(name) for name in names]
+
+settings = {"spark__worker__resource__gpu__amount": "2",
+            "spark__worker__resource__gpu__discoveryScript": sys.argv[1],
+            "spark__executor__resource__gpu__amount": "2"}
+with spark_session("local-cluster[2,2,1024]", **settings) as session:
+    def try_run(workers, **wanted):
+        limits = Resources(**wanted) if wanted else None
+        try:
+            print(wanted, pybackend.barrier_run(
+                session, resources_of, workers=workers, resources=limits, verbose=0))
+        except (pybackend.InputError, pybackend.ClusterError) as error:
+            print(wanted, type(error).__name__, error)
+    try_run(4)
+    try_run(2, cpus=2)
+    try_run(2, gpus=2)
+    try_run(2, cpus=2, gpus=1)
+    try_run(3, cpus=2)
+    try_run(3, gpus=2)
+    try_run(1, cpus=3)
+    try_run(1, gpus=3)
+    print("tasks of others:", session.range(0, 4, 1, 4).count())
+"""
+
+
+def test_a_training_stage_has_its_own_resources(tmp_path: Path) -> None:
+    script = tmp_path / "gpus.sh"
+    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["4", "7"]}'\n""")
+    script.chmod(0o755)
+    shown = run_program(PROFILES, str(script)).splitlines()
+    assert shown == [
+        "{} " + str([["1", ""]] * 4),
+        "{'cpus': 2} " + str([["2", ""]] * 2),
+        "{'gpus': 2} " + str([["1", "4,7"]] * 2),
+        "{'cpus': 2, 'gpus': 1} " + str([["2", "4"]] * 2),
+        "{'cpus': 2} ClusterError `workers` is 3, but this Spark session runs at most 2 tasks with "
+        "2 cores each at a time (master local-cluster[2,2,1024]): use at most 2, or start the "
+        "session with more executors or cores",
+        "{'gpus': 2} ClusterError `workers` is 3, but this Spark session runs at most 2 tasks with "
+        "2 GPUs each at a time (master local-cluster[2,2,1024]): use at most 2, or start the "
+        "session with more executors or cores",
+        "{'cpus': 3} ClusterError ",
+        "{'gpus': 3} InputError ",
+        "tasks of others: 4",
+    ]
 
 
 DYNAMIC_ALLOCATION = """

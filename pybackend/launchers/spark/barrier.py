@@ -46,10 +46,10 @@ from pybackend.launchers.spark.preflight import (
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.slots import (
-    check_allotment,
     check_slots,
     cores_of_task,
     is_one_machine,
+    make_profile,
     read_setting,
     take_slots,
 )
@@ -99,16 +99,16 @@ class SparkLauncher:
 
     def describe(self, job: Job) -> Submission:
         """Return what `launch` would start, after its checks; no Spark job is run."""
-        check_slots(self.session, job.workers)
-        check_allotment(self.session, job.resources, job.workers)
+        make_profile(self.session, job.resources, job.workers)
+        check_slots(self.session, job.workers, job.resources)
         later = "on which executors Spark starts the tasks, and what their Python has"
         return Submission(("a task of the barrier stage",) * job.workers, later=(later,))
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job."""
         session = self.session
-        slots = check_slots(session, job.workers)
-        check_allotment(session, job.resources, job.workers)
+        profile = make_profile(session, job.resources, job.workers)
+        slots = check_slots(session, job.workers, job.resources)
         job = _with_model_limit(session, job)
         ship_package(session)
         token = new_token()
@@ -126,13 +126,14 @@ class SparkLauncher:
                 raise ClusterError(NO_OBSERVING)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
-            task = Task(member, cores_of_task(session, job.workers))
+            task = Task(member, cores_of_task(session, job.workers, job.resources.cpus))
             stack.enter_context(small_batches(session))
             size = sum(map(len, files.values()))
+            of_stage = {"profile": profile} if profile else {}
             plan = ask(
                 session,
                 "a plan",
-                lambda: frame.mapInArrow(task, SCHEMA, barrier=True),
+                lambda: frame.mapInArrow(task, SCHEMA, barrier=True, **of_stage),
                 size,
             )
             rows = _collect(session, plan, server, on_event, look=self._look, on_wait=self._on_wait)

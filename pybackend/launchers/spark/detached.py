@@ -20,10 +20,10 @@ from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import (
-    check_allotment,
     check_slots,
     cores_of_task,
     is_one_machine,
+    make_profile,
 )
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
@@ -61,13 +61,13 @@ class DetachedLauncher:
                 "no RDDs: use a classic session, or "
                 f"{call_of(term('barrier_run'), ..., data=Code(either('df', 'data')))}"
             )
-        check_slots(session, job.workers)
-        check_allotment(session, job.resources, job.workers)
+        profile = make_profile(session, job.resources, job.workers)
+        check_slots(session, job.workers, job.resources)
         ship_package(session)
         token = new_token()
         with open_meeting(session, token, job) as meeting:
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(member, on_event)
+            hosts = self._start(member, profile, on_event)
             with self._lock:
                 self._meeting = meeting
                 if self._has_closed:
@@ -87,11 +87,13 @@ class DetachedLauncher:
             if self._meeting is not None:
                 self._meeting.send({})
 
-    def _start(self, member: Member, on_event: Emit) -> list[str]:
+    def _start(self, member: Member, profile: Any, on_event: Emit) -> list[str]:
         """Start all workers as soon as slots are free; return their hosts, by rank."""
         session, workers = self.session, member.job.workers
-        start = StartMember(member, cores_of_task(session, workers))
+        start = StartMember(member, cores_of_task(session, workers, member.job.resources.cpus))
         numbers = session.sparkContext.parallelize(range(workers), workers)
+        if profile:
+            numbers = numbers.withResources(profile)
 
         def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())

@@ -30,7 +30,7 @@ _GAP_SECONDS = 5.0
 _CANCEL_SECONDS = 10.0
 _IDLE = (
     "Spark is not running any task of this job: other jobs occupy the slots, or executors are "
-    "missing. Free up slots, or use fewer workers"
+    "missing or have fewer cores than a worker needs. Free up slots, or use fewer workers"
 )
 _NOT_SUBMITTED = (
     "Spark's driver did not accept a job: its session was stopped, or its Java process exited. "

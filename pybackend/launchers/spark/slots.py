@@ -20,7 +20,7 @@ from pybackend.job.arguments import counted
 from pybackend.job.resources import Resources
 from pybackend.launchers.machine import count_cores
 from pybackend.launchers.machine_share import find_shortage, this_machine
-from pybackend.launchers.spark.session import ask, is_connect
+from pybackend.launchers.spark.session import ask, is_connect, read_version
 from pybackend.words import call_of, setting
 
 # Executors of a cluster register one after another once the session exists.
@@ -29,10 +29,15 @@ _REGISTER_SECONDS = 30.0
 _UNKNOWN = 2**31
 
 
-def check_slots(session: Any, workers: int) -> int:
+def check_slots(session: Any, workers: int, resources: Resources | None = None) -> int:
     """Return the number of tasks that the session can run at once.
 
     Without this check, Spark would wait ten minutes and then fail.
+
+    Parameters
+    ----------
+    resources
+        Those of each task. None (default), or less than a task of the session has: the same as that.
 
     Raises
     ------
@@ -47,16 +52,17 @@ def check_slots(session: Any, workers: int) -> int:
             "the session with spark.dynamicAllocation.enabled=false and spark.executor.instances "
             "set"
         )
-    slots, fixed = _count_available(session)
+    slots, fixed = _count_available(session, resources)
     deadline = time.monotonic() + _REGISTER_SECONDS
     while slots < workers and not fixed and time.monotonic() < deadline:
         time.sleep(0.5)
-        slots, fixed = _count_available(session)
+        slots, fixed = _count_available(session, resources)
     if slots < workers:
+        use = f"use at most {slots}" if slots else "request fewer of them in `resources`"
         raise ClusterError(
             f"`workers` is {workers}, but this Spark session runs at most "
-            f"{counted(slots, 'task')} at a time (master {_master(session)}): use at most "
-            f"{max(slots, 1)}, or start the session with more executors or cores"
+            f"{counted(slots, 'task')}{_with_resources(resources)} at a time (master "
+            f"{_master(session)}): {use}, or start the session with more executors or cores"
         )
     return slots
 
@@ -126,15 +132,34 @@ def _master(session: Any) -> str:
     return str(session.sparkContext.master)
 
 
-def _count_available(session: Any) -> tuple[int, bool]:
+def _with_resources(resources: Resources | None) -> str:
+    wanted = resources or Resources()
+    parts = [
+        *([counted(wanted.cpus, "core")] if wanted.cpus else []),
+        *([counted(wanted.gpus, "GPU")] if wanted.gpus else []),
+    ]
+    return f" with {' and '.join(parts)} each" if parts else ""
+
+
+def _count_available(session: Any, resources: Resources | None = None) -> tuple[int, bool]:
     """Return the number of tasks that can run at once, and whether it is final."""
-    per_task = int(read_setting(session, "spark.task.cpus") or 1)
+    wanted = resources or Resources()
+    per_task = max(_cores_per_task(session), wanted.cpus or 0)
+
+    def tasks_of(executor_cores: int) -> int:
+        gpus = read_setting(session, _GPUS_OF_EXECUTOR)
+        most = int(float(gpus) // wanted.gpus) if gpus and wanted.gpus else executor_cores
+        return min(executor_cores // per_task, most)
+
     master = _master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
-        return int(cluster[1]) * (int(cluster[2]) // per_task), True
+        return int(cluster[1]) * tasks_of(int(cluster[2])), True
     cores = _count_cores(session)
     if cores is not None:
-        return cores // per_task, master.startswith("local")
+        # All resources of a task belong to one executor. Unless this is set, its cores are unknown.
+        each = int(read_setting(session, "spark.executor.cores") or 0)
+        tasks = cores // each * tasks_of(each) if each else cores // per_task
+        return tasks, master.startswith("local")
     if local := re.fullmatch(r"local\[(\d+)(,.*)?\]", master):
         return int(local[1]) // per_task, True
     return _UNKNOWN, True
@@ -162,25 +187,90 @@ def _count_cores(session: Any) -> int | None:
 
 _CPUS = "spark.task.cpus"
 _GPUS = "spark.task.resource.gpu.amount"
+_GPUS_OF_EXECUTOR = "spark.executor.resource.gpu.amount"
+# Profiles of stages that run Python functions on a DataFrame.
+_PROFILES_SINCE = (4, 0)
+
+
+def _cores_per_task(session: Any) -> int:
+    return int(read_setting(session, _CPUS) or 1)
+
+
+def make_profile(session: Any, resources: Resources, workers: int) -> Any:
+    """Return the ``ResourceProfile`` of a stage of workers; None: the session's tasks have enough.
+
+    A profile needs no other session: its tasks get more cores and GPUs of the executors that run.
+
+    Raises
+    ------
+    InputError, ClusterError
+        Neither the session's tasks nor tasks with a profile have these resources. The message names
+        the setting that must be set when the session starts.
+    """
+    _check_memory(session, resources, workers)
+    lacking = _lacking(session, resources)
+    if not lacking:
+        return None
+    if not _supports_profiles(session):
+        raise InputError(lacking)
+    has_gpus = float(read_setting(session, _GPUS_OF_EXECUTOR) or 0)
+    if resources.gpus and resources.gpus > has_gpus:
+        raise InputError(
+            f"each worker needs {resources.gpus} gpus "
+            f"({setting(resources=call_of('Resources', gpus=resources.gpus))}), but an executor of "
+            f"this Spark session has {has_gpus:g}: start the session with "
+            f"{_GPUS_OF_EXECUTOR}={resources.gpus}"
+        )
+
+    def make() -> Any:
+        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+        wanted = TaskResourceRequests().cpus(max(_cores_per_task(session), resources.cpus or 0))
+        if gpus := resources.gpus or float(read_setting(session, _GPUS) or 0):
+            wanted = wanted.resource("gpu", gpus)
+        return ResourceProfileBuilder().require(wanted).build
+
+    return ask(session, "a resource profile", make)
+
+
+def _supports_profiles(session: Any) -> bool:
+    """Return whether tasks of a stage can have other resources than those of the session.
+
+    Spark has no such profiles in local mode.
+    """
+    return read_version(session) >= _PROFILES_SINCE and bool(
+        re.match(r"local-cluster|spark:|yarn|k8s:", _master(session))
+    )
 
 
 def check_allotment(session: Any, resources: Resources, workers: int) -> None:
-    """Raise an error if workers need more resources than Spark's tasks have.
+    """Raise an error if workers need more resources than tasks of the session have.
 
     Raises
     ------
     InputError
         Names the setting that must be set when the session starts.
     """
+    _check_memory(session, resources, workers)
+    if lacking := _lacking(session, resources):
+        raise InputError(lacking)
+
+
+def _lacking(session: Any, resources: Resources) -> str:
+    """Return what tasks of the session lack, and the setting for it; empty if they have enough."""
     pairs = {_CPUS: ("cpus", resources.cpus, "1"), _GPUS: ("gpus", resources.gpus, "0")}
     for key, (name, wanted, default) in pairs.items():
         has = float(read_setting(session, key) or default)
         if wanted is not None and wanted > has:
-            raise InputError(
+            return (
                 f"each worker needs {wanted} {name} "
                 f"({setting(resources=call_of('Resources', **{name: wanted}))}), but a task of "
                 f"this Spark session has {has:g}: start the session with {key}={wanted}"
             )
+    return ""
+
+
+def _check_memory(session: Any, resources: Resources, workers: int) -> None:
     if is_one_machine(session) and not is_connect(session):
         # In a cluster, each task checks its own machine.
         wanted_there = Resources(memory=resources.memory)
@@ -188,18 +278,18 @@ def check_allotment(session: Any, resources: Resources, workers: int) -> None:
             raise InputError(shortage)
 
 
-def cores_of_task(session: Any, workers: int) -> int:
+def cores_of_task(session: Any, workers: int, cpus: int | None = None) -> int:
     """Return the number of cores for each worker: a task's, or a share of a local session's.
 
     In a cluster other tasks, and other applications, may use the rest of a machine.
     """
     given = read_setting(session, _CPUS)
     if given is not None or not is_one_machine(session):
-        return int(given or 1)
+        return max(int(given or 1), cpus or 0)
     cores = count_slots(session)
     if not is_connect(session):  # it may have more slots than cores
         cores = min(cores, count_cores())
-    return max(1, cores // workers)
+    return max(1, cores // workers, cpus or 0)
 
 
 # Time of a wait before it is reported.
