@@ -96,6 +96,8 @@ def main() -> None:
     asked.only = asked.long or asked.only
     results = kept() if asked.only else {"machine": machine(), "rounds": {}}
     for part in [asked.only] if asked.only else PARTS:
+        # What else the machine did in the minute before, in running processes.
+        results.setdefault("load", {})[part] = round(os.getloadavg()[0], 2)
         tables = LONG[part]() if asked.long else PARTS[part](asked.rounds)
         results["rounds"][part] = 1 if part in ONCE else asked.rounds
         results |= tables
