@@ -26,16 +26,17 @@ SETTINGS = {
 
 @contextmanager
 def connect_server(
-    folder: Path, python: str = sys.executable
+    folder: Path, python: str = sys.executable, master: str = "local[2]", **settings: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run a Connect server of two slots during the context; yield its address and process."""
     stop_shared_spark()  # a process has one kind of session
     FORGE.start()
     home = Path(pyspark.__file__).parent
-    arguments = [argument for pair in SETTINGS.items() for argument in ("--conf", "=".join(pair))]
+    pairs = {**SETTINGS, **{name.replace("__", "."): value for name, value in settings.items()}}
+    arguments = [argument for pair in pairs.items() for argument in ("--conf", "=".join(pair))]
     command = [
         str(home / "bin" / "spark-submit"),
-        *("--master", "local[2]", "--driver-memory", "1g"),
+        *("--master", master, "--driver-memory", "1g"),
         *("--driver-java-options", f"-Djava.io.tmpdir={folder}"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
         *arguments,

@@ -26,6 +26,7 @@ import pybackend
 from pybackend import (
     ClusterError,
     InputError,
+    Resources,
     WorkerContext,
     WorkerFailedError,
     barrier_evaluate,
@@ -279,6 +280,35 @@ def test_dynamic_allocation_is_refused(url: str) -> None:
     with pytest.raises(ClusterError, match="barrier mode does not work with it"):
         check_slots(session, 1)
     session.stop()
+
+
+@pytest.mark.full
+def test_a_training_stage_has_its_own_cores(
+    tmp_path: Path, rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as `SparkSession.builder` does
+    with connect_server(
+        tmp_path,
+        master="local-cluster[2,2,1024]",
+        spark__dynamicAllocation__enabled="false",
+        spark__executor__memory="512m",
+    ) as (url, _):
+        session = new_session(url)
+
+        def threads(context: WorkerContext) -> str:
+            return os.environ["TF_NUM_INTRAOP_THREADS"]
+
+        assert barrier_run(session, threads, workers=4, verbose=0) == ["1"] * 4
+        two = Resources(cpus=2)
+        assert barrier_run(session, threads, workers=2, resources=two, verbose=0) == ["2"] * 2
+        with pytest.raises(ClusterError, match="at most 2 tasks with 2 cores each"):
+            barrier_run(session, threads, workers=3, resources=two)
+        here, there = (
+            barrier_train(place, build_dense, rows, workers=2, seed=1, resources=given, verbose=0)
+            for place, given in (("local", None), (session, two))
+        )
+        assert largest_difference(here.model, there.model) <= 1e-6
+        session.stop()
 
 
 def test_a_stopped_session_is_named(url: str) -> None:

@@ -812,7 +812,6 @@ import pybackend
 from pybackend import Resources
 
 def resources_of(context):
-    from pyspark import BarrierTaskContext
     names = ("TF_NUM_INTRAOP_THREADS", "CUDA_VISIBLE_DEVICES")
     return [os.environ.get(name) for name in names]
 
@@ -845,8 +844,8 @@ def test_a_training_stage_has_its_own_resources(tmp_path: Path) -> None:
     script.chmod(0o755)
     shown = run_program(PROFILES, str(script)).splitlines()
     assert shown == [
-        "{} " + str([["1", ""]] * 4),
-        "{'cpus': 2} " + str([["2", ""]] * 2),
+        "{} " + str([["1", "-1"]] * 4),
+        "{'cpus': 2} " + str([["2", "-1"]] * 2),
         "{'gpus': 2} " + str([["1", "4,7"]] * 2),
         "{'cpus': 2, 'gpus': 1} " + str([["2", "4"]] * 2),
         "{'cpus': 2} ClusterError `workers` is 3, but this Spark session runs at most 2 tasks with "
@@ -855,8 +854,12 @@ def test_a_training_stage_has_its_own_resources(tmp_path: Path) -> None:
         "{'gpus': 2} ClusterError `workers` is 3, but this Spark session runs at most 2 tasks with "
         "2 GPUs each at a time (master local-cluster[2,2,1024]): use at most 2, or start the "
         "session with more executors or cores",
-        "{'cpus': 3} ClusterError ",
-        "{'gpus': 3} InputError ",
+        "{'cpus': 3} ClusterError `workers` is 1, but this Spark session runs at most 0 tasks with "
+        "3 cores each at a time (master local-cluster[2,2,1024]): request fewer of them in "
+        "`resources`, or start the session with more executors or cores",
+        "{'gpus': 3} InputError each worker needs 3 gpus (resources=Resources(gpus=3)), but an "
+        "executor of this Spark session has 2: start the session with "
+        "spark.executor.resource.gpu.amount=3",
         "tasks of others: 4",
     ]
 

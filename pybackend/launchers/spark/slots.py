@@ -222,15 +222,22 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
             f"{_GPUS_OF_EXECUTOR}={resources.gpus}"
         )
 
-    def make() -> Any:
-        from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+    cpus = max(_cores_per_task(session), resources.cpus or 0)
+    gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
+    return _build_profile(session, cpus, gpus)
 
-        wanted = TaskResourceRequests().cpus(max(_cores_per_task(session), resources.cpus or 0))
-        if gpus := resources.gpus or float(read_setting(session, _GPUS) or 0):
-            wanted = wanted.resource("gpu", gpus)
-        return ResourceProfileBuilder().require(wanted).build
 
-    return ask(session, "a resource profile", make)
+def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    wanted = TaskResourceRequests().cpus(cpus)
+    if gpus:
+        wanted = wanted.resource("gpu", gpus)
+    profile = ResourceProfileBuilder().require(wanted).build
+    if is_connect(session):
+        # It registers with the session of the thread that first asks for its number: this one.
+        _ = profile.id
+    return profile
 
 
 def _supports_profiles(session: Any) -> bool:
