@@ -37,7 +37,7 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
     Parameters
     ----------
     resources
-        Those of each task. None (default), or less than a task of the session has: the same as that.
+        Those of each task. None (default): those of the tasks of the session, as for smaller ones.
 
     Raises
     ------
