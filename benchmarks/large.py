@@ -43,7 +43,7 @@ def measure_tfdist(bucket_mb: float) -> list[dict[str, float]]:
     options = {
         "workers": step.WORKERS,
         "batch_size": BATCH,
-        "exchange": Exchange(bucket_mb=bucket_mb),
+        "exchange": Exchange(bucket_mb=bucket_mb, audit=False),
     }
     return step.train(network, rows(), epochs=EPOCHS, **options)
 
