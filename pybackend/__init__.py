@@ -51,6 +51,9 @@ _NAMES = {
     "sql.deploy": "Deployment deploy_model undeploy_model",
     "tensorboard": "TensorBoardView view_tensorboard",
     "tf_config": "ClusterSpec make_tf_config read_tf_config",
+    "tuning.call": "train_many",
+    "tuning.pruning": "MedianPruning SuccessiveHalving",
+    "tuning.result": "Trial Trials",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(["__version__", *_HOME])
@@ -124,6 +127,11 @@ if TYPE_CHECKING:
     from pybackend.tf_config import ClusterSpec as ClusterSpec
     from pybackend.tf_config import make_tf_config as make_tf_config
     from pybackend.tf_config import read_tf_config as read_tf_config
+    from pybackend.tuning.call import train_many as train_many
+    from pybackend.tuning.pruning import MedianPruning as MedianPruning
+    from pybackend.tuning.pruning import SuccessiveHalving as SuccessiveHalving
+    from pybackend.tuning.result import Trial as Trial
+    from pybackend.tuning.result import Trials as Trials
 
 
 def __getattr__(name: str) -> Any:

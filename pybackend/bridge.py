@@ -27,7 +27,9 @@ from pybackend.reporting.call import report, write_report
 from pybackend.sql.dbi import connect_dbi
 from pybackend.sql.deploy import augment
 from pybackend.sql.query import SourceQuery
-from pybackend.words import speak
+from pybackend.tuning.grid import ModelFunction
+from pybackend.tuning.result import Trial, Trials
+from pybackend.words import show, speak
 
 __all__ = [
     "SourceQuery",
@@ -42,13 +44,17 @@ __all__ = [
     "connect_dbi",
     "copy_model",
     "describe_sql",
+    "describe_trial",
+    "describe_trials",
     "describe_weights",
     "doctor",
     "evaluate_rows",
     "find_text_inputs",
+    "find_trial",
     "list_columns",
     "load_result",
     "match_levels",
+    "model_function",
     "pick_columns",
     "predict_columns",
     "predict_rows",
@@ -252,6 +258,48 @@ def describe_sql(made: Any) -> dict[str, Any]:
         "place": [row[1] for row in rows],
         "numbers": [row[2] for row in rows],
     }
+
+
+def model_function(
+    build: Callable[..., Any], known: list[str], needed: list[str], takes_any: bool
+) -> ModelFunction:
+    """Return a function of R that builds the models of `train_many` in this session."""
+    return ModelFunction(build, known, needed, takes_any)
+
+
+def describe_trial(trial: Trial) -> dict[str, Any]:
+    """Return a `Trial` as plain data, without its result."""
+    fields = {name: value for name, value in vars(trial).items() if name != "result"}
+    return {**fields, "arguments": _describe_values(trial.arguments)}
+
+
+def describe_trials(trials: Trials) -> dict[str, Any]:
+    """Return the table of `train_many` as plain data."""
+    return {
+        "records": [_describe_values(record) for record in trials.records],
+        "metric": trials.metric,
+        "mode": trials.mode,
+        "parallelism": trials.parallelism,
+        "seconds": trials.seconds,
+    }
+
+
+def find_trial(trials: Trials, number: int | None) -> dict[str, Any]:
+    """Return a trial's number, arguments and result; without a number, those of the best one."""
+    if number is None:
+        trial = trials.best()
+    elif number > len(trials.trials):
+        raise InputError(f"`trial` is {number}, but there are {len(trials.trials)} trials")
+    else:
+        trial = trials.trials[number - 1]
+    if trial.result is None:
+        raise InputError(f"trial {trial.number} has no model: {trial.error}")
+    return {"number": trial.number, "arguments": trial.arguments, "result": trial.result}
+
+
+def _describe_values(values: dict[str, Any]) -> dict[str, Any]:
+    plain = (str, bool, int, float, type(None), list)
+    return {n: v if isinstance(v, plain) else show(v) for n, v in values.items()}
 
 
 def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> None:

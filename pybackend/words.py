@@ -22,10 +22,12 @@ _FUNCTIONS = {
     "Elastic": "elastic",
     "Exchange": "exchange",
     "LocalSteps": "local_steps",
+    "MedianPruning": "median_pruning",
     "Observer": "observer",
     "ParameterServer": "parameter_server",
     "Resources": "resources",
     "ScaleLearningRate": "scale_learning_rate",
+    "SuccessiveHalving": "successive_halving",
 }
 _TERMS = {
     "(x, y)": "list(x, y)",

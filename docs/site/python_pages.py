@@ -17,6 +17,8 @@ import pybackend
 GROUPS = {
     "Train": [
         "barrier_train",
+        "train_many: train_many Trials Trial",
+        "Stop poor trials: MedianPruning SuccessiveHalving",
         "train_mnist",
         "TrainResult",
         "Reports of workers: WorkerReport StepTimes Audit Generation Restart",

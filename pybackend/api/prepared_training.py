@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from pybackend.api.planned_rows import count_known
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, resolve_scale
 from pybackend.api.settings import describe_settings
+from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
@@ -28,6 +30,7 @@ from pybackend.launchers import Launcher, count_workers, launcher_for
 from pybackend.r.function import RFunction
 from pybackend.words import call_of, install, setting, show, term
 
+ReadData = Callable[[Launcher, TrainingCall, ColumnSpec, TrainingJob], Mapping[str, Any]]
 # Arguments that asynchronous training does not support, and why.
 _SYNCHRONOUS = {
     "callbacks": "the workers do not finish steps together, so there is no step after which to "
@@ -119,8 +122,10 @@ class PreparedTraining:
         return describe_settings(self.request.job, self.launcher, self.restarts)
 
 
-def prepare_training(call: TrainingCall) -> PreparedTraining:
+def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
     """Check the arguments of `barrier_train`, and encode them for the workers.
+
+    ``read`` returns the data sets.
 
     Raises
     ------
@@ -132,7 +137,7 @@ def prepare_training(call: TrainingCall) -> PreparedTraining:
     call = resolve_scale(resolve_roles(launcher, call))
     restarts = check_whole_number("restarts", call.restarts, least=0)
     call = resolve_checkpoint(call)
-    request = prepare(TrainingJob, call, partial(read_training_data, launcher, call))
+    request = prepare(TrainingJob, call, partial(read, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})

@@ -298,7 +298,11 @@ def barrier_train(
 def run_training(call: TrainingCall) -> TrainResult:
     """Check a call of `barrier_train`, run it, and return the result."""
     began = time.monotonic()
-    prepared = prepare_training(call)
+    return complete_training(call, prepare_training(call), began)
+
+
+def complete_training(call: TrainingCall, prepared: PreparedTraining, began: float) -> TrainResult:
+    """Run a prepared call, which began at this ``time.monotonic()``, and return the result."""
     request, checkpoint = prepared.request, prepared.request.job.checkpoint
     say = printer(request.job.verbose)
     if (note := note_files(call.callbacks, prepared.launcher)) is not None:

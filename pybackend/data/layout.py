@@ -20,7 +20,7 @@ from pybackend.job.job import argument_of
 
 Array = npt.NDArray[Any]
 
-_LAYOUT = "layout.json"
+LAYOUT = "layout.json"
 # Start and number of the values of a ragged row.
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8")])
 
@@ -108,18 +108,18 @@ def write_layout(folder: Path, rows: int, kinds: Kinds) -> None:
     """Write the layout of a folder of rows; called again once the rows of all workers are known."""
     layout = {"rows": rows, "columns": {key: asdict(kind) for key, kind in kinds.items()}}
     layout["sha256"] = _digest(layout)
-    (folder / _LAYOUT).write_text(json.dumps(layout))
+    (folder / LAYOUT).write_text(json.dumps(layout))
 
 
 def read_layout(folder: Path) -> tuple[int, Kinds]:
     """Read the number of rows and the kinds of their columns."""
-    layout = _read(folder / _LAYOUT)
+    layout = _read(folder / LAYOUT)
     return layout["rows"], read_kinds(layout["columns"])
 
 
 def read_layouts(folder: Path) -> dict[str, Any]:
     """Read the layouts of all subfolders of a folder, as plain JSON data."""
-    return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{_LAYOUT}"))}
+    return {path.parent.name: _read(path) for path in sorted(folder.glob(f"*/{LAYOUT}"))}
 
 
 def _read(path: Path) -> dict[str, Any]:

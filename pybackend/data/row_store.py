@@ -26,6 +26,7 @@ import numpy.typing as npt
 from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.disk import naming_full_disk
 from pybackend.data.layout import (
+    LAYOUT,
     PLACE,
     Kind,
     Kinds,
@@ -182,7 +183,9 @@ def link_columns(folder: Path, source: Path) -> None:
     """Create a folder with the same rows using hard links, without copying them."""
     folder.mkdir()
     for file in source.iterdir():
-        os.link(file, folder / file.name)
+        # Each worker writes the layout again.
+        copy = shutil.copyfile if file.name == LAYOUT else os.link
+        copy(file, folder / file.name)
 
 
 # Below the size of a task that Spark recommends; a task contains such a row.

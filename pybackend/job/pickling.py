@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import IO, Any
@@ -268,6 +268,8 @@ def is_sent(owner: Any) -> bool:
 
 def _module_to_send(owner: Any) -> ModuleType | None:
     """Return the module of a class, a function or an object, if it is one of the user's files."""
+    while isinstance(owner, partial):
+        owner = owner.func
     name = getattr(owner, "__module__", None) or type(owner).__module__
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or name == "__main__" or _is_installed(module):

@@ -14,10 +14,14 @@ from pybackend.errors import InputError
 from pybackend.job.messages import Emit as Emit
 from pybackend.launchers.base import Checking as Checking
 from pybackend.launchers.base import Describing as Describing
+from pybackend.launchers.base import Dividing as Dividing
 from pybackend.launchers.base import Launcher as Launcher
 from pybackend.launchers.base import Outcome as Outcome
 from pybackend.launchers.base import Slotted
 from pybackend.launchers.base import Submission as Submission
+from pybackend.launchers.stopping import StopRequestedError as StopRequestedError
+from pybackend.launchers.stopping import check_stop as check_stop
+from pybackend.launchers.stopping import stopped_by as stopped_by
 from pybackend.words import show, term
 
 if TYPE_CHECKING:

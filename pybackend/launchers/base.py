@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -130,3 +131,38 @@ class Slotted(Protocol):
         InputError
             The call requests more workers than this launcher can start.
         """
+
+
+@runtime_checkable
+class Dividing(Protocol):
+    """A launcher that can run several jobs at once, each on its own part of the slots."""
+
+    def divide(
+        self, job: Job, most: int, parallelism: int | None
+    ) -> AbstractContextManager[Sequence[Launcher]]:
+        """Return launchers for jobs like ``job``, which may be used on different threads at once.
+
+        Parameters
+        ----------
+        most
+            Maximum number of launchers, because there are no more jobs.
+        parallelism
+            Number of launchers; None: as many as there are slots for, and at least 1.
+
+        Raises
+        ------
+        InputError, ClusterError
+            There are fewer slots than that.
+        """
+
+
+# Number of jobs that wait in the queue of a cluster at once, unless the user wants another.
+_QUEUED = 32
+
+
+@contextmanager
+def divide_queue(
+    launcher: Launcher, most: int, parallelism: int | None
+) -> Iterator[Sequence[Launcher]]:
+    """Return a launcher several times, for a cluster that itself assigns slots to each job."""
+    yield [launcher] * min(most, parallelism or _QUEUED)

@@ -131,7 +131,7 @@ class Child:
         """``host:port`` reserved for TensorFlow's own server, if the job needs one."""
         self.is_closed = False
         """True once its folder is removed."""
-        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=_disk()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=find_disk()))
 
     def __enter__(self) -> Child:
         return self
@@ -372,7 +372,7 @@ class Child:
         )
 
 
-def _disk() -> str | None:
+def find_disk() -> str | None:
     """Return the parent of the worker's folder, or None for the default.
 
     The default folder for temporary files may be small, or in memory. Spark tells its tasks which

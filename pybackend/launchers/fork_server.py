@@ -68,6 +68,7 @@ _DEVICES = (Path("/dev/kfd"), Path("/dev/dxg"))
 _INHERITED = ("CapEff", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "Umask")
 _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
+_EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
 _OFF = ("0", "false", "no", "off")
 
 
@@ -141,6 +142,16 @@ def without_fork_server() -> Iterator[None]:
         yield
     finally:
         _IS_SUSPENDED.reset(token)
+
+
+@contextlib.contextmanager
+def expecting_workers() -> Iterator[None]:
+    """Start a fork server before the first worker of this block, because many equal ones follow."""
+    token = _EXPECTS_MORE.set(True)
+    try:
+        yield
+    finally:
+        _EXPECTS_MORE.reset(token)
 
 
 class _Server:
@@ -251,6 +262,10 @@ class _Servers:
             if kind not in self._wanted:
                 self._wanted = [kind, *self._wanted][:_MOST]
             server = next((server for server in self._running if server.kind == kind), None)
+            is_wanted = server is None and _EXPECTS_MORE.get() and len(self._running) < _MOST
+            if is_wanted and read_free_memory() >= _BYTES:
+                server = _Server(kind)
+                self._running = [server, *self._running]
         if server is None:
             return None
         try:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import queue
 import re
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 from pybackend.data.arrays import Columns, count_rows, shard
@@ -20,16 +24,34 @@ from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import read_meminfo, show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
-from pybackend.launchers.child import Child
+from pybackend.launchers.child import Child, find_disk
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
-from pybackend.launchers.fork_server import keeping_fork_server, stop_fork_server
+from pybackend.launchers.fork_server import (
+    expecting_workers,
+    keeping_fork_server,
+    stop_fork_server,
+)
 from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
+from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.launchers.stopping import check_stop
 from pybackend.net.rendezvous import new_token
+from pybackend.words import setting
 
 HOST = "127.0.0.1"
 # Least private memory of a process that has imported TensorFlow.
 _TENSORFLOW_BYTES = 240 << 20
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Part of this machine for one of several jobs at once, which share the rows that are written.
+
+    ``shares`` holds the variables of its workers.
+    """
+
+    shares: list[dict[str, str]]
+    rows: SharedRows
 
 
 class LocalLauncher:
@@ -40,6 +62,9 @@ class LocalLauncher:
     session = None
     workers = None
     why_fixed = None
+
+    def __init__(self, lane: _Lane | None = None) -> None:
+        self._lane = lane
 
     def check(self, job: Job) -> None:
         """Check cores, memory, GPUs and folders."""
@@ -55,10 +80,28 @@ class LocalLauncher:
         self.check(job)
         return Submission(("this machine",) * job.workers)
 
+    @contextmanager
+    def divide(
+        self, job: Job, most: int, parallelism: int | None
+    ) -> Iterator[Sequence[LocalLauncher]]:
+        """Divide the cores, GPUs and memory of this machine."""
+        workers = job.most_workers
+        lanes = min(most, parallelism or _count_lanes(job))
+        if shortage := find_shortage(job.resources, workers * lanes, this_machine()):
+            raise InputError(f"{setting(parallelism=lanes)}: {shortage}")
+        shares = share_of_machine(workers * lanes, resources=job.resources)
+        with swept_folder(find_disk()) as folder, expecting_workers():
+            rows = SharedRows(folder)
+            parts = [shares[first : first + workers] for first in range(0, len(shares), workers)]
+            yield [LocalLauncher(_Lane(part, rows)) for part in parts]
+
     @keeping_fork_server()
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
-        shares = share_of_machine(job.most_workers, resources=job.resources)
+        if self._lane is None:
+            shares = share_of_machine(job.most_workers, resources=job.resources)
+        else:
+            shares = self._lane.shares[: job.most_workers]
         if isinstance(job, TrainingJob) and job.is_elastic:
             with LocalSite(job, files, datasets, HOST, shares) as site:
                 return train_elastically(job, datasets, on_event, site)
@@ -77,7 +120,11 @@ class LocalLauncher:
                 children.append(child)
             for name, parts in shards.items():
                 shares_all = name == "train" and job.shuffles_globally
-                _write(children, name, [datasets[name]] if shares_all else parts)
+                if self._lane is None:
+                    _write(children, name, [datasets[name]] if shares_all else parts)
+                else:
+                    count = 1 if shares_all else job.workers
+                    self._lane.rows.link(children, name, datasets[name], count)
             order = Order(
                 token=new_token(),
                 peers=tuple(child.address for child in children),
@@ -130,6 +177,51 @@ def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> No
         link_columns(folder, folders[0])
 
 
+class SharedRows:
+    """Rows that are written once, for the workers of several jobs on this machine.
+
+    Parameters
+    ----------
+    folder
+        Folder for them, on the disk of the workers' folders.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        # With the columns, so that no others get their identity.
+        self._written: dict[tuple[int, int], tuple[Columns, list[Path]]] = {}
+
+    def link(self, children: Sequence[Child], name: str, columns: Columns, parts: int) -> None:
+        """Link rows, divided into a number of parts, into the folders of the children."""
+        key = id(columns), parts
+        with self._lock:
+            if key not in self._written:
+                self._written[key] = columns, self._write(columns, parts)
+        for child, source in zip(children, cycle(self._written[key][1]), strict=False):
+            link_columns(child.folder / name, source)
+
+    def _write(self, columns: Columns, parts: int) -> list[Path]:
+        root = Path(tempfile.mkdtemp(dir=self._folder))
+        folders = [root / str(part) for part in range(parts)]
+        for part, folder in enumerate(folders):
+            write_columns(folder, shard(columns, parts, part))
+        return folders
+
+
+def _count_lanes(job: Job) -> int:
+    """Return how many such jobs this machine has cores, memory and GPUs for; at least 1."""
+    machine, wanted, workers = this_machine(), job.resources, job.most_workers
+    most = [
+        machine.cores // (wanted.cpus or 1),
+        machine.memory // (wanted.bytes or 1),
+        int(_free_memory(machine) // _TENSORFLOW_BYTES),
+    ]
+    if machine.usable_gpus and wanted.gpus != 0:
+        most.append(len(machine.usable_gpus) // (wanted.gpus or 1))
+    return max(1, min(most) // workers)
+
+
 def _watch(
     job: Job,
     children: Sequence[Child],
@@ -142,6 +234,7 @@ def _watch(
     for child in children:
         _follow(child, events.put)
     while len(reports) < len(children):
+        check_stop()
         if time.monotonic() > failures.deadline(job, reports.values()):
             break
         try:

@@ -128,6 +128,7 @@ ALONE = [
     "test_tf_config",
     "test_train",
     "test_transfer",
+    "test_tuning",
     "test_warm",
 ]
 _GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}

@@ -7,6 +7,7 @@ import linecache
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def test_a_function_of_a_users_module_travels_as_code(tmp_path: Path, monkeypatc
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert run_elsewhere(data, elsewhere) == "6"
+    given = partial(my_models.build)
+    assert run_elsewhere(pickle_value(given, "`model`", [given]), elsewhere) == "6"
     assert "my_models" not in cloudpickle.list_registry_pickle_by_value()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
@@ -24,11 +26,17 @@ _FORM = 'expected "name", "name:slots", "user@name:slots" or "[IPv6 address]:slo
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host and its number of slots. ``user`` is the user to log in as; None: ssh's default."""
+    """A host and its number of slots. ``user`` is the user to log in as; None: ssh's default.
+
+    If several jobs run there at once, ``neighbours`` is the number of workers of all of them, and
+    ``first`` the number of the first of these slots.
+    """
 
     name: str
     slots: int = 1
     user: str | None = None
+    first: int = 0
+    neighbours: int | None = None
 
     @property
     def login(self) -> str:
@@ -85,6 +93,22 @@ def read_hostfile(path: str | os.PathLike[str]) -> tuple[HostSlots, ...]:
             f'the hostfile {show(str(path))} lists no hosts: expected lines "host slots=2"'
         )
     return _merge(found)
+
+
+def divide_slots(hosts: Sequence[HostSlots], workers: int, jobs: int) -> list[list[HostSlots]]:
+    """Divide the slots of hosts among jobs with this number of workers each, in order."""
+    slots = [replace(host, first=one) for host in hosts for one in range(host.slots)]
+    parts = [slots[job * workers : (job + 1) * workers] for job in range(jobs)]
+    used = Counter((slot.user, slot.name) for part in parts for slot in part)
+    divided = []
+    for part in parts:
+        by_host: dict[Any, list[HostSlots]] = {}
+        for slot in part:
+            by_host.setdefault((slot.user, slot.name), []).append(slot)
+        divided.append(
+            [replace(own[0], slots=len(own), neighbours=used[key]) for key, own in by_host.items()]
+        )
+    return divided
 
 
 def ranks_by_host(hosts: Sequence[HostSlots], workers: int) -> list[tuple[HostSlots, range]]:

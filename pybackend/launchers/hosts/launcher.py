@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -9,18 +10,24 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.errors import Failure, InputError
-from pybackend.job.arguments import is_variable_name
+from pybackend.job.arguments import counted, is_variable_name
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
+from pybackend.launchers.hosts.host_list import (
+    HostSlots,
+    divide_slots,
+    parse_hosts,
+    ranks_by_host,
+    read_hostfile,
+)
 from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
@@ -75,6 +82,19 @@ class Hosts:
             ranks_by_host(self.hosts, wanted)
         return wanted
 
+    @contextmanager
+    def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Hosts]]:
+        """Divide the slots of the hosts, in order."""
+        slots, workers = sum(host.slots for host in self.hosts), job.most_workers
+        ranks_by_host(self.hosts, workers)
+        jobs = min(most, parallelism or slots // workers)
+        if jobs * workers > slots:
+            raise InputError(
+                f"`parallelism` is {parallelism}, but the hosts have {counted(slots, 'slot')}, and "
+                f"each trial needs {workers}: use at most {slots // workers}"
+            )
+        yield [replace(self, hosts=tuple(own)) for own in divide_slots(self.hosts, workers, jobs)]
+
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         if isinstance(job, TrainingJob) and job.is_elastic:
             return self._train_elastically(job, files, datasets, on_event)
@@ -92,7 +112,7 @@ class Hosts:
             task = RemoteTask(member, tuple(addresses), self.environment)
             contents = pack_task(task, folder, datasets)
             for host in reached:
-                own = {RANKS: str(list(host.ranks)).encode()}
+                own = {RANKS: json.dumps(host.place).encode()}
                 host.send(Bundle({**contents, **own}, files_of_ranks(folder, host.ranks)))
 
             def look() -> list[Failure]:
@@ -126,7 +146,8 @@ class Hosts:
     ) -> Iterator[list[SshHost]]:
         """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
 
-        ``neighbours`` is the number of workers that share a host; None: those given for it.
+        ``neighbours`` is the number of workers that share a host; None: those given for it, or
+        those of all jobs that run there.
         """
         # A function may not need TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
@@ -135,7 +156,8 @@ class Hosts:
         try:
             for host, ranks in placed:
                 arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
-                reached.append(SshHost(*arguments, neighbours or len(ranks), temporary))
+                shared_by = neighbours or host.neighbours or len(ranks)
+                reached.append(SshHost(*arguments, shared_by, temporary))
             yield reached
         finally:
             for one in reached:

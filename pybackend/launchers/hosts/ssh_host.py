@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.packages import TITLES
@@ -100,6 +100,15 @@ class SshHost:
         self._printer.start()
         self._follower = threading.Thread(target=self._follow, daemon=True)
         self._follower.start()
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Ranks of its workers, and the part of the host that they use."""
+        return {
+            "ranks": list(self.ranks),
+            "first": self._host.first,
+            "neighbours": self._neighbours,
+        }
 
     def send(self, bundle: Bundle) -> None:
         """Send the bundle as soon as Python has started on the host."""

@@ -11,7 +11,7 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import cloudpickle
 
@@ -42,7 +42,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     is_elastic = Path(folder, POST).exists()
-    ranks = [0] if is_elastic else json.loads(Path(folder, RANKS).read_text())
+    placed = {"ranks": [0]} if is_elastic else json.loads(Path(folder, RANKS).read_text())
+    ranks = placed["ranks"]
     # No token: ssh has authenticated both ends of the shared connection.
     meetings = {
         rank: MeetingClient(None, "", rank, 0.0, _end, stream=lines.connect(rank)) for rank in ranks
@@ -55,10 +56,12 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
         for rank, meeting in meetings.items():
             meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return
-    _work(task, Path(folder), meetings)
+    _work(task, Path(folder), meetings, placed)
 
 
-def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) -> None:
+def _work(
+    task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient], placed: dict[str, Any]
+) -> None:
     os.environ.update(task.environment)
     # Addresses and ports of both ends; the third is the address that ssh used for this host.
     connection = os.environ.get("SSH_CONNECTION", "").split()
@@ -71,12 +74,12 @@ def _work(task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient]) ->
         with notice.expected(True):
             follow_orders(task, post, folder, meetings[0], variables, reached, notice)
         return
-    shares = share_of_machine(len(meetings), resources=job.resources)
+    shares = share_of_machine(placed["neighbours"], resources=job.resources)[placed["first"] :]
     with (
         notice.expected(job.keeps_checkpoints),
         ThreadPoolExecutor(len(meetings)) as threads,
     ):
-        for (rank, meeting), share in zip(meetings.items(), shares, strict=True):
+        for (rank, meeting), share in zip(meetings.items(), shares, strict=False):
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []

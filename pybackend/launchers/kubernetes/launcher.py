@@ -17,7 +17,14 @@ from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
-from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.launchers.base import (
+    DataSets,
+    Files,
+    Launcher,
+    Outcome,
+    Submission,
+    divide_queue,
+)
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
 from pybackend.launchers.kubernetes.manifests import (
@@ -195,6 +202,12 @@ class KubernetesLauncher:
             describe_job(self.settings, name, workers, _TRAINING),
             describe_service(self.settings, name, None),
         ]
+
+    def divide(
+        self, job: Job, most: int, parallelism: int | None
+    ) -> contextlib.AbstractContextManager[Sequence[Launcher]]:
+        """Submit each job on its own: the cluster queues those for which it has no room."""
+        return divide_queue(self, most, parallelism)
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)

@@ -14,6 +14,7 @@ from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import Failures
 from pybackend.launchers.remote.task import REPORT, receive_model
+from pybackend.launchers.stopping import check_stop
 from pybackend.net.meeting import MeetingServer
 
 _LOOK_SECONDS = 0.1
@@ -77,6 +78,7 @@ class _RemoteGroup:
         deadline, trouble = float("inf"), None
         while self._running():
             check()
+            check_stop()
             if time.monotonic() > min(deadline, self._deadline()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,14 @@ from typing import Any
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
-from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.launchers.base import (
+    DataSets,
+    Files,
+    Launcher,
+    Outcome,
+    Submission,
+    divide_queue,
+)
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
@@ -184,6 +191,12 @@ class SlurmLauncher:
         if isinstance(wanted, int):  # other types are checked later
             check_tasks(wanted, nodes, per_node)
         return wanted
+
+    def divide(
+        self, job: Job, most: int, parallelism: int | None
+    ) -> AbstractContextManager[Sequence[Launcher]]:
+        """Submit each job on its own: the cluster queues those for which it has no room."""
+        return divide_queue(self, most, parallelism)
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         settings = with_resources(self.settings, job.resources)

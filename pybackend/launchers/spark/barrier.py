@@ -10,8 +10,8 @@ import math
 import queue
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.row_store import SCHEMA as BLOB_SCHEMA
 from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
-from pybackend.job.job import Job, TrainingJob, argument_of
+from pybackend.job.job import LOGGER, Job, TrainingJob, argument_of
 from pybackend.job.messages import Emit, Event
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
@@ -47,6 +47,7 @@ from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.slots import (
     check_slots,
+    choose_lanes,
     cores_of_task,
     is_one_machine,
     make_profile,
@@ -54,6 +55,7 @@ from pybackend.launchers.spark.slots import (
     take_slots,
 )
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.launchers.stopping import check_stop
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
@@ -79,7 +81,7 @@ class SparkLauncher:
     ``look`` is called repeatedly while the workers run; an error that it raises stops them. With
     ``on_wait``, the workers wait for slots that other jobs hold, as long as tasks of those jobs are
     running. If the wait is long, ``on_wait`` is called once, with a description. Without it, they
-    fail after a minute.
+    fail after a minute. ``lanes`` is the number of such launchers that run at once.
     """
 
     where = "tasks of a Spark job"
@@ -90,12 +92,14 @@ class SparkLauncher:
     def __init__(
         self,
         session: Any,
-        look: Callable[[], object] = lambda: None,
+        look: Callable[[], object] = check_stop,
         on_wait: Callable[[str], object] | None = None,
+        lanes: int = 1,
     ) -> None:
         self.session = session
         self._look = look
         self._on_wait = on_wait
+        self._lanes = lanes
 
     def describe(self, job: Job) -> Submission:
         """Return what `launch` would start, after its checks; no Spark job is run."""
@@ -103,6 +107,17 @@ class SparkLauncher:
         check_slots(self.session, job.workers, job.resources)
         later = "on which executors Spark starts the tasks, and what their Python has"
         return Submission(("a task of the barrier stage",) * job.workers, later=(later,))
+
+    @contextmanager
+    def divide(
+        self, job: Job, most: int, parallelism: int | None
+    ) -> Iterator[Sequence[SparkLauncher]]:
+        """Return launchers that take turns in the session's slots, one for each part of them."""
+        workers = job.most_workers
+        slots = check_slots(self.session, workers, job.resources)
+        lanes = choose_lanes(slots, workers, most, parallelism)
+        make_profile(self.session, job.resources, workers * lanes)
+        yield [SparkLauncher(self.session, on_wait=LOGGER.info, lanes=lanes)] * lanes
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job to completion, in one Spark job."""
@@ -126,7 +141,8 @@ class SparkLauncher:
                 raise ClusterError(NO_OBSERVING)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
-            task = Task(member, cores_of_task(session, job.workers, job.resources.cpus))
+            cores = cores_of_task(session, job.workers * self._lanes, job.resources.cpus)
+            task = Task(member, cores)
             stack.enter_context(small_batches(session))
             size = sum(map(len, files.values()))
             of_stage = {"profile": profile} if profile else {}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
@@ -95,6 +96,26 @@ def count_slots(session: Any) -> int:
     """Return the number of tasks that a session can run at once; 1 if Spark does not report it."""
     slots, _ = _count_available(session)
     return 1 if slots == _UNKNOWN else slots
+
+
+def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -> int:
+    """Return how many jobs with this number of workers to run at once in a session's slots.
+
+    Raises
+    ------
+    ClusterError
+        There are too few slots.
+    """
+    if parallelism is None:
+        return 1 if slots == _UNKNOWN else max(1, min(most, slots // workers))
+    lanes = min(most, parallelism)
+    if lanes * workers > slots:
+        raise ClusterError(
+            f"`parallelism` is {parallelism}, but this Spark session runs at most "
+            f"{counted(slots, 'task')} at a time, and each trial needs {workers}: use at most "
+            f"{max(1, slots // workers)}, or start the session with more executors or cores"
+        )
+    return lanes
 
 
 def is_one_machine(session: Any) -> bool:
@@ -224,7 +245,14 @@ def make_profile(session: Any, resources: Resources, workers: int) -> Any:
 
     cpus = max(_cores_per_task(session), resources.cpus or 0)
     gpus = resources.gpus or float(read_setting(session, _GPUS) or 0)
-    return _build_profile(session, cpus, gpus)
+    known = _profiles.setdefault(session, {})
+    if (cpus, gpus) not in known:
+        known[cpus, gpus] = _build_profile(session, cpus, gpus)
+    return known[cpus, gpus]
+
+
+# By session, and by the cores and GPUs of a task.
+_profiles: WeakKeyDictionary[Any, dict[tuple[int, float], Any]] = WeakKeyDictionary()
 
 
 def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
@@ -235,7 +263,7 @@ def _build_profile(session: Any, cpus: int, gpus: float) -> Any:
         wanted = wanted.resource("gpu", gpus)
     profile = ResourceProfileBuilder().require(wanted).build
     if is_connect(session):
-        # It registers with the session of the thread that first asks for its number: this one.
+        # The profile registers when its number is read, which not every thread can do.
         _ = profile.id
     return profile
 

@@ -1,0 +1,195 @@
+"""Train a model many times at once, with different arguments."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
+
+from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_arguments
+from pybackend.job.job import Shuffle
+from pybackend.job.options import (
+    DataOptions,
+    Exchange,
+    LocalSteps,
+    ParameterServer,
+    ScaleLearningRate,
+)
+from pybackend.job.resources import Resources
+from pybackend.launchers import launcher_for
+from pybackend.tuning.grid import ModelFunction
+from pybackend.tuning.pruning import Pruning
+from pybackend.tuning.result import Trial, Trials
+from pybackend.tuning.search import Search, choose_metric
+from pybackend.tuning.source import choose_mode, choose_source
+
+
+@explain_arguments
+def train_many(
+    spark: Any,
+    model: Callable[..., Any],
+    data: Any,
+    *,
+    grid: Any,
+    workers_per_trial: int = 1,
+    parallelism: int | None = None,
+    metric: str | None = None,
+    mode: Literal["min", "max"] | None = None,
+    prune: Pruning | None = None,
+    study: Any = None,
+    trials: int | None = None,
+    on_trial: Callable[[Trial], object] | None = None,
+    epochs: int = 1,
+    batch_size: int = 32,
+    steps_per_epoch: int | None = None,
+    validation_data: Any = None,
+    validation_split: float = 0.0,
+    validation_freq: int | Collection[int] = 1,
+    callbacks: Sequence[Any] | None = None,
+    class_weight: Mapping[Any, float] | None = None,
+    seed: int | None = None,
+    shuffle: Shuffle = True,
+    features: Features | None = None,
+    label: str | Mapping[str, str] | None = "label",
+    weight: str | None = None,
+    data_options: DataOptions | None = None,
+    exchange: Exchange | LocalSteps | ParameterServer | None = None,
+    scale_lr: ScaleLearningRate | Scaling | None = None,
+    resources: Resources | None = None,
+    restarts: int = 0,
+    tensorboard: Place | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    safe_mode: bool = True,
+    verbose: int = 1,
+    timeout: float = 300.0,
+) -> Trials:
+    """Train a model many times at once with different arguments, and compare the results.
+
+    Each trial is a training run as by `barrier_train`, with equal results. On this machine, the
+    rows are encoded and written once for all trials, and later trials start within milliseconds.
+
+    Parameters
+    ----------
+    spark
+        Where the workers run, as in `barrier_train`, but not processes that `join`.
+    model
+        A function that returns a compiled Keras model. It is called on every worker with the values
+        of a trial as named arguments.
+    data
+        As in `barrier_train`.
+    grid
+        What to try: a dict of lists, for all combinations of their values; a list of dicts, or a
+        data frame, for one trial per row. The names are arguments of ``model``, or ``batch_size``,
+        ``epochs``, ``exchange``, ``scale_lr``, ``seed`` or ``steps_per_epoch``. With ``study``: a
+        dict of Optuna's distributions.
+    workers_per_trial
+        Number of workers of each trial.
+    parallelism
+        Number of trials that run at once. None (default): as many as there are free cores and GPUs
+        on this machine, or slots on the cluster.
+    metric
+        Metric by which trials are compared, after the last epoch. None (default): ``"val_loss"``,
+        or ``"loss"`` if there is no validation data.
+    mode
+        ``"min"`` or ``"max"``: which values of the metric are better. None (default): ``"max"`` if
+        its name ends with accuracy, acc, auc, precision, recall, f1_score, r2_score or iou, else
+        ``"min"``; or the direction of ``study``.
+    prune
+        `MedianPruning` or `SuccessiveHalving`: stops trials whose metric is worse than that of
+        others after the same epoch. Which ones depends on the order in which trials end their
+        epochs. None (default): all trials run all epochs.
+    study
+        An Optuna study, which suggests the values of each trial, and whose pruner stops poor ones.
+    trials
+        Number of trials; only with ``study``.
+    on_trial
+        Called in this session with each `Trial` when it ends.
+    epochs, batch_size, steps_per_epoch, validation_data, validation_split, validation_freq
+        As in `barrier_train`.
+    callbacks
+        As in `barrier_train`; every trial has its own copies. An `Observer` sees all trials.
+    class_weight
+        As in `barrier_train`.
+    seed
+        Seed of every trial. None (default): a random one.
+    shuffle, features, label, weight, data_options, exchange, scale_lr
+        As in `barrier_train`.
+    resources
+        `Resources` of each worker. None (default): all trials that run at once on this machine
+        divide its cores and GPUs.
+    restarts
+        As in `barrier_train`, for each trial.
+    tensorboard
+        Folder for TensorBoard's event files, with a folder for each trial: ``trial-1``, ...
+    custom_objects, safe_mode
+        As in `barrier_train`.
+    verbose
+        0: silent. 1 (default): a line for each trial. 2: also a line for each epoch of a trial.
+    timeout
+        As in `barrier_train`.
+
+    Returns
+    -------
+    Trials
+        All trials: ``best()`` returns the best one, with its model, and ``to_frame()`` a data frame
+        with a row for each. A trial that fails is a row with its error, and the others continue.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid. Nothing was started.
+    ClusterError
+        The cluster has too few slots.
+
+    Examples
+    --------
+    >>> def build(units, rate):
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
+    ...     model.compile(keras.optimizers.Adam(rate), "mse")
+    ...     return model
+    >>> grid = {"units": [16, 64], "rate": [0.1, 0.01]}
+    >>> trials = train_many("local", build, (x, y), grid=grid)  # doctest: +SKIP
+    >>> trials.best().model  # doctest: +SKIP
+    """
+    launcher = launcher_for(spark)
+    call = TrainingCall(
+        spark=launcher,
+        model=None,
+        data=data,
+        workers=workers_per_trial,
+        epochs=epochs,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=validation_data,
+        validation_split=validation_split,
+        validation_freq=validation_freq,
+        callbacks=callbacks,
+        class_weight=class_weight,
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+        shuffle=shuffle,
+        features=features,
+        label=label,
+        weight=weight,
+        data_options=data_options,
+        exchange=exchange,
+        scale_lr=scale_lr,
+        resources=resources,
+        restarts=restarts,
+        tensorboard=tensorboard,
+        custom_objects=custom_objects,
+        safe_mode=safe_mode,
+        verbose=0,
+        timeout=timeout,
+    )
+    compared = metric or choose_metric(call)
+    search = Search(
+        call=call,
+        model=ModelFunction.of(model),
+        source=choose_source(grid, study, trials, prune, choose_mode(compared, mode, study)),
+        launcher=launcher,
+        parallelism=parallelism,
+        metric=compared,
+        on_trial=on_trial,
+        verbose=verbose,
+    )
+    return search.run()

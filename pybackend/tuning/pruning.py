@@ -1,0 +1,118 @@
+"""Rules that stop poor trials early."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pybackend.errors import InputError
+from pybackend.job.arguments import check_whole_number
+from pybackend.words import one_of, show
+
+Mode = Literal["min", "max"]
+# The metric of one trial by epoch, from 1; lower is better.
+Values = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class MedianPruning:
+    """Stop a trial whose best value is worse than the median of other trials.
+
+    After each epoch, the best value of the trial so far is compared with the best values that the
+    other trials had after the same epoch (as Optuna does; after Golovin et al., 2017).
+
+    Parameters
+    ----------
+    warmup_epochs
+        Number of epochs that every trial runs.
+    warmup_trials
+        Number of other trials that must have reached the epoch.
+
+    Raises
+    ------
+    InputError
+        A number is invalid.
+    """
+
+    warmup_epochs: int = 1
+    warmup_trials: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_epochs", "warmup_trials"):
+            number = check_whole_number(name, getattr(self, name), least=1)
+            object.__setattr__(self, name, number)
+
+    def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
+        """Return whether to stop a trial after an epoch, given the values of all trials."""
+        reached = [_find_best(other, epoch) for other in others if max(other, default=0) >= epoch]
+        if epoch <= self.warmup_epochs or len(reached) < self.warmup_trials:
+            return False
+        return _find_best(own, epoch) > statistics.median(reached)
+
+
+@dataclass(frozen=True)
+class SuccessiveHalving:
+    """Stop all but the best trials after 1, 3, 9, ... epochs.
+
+    At each of these epochs, a trial continues if it is among the best ``1 / factor`` of the trials
+    that have reached the epoch so far. No trial waits for others (ASHA, Li et al., 2020).
+
+    Parameters
+    ----------
+    first
+        Number of epochs before the first comparison.
+    factor
+        Each comparison keeps one in this many trials, and is after this many times as many epochs
+        as the one before.
+
+    Raises
+    ------
+    InputError
+        A number is invalid.
+    """
+
+    first: int = 1
+    factor: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("first", 1), ("factor", 2)):
+            number = check_whole_number(name, getattr(self, name), least=least)
+            object.__setattr__(self, name, number)
+
+    def prunes(self, epoch: int, own: Values, others: Sequence[Values]) -> bool:
+        """Return whether to stop a trial after an epoch, given the values of all trials."""
+        rung = self.first
+        while rung < epoch:
+            rung *= self.factor
+        if rung != epoch:
+            return False
+        reached = [other[epoch] for other in others if epoch in other]
+        best = max(1, (len(reached) + 1) // self.factor)
+        return sum(value < own[epoch] for value in reached) >= best
+
+
+Pruning = MedianPruning | SuccessiveHalving
+
+
+def check_pruning(value: Any) -> Pruning | None:
+    """Check the argument ``prune``."""
+    if value is None or isinstance(value, Pruning):
+        return value
+    raise InputError(
+        f"`prune` must be {show(None)} or {one_of('MedianPruning', 'SuccessiveHalving')}, not "
+        f"{show(value)}"
+    )
+
+
+def rank_value(value: Any, mode: Mode) -> float:
+    """Return a metric's value so that lower is better; a NaN is worse than all other values."""
+    if math.isnan(value):
+        return math.inf
+    return -float(value) if mode == "max" else float(value)
+
+
+def _find_best(values: Values, epoch: int) -> float:
+    return min(value for number, value in values.items() if number <= epoch)

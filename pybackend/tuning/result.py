@@ -1,0 +1,196 @@
+"""Trials of `train_many`, and the result with all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pybackend.api.rendering import show_loss, write_block, write_lines, write_table
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
+from pybackend.job.arguments import counted
+from pybackend.tuning.pruning import Mode, rank_value
+from pybackend.words import show
+
+Status = Literal["completed", "pruned", "failed"]
+_LAST = ("trained_epochs", "seconds", "seed", "error")
+# Columns of the table, which no argument may have as its name.
+RESERVED = ("trial", "status", "trained_epochs", "seconds", "error")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run of `train_many`.
+
+    Attributes
+    ----------
+    number
+        Number of the trial, from 1.
+    arguments
+        Its values by name.
+    status
+        ``"completed"``; ``"pruned"``: it was stopped early because others were better; or
+        ``"failed"``.
+    metrics
+        The metrics of the last epoch by name; empty if it failed.
+    trained_epochs
+        Number of epochs that were trained; 0 if it failed.
+    seconds
+        Wall time.
+    seed
+        Seed of the training run.
+    error
+        Reason why it failed, with the rank and the host of the worker; else None.
+    result
+        Its `TrainResult`; None if it failed.
+    """
+
+    number: int
+    arguments: dict[str, Any]
+    status: Status
+    metrics: dict[str, Any]
+    trained_epochs: int
+    seconds: float
+    seed: int
+    error: str | None = None
+    result: TrainResult | None = field(default=None, repr=False)
+
+    @property
+    def model(self) -> Any:
+        """The trained Keras model, decoded on first use.
+
+        Raises
+        ------
+        InputError
+            The trial failed.
+        """
+        if self.result is None:
+            raise InputError(f"trial {self.number} has no model: {self.error}")
+        return self.result.model
+
+    @property
+    def label(self) -> str:
+        """The trial in words, such as ``trial 3 (units=16)``."""
+        return f"trial {self.number} ({show_arguments(self.arguments)})"
+
+    def describe(self) -> str:
+        """Return a line for the trial, such as ``trial 3 (units=16)  loss 0.2912  (4.1 s)``."""
+        parts = [self.label]
+        if self.status == "pruned":
+            parts.append(f"pruned after {counted(self.trained_epochs, 'epoch')}")
+        if self.error is not None:
+            parts.append(f"failed: {self.error}")
+        parts += [f"{name} {_show(value)}" for name, value in self.metrics.items()]
+        return "  ".join([*parts, f"({self.seconds:.1f} s)"])
+
+
+@dataclass(frozen=True)
+class Trials:
+    """All trials of `train_many`.
+
+    Attributes
+    ----------
+    trials
+        A `Trial` for each training run, in the order in which they were started.
+    metric
+        The metric by which trials are compared.
+    mode
+        ``"min"`` or ``"max"``: which values of the metric are better.
+    parallelism
+        Number of trials that ran at once.
+    seconds
+        Wall time of the whole call.
+    """
+
+    trials: list[Trial]
+    metric: str
+    mode: Mode
+    parallelism: int
+    seconds: float
+
+    def best(self) -> Trial:
+        """Return the completed trial with the best value of `metric` in its last epoch.
+
+        Raises
+        ------
+        InputError
+            No trial was completed, or none has that metric.
+        """
+        found = [trial for trial in self.trials if trial.status == "completed"]
+        if not found:
+            failed = next((trial for trial in self.trials if trial.error), None)
+            reason = "" if failed is None else f"; {failed.label} failed: {failed.error}"
+            raise InputError(f"no trial was completed{reason}")
+        known = [trial for trial in found if self.metric in trial.metrics]
+        if not known:
+            names = ", ".join(found[0].metrics)
+            raise InputError(
+                f"`metric` is {show(self.metric)}, but the trials have only {names}: pass one of "
+                "these, or `validation_data` for values of validation rows"
+            )
+        return min(known, key=lambda trial: rank_value(trial.metrics[self.metric], self.mode))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """A dict for each trial, with its arguments and metrics, all with the same keys."""
+        arguments = dict.fromkeys(name for trial in self.trials for name in trial.arguments)
+        metrics = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
+        columns = {name: f"metric.{name}" if name in arguments else name for name in metrics}
+        return [
+            {
+                "trial": trial.number,
+                **{name: trial.arguments.get(name) for name in arguments},
+                "status": trial.status,
+                **{column: trial.metrics.get(name) for name, column in columns.items()},
+                **{name: getattr(trial, name) for name in _LAST if name not in arguments},
+            }
+            for trial in self.trials
+        ]
+
+    def to_frame(self) -> Any:
+        """Return the trials as a ``pandas.DataFrame`` with a row for each trial.
+
+        Its columns are ``trial`` (the number), the arguments, ``status``, the metrics of the last
+        epoch, ``trained_epochs``, ``seconds``, ``seed`` and ``error``. A metric with the name of an
+        argument becomes ``metric.<name>``. Needs pandas.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.records)
+
+    def __str__(self) -> str:
+        counts = Counter(trial.status for trial in self.trials)
+        counted_by_status = ", ".join(f"{count} {status}" for status, count in counts.items())
+        lines = [
+            f"{counted(len(self.trials), 'trial')} ({counted_by_status}), {self.parallelism} at "
+            f"once, {self.seconds:.1f} s",
+            *(trial.describe() for trial in self.trials),
+        ]
+        if self._has_best():
+            lines.append(f"best {self.metric}: trial {self.best().number}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return HTML for notebooks."""
+        records = self.records
+        heads = list(records[0]) if records else []
+        rows = [[_show(value) for value in record.values()] for record in records]
+        return write_block(write_lines([str(self).partition("\n")[0]]), write_table(heads, rows))
+
+    def _has_best(self) -> bool:
+        return any(t.status == "completed" and self.metric in t.metrics for t in self.trials)
+
+
+def show_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as text, such as ``units=16, rate=0.1``."""
+    return ", ".join(f"{name}={_show(value)}" for name, value in arguments.items())
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return show_loss(value)
+    return value if isinstance(value, str) else show(value)

@@ -1,0 +1,283 @@
+"""Run trials at once: each on its own thread, and everything of the user's on the calling one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pybackend.api.calls import TrainingCall
+from pybackend.api.observer import Observer, Observers
+from pybackend.api.prepared_training import PreparedTraining
+from pybackend.api.result import TrainResult
+from pybackend.api.train import complete_training
+from pybackend.errors import InputError, TfdistError, printable
+from pybackend.job.messages import EpochEnded, Event, StepEnded, StopTraining
+from pybackend.launchers import Launcher, StopRequestedError, check_stop, stopped_by
+from pybackend.tuning.grid import Arguments
+from pybackend.tuning.result import Trial
+from pybackend.tuning.source import Source
+from pybackend.words import show
+
+# A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class TrialCall:
+    """The call and the prepared training run of one trial, without its observers."""
+
+    call: TrainingCall
+    prepared: PreparedTraining
+
+
+@dataclass
+class _Running:
+    """A trial that is running."""
+
+    number: int
+    arguments: Arguments
+    planned: TrialCall
+    launcher: Launcher
+    began: float
+    thread: threading.Thread | None = None
+    is_pruned: bool = False
+    looked: float = field(default_factory=time.monotonic)
+
+    @property
+    def observers(self) -> Observers:
+        """The user's observers of this trial."""
+        return self.planned.prepared.request.observers
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs that it may run."""
+        return self.planned.prepared.request.job.epochs
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Event of a trial that waits for the answer: whether to stop it."""
+
+    number: int
+    event: Event
+    answer: Future[bool]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """End of a trial."""
+
+    number: int
+    outcome: TrainResult | Exception
+
+
+@dataclass
+class TrialRunner:
+    """Runs trials on launchers, one at a time on each.
+
+    Parameters
+    ----------
+    source
+        Chooses the arguments of each trial.
+    prepare
+        Returns the prepared training run of a trial, given its number and its arguments.
+    first
+        Arguments of the first trial, and its prepared training run.
+    launchers
+        Launchers that may be used at once.
+    metric
+        Metric by which trials are compared.
+    on_trial
+        Called with each `Trial` when it has ended.
+    on_epoch
+        Called with the number of a trial and the end of its epoch; None: it is not needed.
+    """
+
+    source: Source
+    prepare: Callable[[int, Arguments], TrialCall]
+    first: tuple[Arguments, TrialCall]
+    launchers: Sequence[Launcher]
+    metric: str
+    on_trial: Callable[[Trial], object]
+    on_epoch: Callable[[int, EpochEnded], object] | None = None
+
+    def __post_init__(self) -> None:
+        self._messages: queue.SimpleQueue[_Asked | _Ended] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._free = list(reversed(self.launchers))
+        self._running: dict[int, _Running] = {}
+        self._started = 1
+        self._trials: list[Trial] = []
+
+    def run(self) -> list[Trial]:
+        """Run all trials, and return them in the order in which they were started.
+
+        If an observer raises an error, or on Ctrl-C, all trials are stopped.
+        """
+        try:
+            self._start(1, *self.first)
+            self._start_more()
+            while self._running:
+                with suppress(queue.Empty):
+                    self._handle(self._messages.get(timeout=_LOOK_SECONDS))
+        finally:
+            self._stop.set()
+            for one in list(self._running.values()):
+                _join(one.thread)
+        return sorted(self._trials, key=lambda trial: trial.number)
+
+    def _start_more(self) -> None:
+        while self._free:
+            arguments = self.source.ask(self._started + 1)
+            if arguments is None:
+                return
+            self._started += 1
+            began = time.monotonic()
+            try:
+                planned = self.prepare(self._started, arguments)
+            except Exception as error:
+                seed = self.first[1].prepared.request.job.seed
+                self._note(_make_trial(self._started, arguments, seed, began, error))
+            else:
+                self._start(self._started, arguments, planned)
+
+    def _start(self, number: int, arguments: Arguments, planned: TrialCall) -> None:
+        running = _Running(number, arguments, planned, self._free.pop(), time.monotonic())
+        self._running[number] = running
+        request = replace(planned.prepared.request, observers=self._relay(running))
+        prepared = replace(planned.prepared, request=request, launcher=running.launcher)
+
+        def work() -> None:
+            with suppress(StopRequestedError), stopped_by(self._stop):
+                try:
+                    outcome = complete_training(planned.call, prepared, running.began)
+                except Exception as error:
+                    self._messages.put(_Ended(number, error))
+                else:
+                    self._messages.put(_Ended(number, outcome))
+
+        # With the context of this thread, which has the settings of launchers.
+        context = copy_context()
+        running.thread = threading.Thread(target=context.run, args=(work,), daemon=True)
+        running.thread.start()
+
+    def _relay(self, running: _Running) -> Observers:
+        """Return observers that pass events to the calling thread, and wait for its answer."""
+        sees_epochs = self.source.sees_epochs or self.on_epoch is not None or running.observers
+        if not sees_epochs:
+            return Observers()
+
+        def ask(kind: type[EpochEnded | StepEnded], place: int, logs: dict[str, Any]) -> bool:
+            now = time.monotonic()
+            seconds, running.looked = now - running.looked, now
+            if kind is EpochEnded:
+                event: Event = EpochEnded(place, running.epochs, seconds, logs)
+            else:
+                event = StepEnded(0, 0, place, 0, 0, seconds, logs)
+            asked = _Asked(running.number, event, Future())
+            self._messages.put(asked)
+            while True:
+                check_stop()
+                with suppress(TimeoutError):
+                    return asked.answer.result(_LOOK_SECONDS)
+
+        def on_epoch_end(epoch: int, logs: dict[str, Any]) -> bool:
+            return ask(EpochEnded, epoch, logs)
+
+        def on_step_end(step: int, logs: dict[str, Any]) -> bool:
+            return ask(StepEnded, step, logs)
+
+        return Observers(
+            [Observer(on_epoch_end, on_step_end if running.observers.see_steps else None)]
+        )
+
+    def _handle(self, message: _Asked | _Ended) -> None:
+        running = self._running[message.number]
+        if isinstance(message, _Asked):
+            message.answer.set_result(self._wants_stop(running, message.event))
+            return
+        _join(running.thread)
+        del self._running[message.number]
+        self._free.append(running.launcher)
+        seed = running.planned.prepared.request.job.seed
+        trial = _make_trial(
+            running.number,
+            running.arguments,
+            seed,
+            running.began,
+            message.outcome,
+            is_pruned=running.is_pruned,
+        )
+        self._note(trial)
+        self._start_more()
+
+    def _note(self, trial: Trial) -> None:
+        self._trials.append(trial)
+        self.source.tell(trial, trial.metrics.get(self.metric))
+        self.on_trial(trial)
+
+    def _wants_stop(self, running: _Running, event: Event) -> bool:
+        stops = isinstance(running.observers(event), StopTraining)
+        if not isinstance(event, EpochEnded):
+            return stops
+        if self.on_epoch is not None:
+            self.on_epoch(running.number, event)
+        if not self.source.sees_epochs:
+            return stops
+        value = event.logs.get(self.metric)
+        if value is None:
+            if running.planned.call.validation_freq == 1:
+                raise InputError(
+                    f"`metric` is {show(self.metric)}, but the trials have only "
+                    f"{', '.join(event.logs)}: pass one of these, or `validation_data` for values "
+                    "of validation rows"
+                )
+            return stops
+        is_last = event.epoch == event.epochs
+        if self.source.prunes(running.number, event.epoch, value) and not (stops or is_last):
+            running.is_pruned = True
+        return stops or running.is_pruned
+
+
+def _join(thread: threading.Thread | None) -> None:
+    while thread is not None and thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+
+
+def _make_trial(
+    number: int,
+    arguments: Arguments,
+    seed: int,
+    began: float,
+    outcome: TrainResult | Exception,
+    is_pruned: bool = False,
+) -> Trial:
+    common: dict[str, Any] = {
+        "number": number,
+        "arguments": arguments,
+        "seconds": time.monotonic() - began,
+        "seed": seed,
+    }
+    if isinstance(outcome, Exception):
+        error = _explain(outcome)
+        return Trial(status="failed", metrics={}, trained_epochs=0, error=error, **common)
+    return Trial(
+        status="pruned" if is_pruned else "completed",
+        metrics={name: values[-1] for name, values in outcome.history.items() if values},
+        trained_epochs=outcome.epochs,
+        result=outcome,
+        **common,
+    )
+
+
+def _explain(error: Exception) -> str:
+    """Return the first line of an error, which has the rank, the host and the reason."""
+    first = printable(str(error)).partition("\n")[0]
+    return first if isinstance(error, TfdistError) else f"{type(error).__name__}: {first}"

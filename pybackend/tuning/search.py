@@ -1,0 +1,146 @@
+"""A checked call of `train_many`: prepare its trials, and run them on parts of the cluster."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pybackend.api.calls import TrainingCall
+from pybackend.api.data_checks import check_rows
+from pybackend.api.datasets import read_training_data
+from pybackend.api.planned_rows import count_known
+from pybackend.api.prepared_training import prepare_training
+from pybackend.api.progress import epoch_line, say
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.datasets import is_dataset
+from pybackend.errors import InputError
+from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
+from pybackend.job.job import TrainingJob, make_job
+from pybackend.job.messages import EpochEnded
+from pybackend.launchers import Checking, Dividing, Launcher
+from pybackend.tuning.grid import Arguments, ModelFunction
+from pybackend.tuning.result import Trial, Trials
+from pybackend.tuning.runner import TrialCall, TrialRunner
+from pybackend.tuning.source import Source
+from pybackend.words import show
+
+
+def choose_metric(call: TrainingCall) -> str:
+    """Return the metric by which trials are compared by default."""
+    has_validation = call.validation_data is not None or call.validation_split
+    return "val_loss" if has_validation else "loss"
+
+
+@dataclass
+class Search:
+    """Trials of one call, and how to run them.
+
+    Parameters
+    ----------
+    call
+        Arguments that all trials share, without the model.
+    model
+        The function that builds the model of each trial.
+    source, metric, on_trial
+        As in `TrialRunner`.
+    launcher, parallelism, verbose
+        As in `train_many`.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid.
+    """
+
+    call: TrainingCall
+    model: ModelFunction
+    source: Source
+    launcher: Launcher
+    parallelism: int | None
+    metric: str
+    on_trial: Callable[[Trial], object] | None
+    verbose: int
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+        self._known: Mapping[str, Any] | None = None
+        self.verbose = check_whole_number("verbose", self.verbose, least=0, most=2)
+        workers = check_whole_number(
+            "workers_per_trial", self.call.workers, least=1, most=MAX_WORKERS
+        )
+        self.call = replace(self.call, workers=workers)
+        if self.parallelism is not None:
+            self.parallelism = check_whole_number("parallelism", self.parallelism, least=1)
+        if self.on_trial is not None and not callable(self.on_trial):
+            raise InputError(f"`on_trial` must be a function of a trial, not {show(self.on_trial)}")
+        if not isinstance(self.launcher, Dividing):
+            raise InputError(
+                f"trials cannot run at once here ({self.launcher.where}): train on this machine "
+                f"({show('local')}), Spark, hosts(...), slurm() or kubernetes(...)"
+            )
+        for arguments in self.source.list_known():
+            self.model.check(arguments)
+        for arguments in self.source.list_known():
+            options = self.model.split(arguments)[1]
+            if None not in options.values():  # else only names are known
+                make_job(TrainingJob, {**vars(self.call), **options})
+
+    def run(self) -> Trials:
+        """Run all trials, and return them."""
+        assert isinstance(self.launcher, Dividing)
+        arguments = self.source.ask(1)
+        assert arguments is not None
+        first = self._prepare(1, arguments)
+        job = first.prepared.request.job
+        if isinstance(self.launcher, Checking):
+            self.launcher.check(job)
+        with self.launcher.divide(job, self.source.count, self.parallelism) as launchers:
+            say(
+                f"Training {counted(self.source.count, 'trial')}, {len(launchers)} at once, each "
+                f"with {counted(job.workers, 'worker')}: {self.launcher.where} ...",
+                self.verbose,
+            )
+            runner = TrialRunner(
+                source=self.source,
+                prepare=self._prepare,
+                first=(arguments, first),
+                launchers=launchers,
+                metric=self.metric,
+                on_trial=self._note,
+                on_epoch=self._note_epoch if self.verbose > 1 else None,
+            )
+            trials = runner.run()
+        seconds = time.monotonic() - self._began
+        return Trials(trials, self.metric, self.source.mode, len(launchers), seconds)
+
+    def _prepare(self, number: int, arguments: Arguments) -> TrialCall:
+        own, options = self.model.split(arguments)
+        call = replace(self.call, **options)
+        call = replace(call, model=self.model.build(own, call.seed or 0))
+        if isinstance(call.tensorboard, (str, os.PathLike)):
+            folder = os.fspath(call.tensorboard).rstrip("/")
+            call = replace(call, tensorboard=f"{folder}/trial-{number}")
+        return TrialCall(call, prepare_training(call, self._read))
+
+    def _read(
+        self, launcher: Launcher, call: TrainingCall, columns: ColumnSpec, job: TrainingJob
+    ) -> Mapping[str, Any]:
+        """Return the data sets, which the first trial reads for all."""
+        if is_dataset(call.data) or is_dataset(call.validation_data):
+            return read_training_data(launcher, call, columns, job)
+        if self._known is None:
+            self._known = read_training_data(launcher, call, columns, job)
+        elif (rows := count_known(self._known["train"])) is not None:
+            check_rows(rows, "data", job)
+        return self._known
+
+    def _note(self, trial: Trial) -> None:
+        say(trial.describe(), self.verbose)
+        if self.on_trial is not None:
+            self.on_trial(trial)
+
+    def _note_epoch(self, number: int, event: EpochEnded) -> None:
+        say(f"trial {number}: {epoch_line(event)}", self.verbose)
