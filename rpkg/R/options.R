@@ -11,7 +11,9 @@ python_option_classes <- c(
   tfdist_resources = "Resources",
   tfdist_data_options = "DataOptions",
   tfdist_elastic = "Elastic",
-  tfdist_parameter_server = "ParameterServer"
+  tfdist_parameter_server = "ParameterServer",
+  tfdist_median_pruning = "MedianPruning",
+  tfdist_successive_halving = "SuccessiveHalving"
 )
 
 new_options <- function(fields, class, call = caller_env()) {

@@ -419,13 +419,17 @@ run_training <- function(training, fn) {
   session <- open_session(route, call)
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
-  model <- if (is.null(model$model_fn)) {
+  builds <- training$trial_models
+  model <- if (!is.null(builds)) {
+    announce_tensorflow(NULL, settings$verbose)
+    builds(data)
+  } else if (is.null(model$model_fn)) {
     announce_tensorflow(model$model, settings$verbose)
     as_sent_model(model$model, call, settings$seed)
   } else {
     as_r_function(model$model_fn, NULL, identity, arg = "model_fn", call = call)
   }
-  if (!runs_r) {
+  if (!runs_r && is.null(builds)) {
     check_inputs(model, data$feature_names, call)
     check_label_levels(model, data$y, call)
   }

@@ -1,0 +1,334 @@
+#' Train a model many times at once
+#'
+#' Trains a model once for each combination of arguments, many at once, and compares the results.
+#' Each trial is a training run as by [barrier_train()], with equal results. On this machine, the
+#' rows are encoded and written once for all trials, and later trials start within milliseconds.
+#'
+#' A trial that fails is a row with its error, and the others continue. If you interrupt the call,
+#' all trials end.
+#'
+#' @inheritParams barrier_train
+#' @param sc Where the workers run, as in [barrier_train()], but not sessions that join.
+#' @param model An R function that returns a compiled Keras model. Its arguments are the names in
+#'   `grid`. It is called in this session, once for each trial.
+#' @param model_fn Instead of `model`: an R function with such arguments that builds and compiles
+#'   the model on every worker, as in [barrier_train()]. Not supported with sparklyr, which runs R
+#'   on its workers for one training run at a time.
+#' @param grid What to try: a data frame, such as the result of `expand.grid()`, with one trial per
+#'   row; a named list of vectors, for all combinations of their values; or a list with a named list
+#'   for each trial. The names are arguments of the function, or `batch_size`, `epochs`, `exchange`,
+#'   `scale_lr`, `seed` or `steps_per_epoch`.
+#' @param workers_per_trial Number of workers of each trial.
+#' @param parallelism Number of trials that run at once. `NULL` (default): as many as there are free
+#'   cores and GPUs on this machine, or slots on the cluster.
+#' @param metric Metric by which trials are compared, after the last epoch. `NULL` (default):
+#'   `"val_loss"`, or `"loss"` if there is no validation data.
+#' @param mode `"min"` or `"max"`: which values of the metric are better. `NULL` (default): `"max"`
+#'   if its name ends with accuracy, acc, auc, precision, recall, f1_score, r2_score or iou, else
+#'   `"min"`.
+#' @param prune [median_pruning()] or [successive_halving()]: stops trials whose metric is worse
+#'   than that of others after the same epoch. Which ones depends on the order in which trials end
+#'   their epochs. `NULL` (default): all trials run all epochs.
+#' @param on_trial Function of one argument that is called in this session when a trial ends. The
+#'   argument is a list with the elements `number`, `arguments`, `status`, `metrics`,
+#'   `trained_epochs`, `seconds`, `seed` and `error`. `NULL` (default): no function is called.
+#' @param callbacks As in [barrier_train()]; every trial has its own copies. An [observer()] sees
+#'   all trials.
+#' @param seed Seed of every trial. `NULL` (default): drawn at random, using R's random number
+#'   generator if `set.seed()` was called.
+#' @param tensorboard Folder for TensorBoard's event files, with a folder for each trial: `trial-1`
+#'   and so on.
+#' @param verbose 0 shows nothing, 1 a line for each trial, and 2 also a line for each epoch of a
+#'   trial.
+#'
+#' @return A data frame of class `tfdist_trials` with a row for each trial: `trial` (its number),
+#'   the arguments, `status` (`"completed"`, `"pruned"` or `"failed"`), the metrics of the last
+#'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
+#'   becomes `metric.<name>`. `best()` returns the fits.
+#' @seealso [best()], [median_pruning()], [bench_scale()].
+#' @export
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' library(keras3)
+#' new_model <- function(units, rate = 0.01) {
+#'   keras_model_sequential(input_shape = 4) |>
+#'     layer_dense(units, activation = "relu") |>
+#'     layer_dense(3, activation = "softmax") |>
+#'     compile(optimizer_adam(rate), "sparse_categorical_crossentropy", metrics = "accuracy")
+#' }
+#' rows <- iris[sample(nrow(iris)), ]
+#' trials <- train_many(
+#'   "local",
+#'   new_model,
+#'   rows,
+#'   Species ~ .,
+#'   grid = expand.grid(units = c(4, 16), rate = c(0.1, 0.01)),
+#'   validation_split = 0.2,
+#'   epochs = 3
+#' )
+#' trials
+#' fit <- best(trials)
+train_many <- function(
+  sc,
+  model = NULL,
+  data = NULL,
+  formula = NULL,
+  ...,
+  grid,
+  model_fn = NULL,
+  workers_per_trial = 1L,
+  parallelism = NULL,
+  metric = NULL,
+  mode = NULL,
+  prune = NULL,
+  on_trial = NULL,
+  label = "label",
+  features = NULL,
+  weight = NULL,
+  data_options = NULL,
+  epochs = 1L,
+  batch_size = 32L,
+  steps_per_epoch = NULL,
+  validation_data = NULL,
+  validation_split = 0,
+  validation_freq = 1L,
+  callbacks = NULL,
+  class_weight = NULL,
+  seed = NULL,
+  shuffle = TRUE,
+  exchange = NULL,
+  scale_lr = NULL,
+  resources = NULL,
+  restarts = 0,
+  tensorboard = NULL,
+  custom_objects = NULL,
+  safe_mode = TRUE,
+  verbose = getOption("tfdist.verbose", 1),
+  timeout = 300
+) {
+  check_dots_empty(...)
+  call <- rlang::current_env()
+  build <- check_trial_model(model, model_fn)
+  is_sent <- !is.null(model_fn)
+  search <- list(
+    grid = check_grid(grid, call),
+    workers_per_trial = check_count(workers_per_trial),
+    parallelism = check_count(parallelism, allow_null = TRUE),
+    metric = check_string(metric, allow_null = TRUE),
+    mode = mode,
+    prune = check_options(prune, c("median_pruning", "successive_halving")),
+    on_trial = as_python_noting(on_trial)
+  )
+  # The other arguments of barrier_train(), for its checks.
+  workers <- search$workers_per_trial
+  initial_epoch <- 0L
+  model_uri <- NULL
+  checkpoint <- NULL
+  model <- if (!is_sent) function() NULL
+  model_fn <- if (is_sent) function() NULL
+  training <- prepare_training()
+  settings <- training$settings
+  fixed <- c("workers", "initial_epoch", "model_uri", "checkpoint")
+  training$settings <- c(settings[setdiff(names(settings), fixed)], search)
+  training$trial_models <- function(data) {
+    trial_models(build, is_sent, data, call)
+  }
+  result <- run_training(training, pybackend(call)$train_many)
+  columns <- training$columns
+  columns$feature_names <- training$data$feature_names
+  columns$encode_of_data <- training$data$encode
+  run <- list(
+    result = result,
+    columns = columns,
+    settings = c(settings, list(exchange = exchange)),
+    call = match.call(),
+    build = if (is_sent) build
+  )
+  new_trials(result, run, call)
+}
+
+check_trial_model <- function(model, model_fn, call = caller_env()) {
+  if (is.null(model) == is.null(model_fn)) {
+    abort_input("Pass either `model` or `model_fn`, a function that builds the model.", call = call)
+  }
+  arg <- if (is.null(model)) "model_fn" else "model"
+  f <- model %||% model_fn
+  if (!is.function(f) || is.primitive(f) || is_python(f)) {
+    expected <- "an R function whose arguments are the names in `grid`"
+    abort_expected(f, expected, FALSE, arg, call)
+  }
+  f
+}
+
+# A list of rows, or a list of lists of values, for Python.
+check_grid <- function(grid, call) {
+  expected <- "a data frame, a named list of vectors, or a list of named lists"
+  if (!is.list(grid) || !length(grid)) {
+    abort_expected(grid, expected, FALSE, "grid", call)
+  }
+  as_values <- function(values) {
+    values <- if (is.factor(values)) as.character(values) else values
+    lapply(unname(as.list(values)), as_python_setting, call = call)
+  }
+  if (is.data.frame(grid)) {
+    columns <- lapply(grid, as_values)
+    return(lapply(seq_len(nrow(grid)), function(row) lapply(columns, function(of) of[[row]])))
+  }
+  if (rlang::is_named(grid)) {
+    return(lapply(grid, as_values))
+  }
+  is_row <- vapply(grid, function(row) is.list(row) && (rlang::is_named(row) || !length(row)), NA)
+  if (!all(is_row)) {
+    abort_expected(grid, expected, FALSE, "grid", call)
+  }
+  lapply(grid, function(row) lapply(row, as_python_setting, call = call))
+}
+
+# The object for Python that builds the model of a trial: in this session, or as a function that is
+# sent to the workers.
+trial_models <- function(f, is_sent, data, call) {
+  force(f)
+  build <- function(arguments, seed) {
+    if (is_sent) {
+      return(as_r_function(f, NULL, identity, extra = arguments, arg = "model_fn", call = call))
+    }
+    built <- as_python_model(function() do.call(f, arguments), call, seed)
+    check_inputs(built, data$feature_names, call)
+    check_label_levels(built, data$y, call)
+    built
+  }
+  # On its way through Python an error would lose its class.
+  building <- function(arguments, seed) {
+    withCallingHandlers(
+      keep_conditions(build(as.list(arguments), seed)),
+      error = function(error) the$observer_error <- error
+    )
+  }
+  names <- names(formals(args(f)))
+  known <- setdiff(names, "...")
+  needed <- required_arguments(f)
+  pybackend(call)$bridge$model_function(
+    building,
+    as.list(known),
+    as.list(needed),
+    "..." %in% names
+  )
+}
+
+as_python_noting <- function(f, call = caller_env()) {
+  if (is.null(f)) {
+    return(NULL)
+  }
+  if (!is.function(f) || is_python(f)) {
+    abort_expected(f, "an R function of a trial", TRUE, "on_trial", call)
+  }
+  function(trial) {
+    withCallingHandlers(
+      keep_conditions(f(pybackend()$bridge$describe_trial(trial))),
+      error = function(error) the$observer_error <- error
+    )
+    NULL
+  }
+}
+
+new_trials <- function(result, run, call) {
+  found <- call_python(pybackend(call)$bridge$describe_trials, result, call = call)
+  names <- names(found$records[[1L]])
+  columns <- lapply(names, function(name) {
+    values <- lapply(found$records, function(record) record[[name]] %||% NA)
+    if (all(lengths(values) == 1L)) unlist(values) else I(values)
+  })
+  frame <- as.data.frame(rlang::set_names(columns, names), optional = TRUE)
+  structure(
+    frame,
+    class = c("tfdist_trials", "data.frame"),
+    search = found[c("metric", "mode", "parallelism", "seconds")],
+    run = list2env(run, parent = emptyenv())
+  )
+}
+
+#' Get the fit of the best trial
+#'
+#' @param x The result of [train_many()].
+#' @param trial Number of a trial. `NULL` (default): the completed trial with the best value of the
+#'   metric in its last epoch.
+#' @param ... Must be empty.
+#'
+#' @return A [tfdist_fit]. The models of the trials exist as long as this session: call `best()`
+#'   before you save the result.
+#' @seealso [train_many()]
+#' @export
+#' @examples
+#' \dontrun{
+#' fit <- best(trials)
+#' predict(fit, rows)
+#' }
+best <- function(x, trial = NULL, ...) UseMethod("best")
+
+#' @export
+best.tfdist_trials <- function(x, trial = NULL, ...) {
+  check_dots_empty(...)
+  trial <- check_count(trial, allow_null = TRUE)
+  call <- rlang::current_env()
+  run <- attr(x, "run")
+  if (is.null(run) || reticulate::py_is_null_xptr(run$result)) {
+    abort_input(
+      c(
+        "The models of these trials do not exist any more.",
+        i = "They end with the session that trained them, and a part of the table has none."
+      ),
+      call = call
+    )
+  }
+  found <- call_python(pybackend(call)$bridge$find_trial, run$result, trial, call = call)
+  kept <- if (!is.null(run$build)) {
+    build <- run$build
+    arguments <- found$arguments
+    keep_builder(NULL, function() do.call(build, arguments), call)
+  }
+  settings <- run$settings
+  own <- intersect(names(found$arguments), names(settings))
+  settings[own] <- found$arguments[own]
+  new_fit(
+    found$result,
+    run$columns,
+    settings$custom_objects,
+    settings$safe_mode,
+    settings,
+    run$call,
+    kept
+  )
+}
+
+#' @export
+print.tfdist_trials <- function(x, ...) {
+  search <- attr(x, "search")
+  needed <- c("trial", "status", "error")
+  if (is.null(search) || !all(needed %in% names(x)) || !nrow(x)) {
+    return(NextMethod())
+  }
+  counts <- table(factor(x$status, levels = unique(x$status)))
+  cat(sprintf(
+    "<tfdist_trials> %s (%s), %d at once, %.1f s\n",
+    format_count(nrow(x), "trial"),
+    paste(counts, names(counts), collapse = ", "),
+    search$parallelism,
+    search$seconds
+  ))
+  shown <- as.data.frame(x)
+  is_number <- vapply(shown, is.double, NA)
+  shown[is_number] <- lapply(shown[is_number], function(values) {
+    is_whole <- all(is.na(values) | values == round(values))
+    if (is_whole) format(values) else ifelse(is.na(values), "", show_loss(values))
+  })
+  reasons <- ifelse(is.na(x$error), "", x$error)
+  shown$error <- if (any(nzchar(reasons))) shorten_each(reasons)
+  print(shown, row.names = FALSE)
+  invisible(x)
+}
+
+#' @export
+as.data.frame.tfdist_trials <- function(x, ...) {
+  class(x) <- setdiff(class(x), "tfdist_trials")
+  attr(x, "search") <- attr(x, "run") <- NULL
+  x
+}
