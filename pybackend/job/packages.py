@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -36,6 +36,19 @@ def read_versions() -> dict[str, Any]:
     for package in BUILDS:
         found[package] = find_version(package)
     return found
+
+
+def read_versions_in(python: str, folders: Iterable[str]) -> dict[str, Any]:
+    """Return the same for another Python, whose packages are in some folders."""
+    found = {
+        str(one.metadata["Name"]).lower().replace("_", "-"): one.version.partition("+")[0]
+        for one in distributions(path=list(folders))
+    }
+    named = {
+        package: next((found[name] for name in names if name in found), None)
+        for package, names in BUILDS.items()
+    }
+    return {"python": python, **named}
 
 
 def find_difference(

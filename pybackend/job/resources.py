@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ def read_meminfo(*names: str) -> float:
 _TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _PREFIXES = " kmgt"
 _LEAST_MEMORY = 1 << 20
+# The environment of the driver.
+THIS = "this"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class Resources:
     gpus
         Number of GPUs for each worker's exclusive use; 0 hides all of them. None (default): workers
         on the same machine get its GPUs in turn.
+    environment
+        Python environment of the workers, with Spark, `hosts` and `slurm`: nothing needs to be
+        installed on their hosts. ``"this"``: the environment of this session. Or the path of an
+        environment's folder, or of a file that `pack_environment`, venv-pack or conda-pack wrote.
+        It is sent once per session, and unpacked once per host. None (default): what the hosts
+        have.
 
     Raises
     ------
@@ -59,6 +68,7 @@ class Resources:
     cpus: int | None = None
     memory: int | str | None = None
     gpus: int | None = None
+    environment: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0)):
@@ -66,6 +76,8 @@ class Resources:
             if value is not None:
                 object.__setattr__(self, name, check_whole_number(name, value, least=least))
         object.__setattr__(self, "memory", _check_memory(self.memory))
+        if self.environment is not None:
+            object.__setattr__(self, "environment", _check_environment(self.environment))
 
     @property
     def bytes(self) -> int | None:
@@ -83,7 +95,20 @@ def check_resources(value: Any) -> Resources:
             f"`resources` must be {one_of('Resources')}, e.g. "
             f"{call_of('pybackend.Resources', cpus=2, memory='4GB')}, not {show(value)}"
         )
+    # Not where it is made: a worker has the path of another machine.
+    if value.environment not in (None, THIS) and not os.path.exists(value.environment):
+        raise InputError(
+            f"`environment` must be {show(THIS)}, or the path of a Python environment or of a "
+            f"packed one, but {show(value.environment)} does not exist"
+        )
     return value
+
+
+def _check_environment(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise InputError(f"`environment` must be {show(THIS)} or a path, not {show(value)}")
+    text = os.fspath(value)
+    return text if text == THIS else os.path.abspath(os.path.expanduser(text))
 
 
 def show_bytes(number: float) -> str:

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from pybackend.errors import InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.job.report import Generation, Restart, WorkerReport
+from pybackend.words import call_of
 
 # Contents by name, of files that every worker gets.
 Files = Mapping[str, bytes]
@@ -58,6 +60,15 @@ class Checking(Protocol):
 
     def check(self, job: Job) -> None:
         """Raise the input errors that `Launcher.launch` would raise."""
+
+
+def reject_environment(job: Job, reason: str) -> None:
+    """Raise `InputError` if a job names a Python environment, which a launcher cannot send."""
+    if job.resources.environment is not None:
+        raise InputError(
+            f"`environment` ({call_of('Resources', environment=...)}) is for Spark, hosts() and "
+            f"slurm(): {reason}"
+        )
 
 
 @runtime_checkable

@@ -37,6 +37,7 @@ from pybackend.job.messages import (
 from pybackend.job.notice import PREEMPTED, RESTARTS
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.job.resources import show_bytes
+from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.fork_server import popen, start_worker
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
@@ -91,6 +92,8 @@ class Child:
         Polled: returns whether this process received SIGTERM, which is then sent to the worker.
     orders
         Polled: returns the next `Order` for the worker, or None.
+    interpreter
+        The Python that runs the worker; None: this process's.
     """
 
     def __init__(
@@ -105,7 +108,9 @@ class Child:
         give_up: Callable[[], str | None] = lambda: None,
         notice: Callable[[], bool] = lambda: False,
         orders: Callable[[], FromLauncher | None] = lambda: None,
+        interpreter: Interpreter | None = None,
     ) -> None:
+        self._interpreter = interpreter
         self._give_up = give_up
         self._notice = notice
         self._orders = orders
@@ -265,7 +270,9 @@ class Child:
         folder, variables = str(self.folder), self._variables()
         if self._rscript is None:
             # A function may change the environment before it imports TensorFlow.
-            return start_worker(folder, descriptors, variables, may_fork=self.job.kind != "run")
+            may_fork = self.job.kind != "run" and self._interpreter is None
+            python = self._interpreter.python if self._interpreter else sys.executable
+            return start_worker(folder, descriptors, variables, may_fork, python)
         script = self.folder / "worker.R"
         # Copied, because this package may be in an archive.
         script.write_text(files("pybackend.r").joinpath("worker.R").read_text())
@@ -277,18 +284,23 @@ class Child:
         own = os.path.abspath(Path(pybackend.__file__).parents[1])
         found = [os.path.abspath(p or ".") for p in sys.path]
         paths = [p for p in found if p == own or not _OWN_ZIP.fullmatch(os.path.basename(p))]
+        python = {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            **own_libraries(),
+            # If R embeds Python, or Python R: the same Python.
+            "RETICULATE_PYTHON": sys.executable,
+        }
+        given = {**os.environ, **python}
+        if self._interpreter is not None:
+            given = self._interpreter.variables(os.environ)
         return {
-            **os.environ,
+            **given,
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "TF_FORCE_GPU_ALLOW_GROWTH": "true",
             # TensorFlow leaves files behind if its process is killed: removed with the folder.
             "TMPDIR": str(self.folder),
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
             **_utf8(),
-            **own_libraries(),
-            # If R embeds Python, or Python R: the same Python.
-            "RETICULATE_PYTHON": sys.executable,
             **self._environment,
             "TFDIST_RANK": str(self.rank),
             "TFDIST_HOST": self.host,

@@ -41,7 +41,7 @@ _MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 20.0
 _HUNG_SECONDS = 300.0
-_PYTHON = (sys.executable, "-u", "-c")
+_PROGRAM = ("-u", "-c")
 # Not `python -m`: that would let files of the current directory stand in for real modules.
 _RUN = "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
 _START = f"import sys; del sys.path[0]; {_RUN}"
@@ -73,7 +73,11 @@ _OFF = ("0", "false", "no", "off")
 
 
 def start_worker(
-    folder: str, descriptors: Sequence[int], variables: Mapping[str, str], may_fork: bool
+    folder: str,
+    descriptors: Sequence[int],
+    variables: Mapping[str, str],
+    may_fork: bool,
+    python: str = sys.executable,
 ) -> subprocess.Popen[bytes] | ForkedProcess:
     """Start a worker's process: fork it if this session has a fork server for it.
 
@@ -87,10 +91,12 @@ def start_worker(
         The worker's environment.
     may_fork
         Whether TensorFlow may already be imported when the worker starts.
+    python
+        The Python that is started, unless the worker is forked.
     """
     if may_fork and (forked := _SERVERS.fork(folder, descriptors, variables)):
         return forked
-    return popen([*_PYTHON, _START, folder], descriptors, variables)
+    return popen([python, *_PROGRAM, _START, folder], descriptors, variables)
 
 
 def popen(
@@ -163,7 +169,7 @@ class _Server:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [*_PYTHON, _SERVE, str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, *_PROGRAM, _SERVE, str(theirs.fileno()), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

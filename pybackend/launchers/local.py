@@ -22,8 +22,8 @@ from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
-from pybackend.job.resources import read_meminfo, show_bytes
-from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.job.resources import THIS, read_meminfo, show_bytes
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.launchers.child import Child, find_disk
 from pybackend.launchers.elastic import Said, train_elastically
 from pybackend.launchers.failures import Failures
@@ -68,6 +68,12 @@ class LocalLauncher:
 
     def check(self, job: Job) -> None:
         """Check cores, memory, GPUs and folders."""
+        if job.resources.environment != THIS:
+            reject_environment(
+                job,
+                "on this machine, workers have the environment of this session. Start the "
+                "session in the other environment",
+            )
         _check_machine(job)
         if not isinstance(job, TrainingJob):
             return

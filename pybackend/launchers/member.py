@@ -21,10 +21,16 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job
 from pybackend.job.messages import Arrival, Emit, FromLauncher, Order
 from pybackend.job.notice import Notice
-from pybackend.job.packages import SET_PYSPARK_PYTHON, find_difference, read_versions
+from pybackend.job.packages import (
+    SET_PYSPARK_PYTHON,
+    find_difference,
+    read_versions,
+    read_versions_in,
+)
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
+from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.machine_share import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, own_address, split_address
 from pybackend.net.secret import derive_token
@@ -87,6 +93,8 @@ class Member:
         Number of rows of every rank, by data set, if the driver already knows them.
     remedy
         Advice for a user whose hosts have different packages.
+    interpreter
+        The Python that runs the worker, on the worker's host; None: that of the member's process.
     """
 
     job: Job
@@ -97,6 +105,7 @@ class Member:
     loopback: bool
     counts: Mapping[str, list[int]] = field(default_factory=dict)
     remedy: str = SET_PYSPARK_PYTHON
+    interpreter: Interpreter | None = None
 
     def work(
         self,
@@ -128,7 +137,7 @@ class Member:
         speak(self.job.language)
         host = self._host(group) if server is None else split_address(address_of(server))[0]
         variables = choose_variables(group, self.job.resources)
-        options = (rscript, server, give_up, notice or Notice(), orders)
+        options = (rscript, server, give_up, notice or Notice(), orders, self.interpreter)
         with Child(self.job, group.rank, host, emit, variables, *options) as child:
             child.start(self.files)
             report = self._run(child, group, batches, notice)
@@ -149,7 +158,7 @@ class Member:
         except Exception as caught:  # the others must know: else they would wait for this worker
             error = caught
         try:
-            everyone = _meet(child, group, error)
+            everyone = _meet(child, group, error, self.interpreter)
             failure = self._find_obstacle(child, everyone, error)
         except ClusterError as caught:
             failure = _describe(child, error or caught)
@@ -209,12 +218,19 @@ class Member:
         return address
 
 
-def _meet(child: Child, group: Group, error: Exception | None) -> list[Arrival]:
+def _meet(
+    child: Child, group: Group, error: Exception | None, interpreter: Interpreter | None
+) -> list[Arrival]:
+    packages: dict[str, Any] = {}
+    if child.job.kind != "run" and interpreter is not None:
+        packages = read_versions_in(interpreter.python, interpreter.sites())
+    elif child.job.kind != "run":
+        packages = read_versions()
     own = Arrival(
         address=child.address,
         reserved=child.reserved,
         host=child.host,
-        packages=read_versions() if child.job.kind != "run" else {},
+        packages=packages,
         layouts={} if error else read_layouts(child.folder),
         has_failed=error is not None,
         nonce=new_token(),

@@ -23,6 +23,8 @@ def own_libraries() -> dict[str, str]:
         return {}
     if listed.split(os.pathsep)[0] == folder:
         return {}
+    if not folder.startswith(sys.base_prefix):  # it was moved, with its library
+        return {}
     return {_VARIABLE: f"{folder}{os.pathsep}{listed}"}
 
 

@@ -21,6 +21,8 @@ from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
+from pybackend.launchers.environment.installing import Interpreter
+from pybackend.launchers.hosts.environment import install_on_hosts
 from pybackend.launchers.hosts.host_list import (
     HostSlots,
     divide_slots,
@@ -99,12 +101,13 @@ class Hosts:
         if isinstance(job, TrainingJob) and job.is_elastic:
             return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
+        interpreters = install_on_hosts(self.ssh, [host for host, _ in placed], job, on_event)
         names = [host.name for host, ranks in placed for _ in ranks]
         addresses = [a for host, ranks in placed for a in [self.ssh.address(host)] * len(ranks)]
         token = new_token()
         with (
             MeetingServer(None, token, job.workers) as meeting,
-            self.reach(placed, meeting, job) as reached,
+            self.reach(placed, meeting, job, interpreters) as reached,
             swept_folder() as folder,
         ):
             loopback = len(placed) == 1
@@ -125,6 +128,7 @@ class Hosts:
         self, job: TrainingJob, files: Files, datasets: DataSets, on_event: Emit
     ) -> Outcome:
         """Run elastic training, which starts a worker in a slot whenever one can join."""
+        interpreters = install_on_hosts(self.ssh, self.hosts, job, on_event)
         slots = [host for host in self.hosts for _ in range(host.slots)]
         addresses = tuple(map(self.ssh.address, slots))
         with swept_folder() as folder:
@@ -132,7 +136,7 @@ class Hosts:
             member = Member(job, files, None, "", None, loopback, remedy=_choose_python())
             task = RemoteTask(member, addresses, self.environment)
             contents = pack_task(task, folder, datasets)
-            way = _Slots(self, slots, job, contents, folder)
+            way = _Slots(self, slots, job, contents, folder, interpreters)
             with RemoteSite(len(slots), way, _choose_python()) as site:
                 return train_elastically(job, datasets, on_event, site)
 
@@ -142,10 +146,12 @@ class Hosts:
         placed: Sequence[tuple[HostSlots, range]],
         meeting: MeetingServer,
         job: Job,
+        interpreters: Mapping[str, Interpreter],
         neighbours: int | None = None,
     ) -> Iterator[list[SshHost]]:
         """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
 
+        ``interpreters`` are the Pythons of the job's environment by host, if it has one.
         ``neighbours`` is the number of workers that share a host; None: those given for it, or
         those of all jobs that run there.
         """
@@ -157,7 +163,8 @@ class Hosts:
             for host, ranks in placed:
                 arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
                 shared_by = neighbours or host.neighbours or len(ranks)
-                reached.append(SshHost(*arguments, shared_by, temporary))
+                own = shared_by, temporary, interpreters.get(host.name)
+                reached.append(SshHost(*arguments, *own))
             yield reached
         finally:
             for one in reached:
@@ -176,6 +183,7 @@ class _Slots:
     job: TrainingJob
     contents: Mapping[str, bytes]
     folder: Path
+    interpreters: Mapping[str, Interpreter]
 
     def name_host(self, number: int, place: int) -> str:
         return self.slots[place].name
@@ -188,7 +196,10 @@ class _Slots:
         host = self.slots[place]
         share = sum(slot is host for slot in self.slots[:place])
         post = {POST: Post(number, place, host.slots, share).to_json()}
-        with self.launcher.reach([(host, range(1))], meeting, self.job, host.slots) as (ssh,):
+        placed = [(host, range(1))]
+        with self.launcher.reach(placed, meeting, self.job, self.interpreters, host.slots) as (
+            ssh,
+        ):
             ssh.send(Bundle({**self.contents, **post}, files_of_ranks(self.folder, [])))
             job, names = as_group(self.job), [host.name]
             yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)

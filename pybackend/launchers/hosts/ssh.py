@@ -30,6 +30,9 @@ _DEFAULTS = (
     "ServerAliveCountMax=3",
 )
 _NAME_SECONDS = 10.0
+# ssh's exit status if it lost the connection, or if a signal killed its command; it prints a
+# message only in the first case.
+CONNECTION_LOST = 255
 # Messages of ssh, with advice.
 _ADVICE = (
     (

@@ -17,8 +17,9 @@ from typing import IO, Any, cast
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.packages import TITLES
 from pybackend.job.resources import Resources
+from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.hosts.host_list import HostSlots
-from pybackend.launchers.hosts.ssh import Ssh, environment
+from pybackend.launchers.hosts.ssh import CONNECTION_LOST, Ssh, environment
 from pybackend.launchers.machine_share import Machine, find_shortage
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle, HostGreeting, bootstrap_command, read_greeting
@@ -31,9 +32,6 @@ _LOG_LINES = 40
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
-# ssh's exit status if it lost the connection, or if a signal killed its command; it prints a
-# message only in the first case.
-_CONNECTION_LOST = 255
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
@@ -56,6 +54,8 @@ class SshHost:
         Number of workers that share the host.
     temporary
         Folder for temporary files on the host; None: the host's default.
+    interpreter
+        The Python of an environment that was unpacked there, instead of ``python``.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class SshHost:
         resources: Resources,
         neighbours: int,
         temporary: str | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self._neighbours = neighbours
         self.ranks = ranks
         self._resources = resources
         self._ssh = ssh
         self._host = host
-        self._python = python
+        self._python = python if interpreter is None else interpreter.python
         self._meeting = meeting
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._bundles: queue.Queue[Bundle | None] = queue.Queue()
@@ -85,9 +86,11 @@ class SshHost:
         # Time when the host last received something, and of the last check.
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
+        start = [] if interpreter is None else interpreter.start()
         place = [] if temporary is None else ["env", f"TMPDIR={temporary}"]
+        program = bootstrap_command(self._python, wanted, "hosts.ssh_task")
         self._process = subprocess.Popen(
-            ssh.command(host, [*place, *bootstrap_command(python, wanted, "hosts.ssh_task")]),
+            ssh.command(host, [*place, *start, *program]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -241,7 +244,7 @@ class SshHost:
     def _explain_start(self, status: int) -> ClusterError:
         """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
-        if status == _CONNECTION_LOST:
+        if status == CONNECTION_LOST:
             return self._ssh.explain(self._host, printed)
         said = f": {printed[-1]}" if printed else ""
         if status in (126, 127):
@@ -258,9 +261,9 @@ class SshHost:
     def _describe_loss(self, rank: int) -> Failure:
         printed = [line for line in self._log if line]
         last = printed[-1] if printed else ""
-        if self._status == _CONNECTION_LOST and _LAST_WORDS.search(last):
+        if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
             message = f"the ssh connection to its host ended: {last}"
-        elif self._status == _CONNECTION_LOST:
+        elif self._status == CONNECTION_LOST:
             message = "the process that runs the workers on its host was killed"
         else:
             message = (

@@ -30,7 +30,7 @@ from pybackend.job.job import TRAINED, AnyJob, Job
 from pybackend.job.messages import Emit, Event, FromLauncher, Reported, answer_of
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
-from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.joined.claims import describe_call
@@ -75,6 +75,10 @@ class JoinedLauncher:
         self._secret = secret
         self.workers = place.size
 
+    def check(self, job: Job) -> None:
+        """Reject an environment, which each process already has."""
+        reject_environment(job, "start each process with the Python that it should have")
+
     def describe(self, job: Job) -> Submission:
         place = self.place
         known = [f"host {split_host(peer)}" for peer in place.peers]
@@ -86,6 +90,7 @@ class JoinedLauncher:
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run a job; all processes have to call this."""
+        self.check(job)
         place = self.place
         token = derive_token(self._secret, "processes that join")
         claims = describe_call(JoinedLauncher.calls + 1, job, files, datasets)

@@ -24,6 +24,7 @@ from pybackend.launchers.base import (
     Outcome,
     Submission,
     divide_queue,
+    reject_environment,
 )
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
@@ -47,6 +48,7 @@ from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
+from pybackend.words import call_of
 
 # Time limit for all workers to connect, from the first connection.
 _MEET_SECONDS = 600.0
@@ -174,6 +176,12 @@ class KubernetesLauncher:
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
+        reject_environment(
+            job,
+            "pods have what their image contains. Add the environment to the image, such as "
+            "with `ADD env.tar.gz /opt/env` for a file of `tfdist pack`, and pass "
+            f"{call_of('kubernetes', image=..., python='/opt/env/bin/python')}",
+        )
         check_client()
 
     def describe(self, job: Job) -> Submission:

@@ -6,13 +6,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import (
     DataSets,
     Files,
@@ -22,6 +22,8 @@ from pybackend.launchers.base import (
     divide_queue,
 )
 from pybackend.launchers.elastic import train_elastically
+from pybackend.launchers.environment.installing import install_here
+from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import LIBRARY, Bundle
 from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
@@ -46,6 +48,7 @@ from pybackend.net.rendezvous import new_token, own_address
 from pybackend.words import call_of
 
 _SCRIPT = "job.sh"
+_ENVIRONMENTS = "environments"
 # For a last checkpoint before the job's time limit.
 _NOTICE_SECONDS = 60
 # Not `python -m`: with it, files in the current directory would shadow installed modules.
@@ -206,6 +209,11 @@ class SlurmLauncher:
             settings.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"`folder` of slurm(), {settings.folder}: {error}") from error
+        if packed := pack_for(job, lambda text: on_event(Note(text))):
+            # The nodes share this folder.
+            on_event(Note(f"unpacking the Python environment in {settings.folder}"))
+            found = install_here(packed, Path(packed.path), str(settings.folder / _ENVIRONMENTS))
+            settings = replace(settings, interpreter=found)
         with swept_folder(str(settings.folder)) as folder:
             if isinstance(job, TrainingJob) and job.is_elastic:
                 _pack(Member(job, files, None, token, None, False), folder, datasets)
@@ -319,7 +327,9 @@ def _describe_script(
         "gpus-per-task": settings.gpus or None,
         "output": files.task_log,
     }
-    command = srun(step, [settings.python, "-u", "-c", _START, str(folder), str(files.folder)])
+    found = settings.interpreter
+    start = [settings.python] if found is None else [*found.start(), found.python]
+    command = srun(step, [*start, "-u", "-c", _START, str(folder), str(files.folder)])
     # A failure of `module load` must end the script.
     setup = ["set -e", settings.setup, "set +e"] if settings.setup else []
     return batch_script(options, [*setup, f"exec {shlex.join(command)}"])

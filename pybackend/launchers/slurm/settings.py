@@ -13,6 +13,7 @@ from typing import Any
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_positive, check_whole_number
 from pybackend.job.resources import Resources
+from pybackend.launchers.environment.installing import Interpreter
 from pybackend.words import setting, show
 
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
@@ -42,7 +43,10 @@ PER_NODE = "ntasks-per-node"
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """Arguments of `slurm`, checked and with defaults filled in."""
+    """Arguments of `slurm`, checked and with defaults filled in.
+
+    ``interpreter`` is the Python of a call's environment, in a folder that the nodes share.
+    """
 
     partition: str | None = None
     time: str | None = None
@@ -55,6 +59,7 @@ class SlurmSettings:
     python: str = sys.executable
     address: str | None = None
     patience: float = float("inf")
+    interpreter: Interpreter | None = None
 
     @property
     def per_node(self) -> int | None:

@@ -21,7 +21,7 @@ from pybackend.data.row_store import SCHEMA as BLOB_SCHEMA
 from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import LOGGER, Job, TrainingJob, argument_of
-from pybackend.job.messages import Emit, Event
+from pybackend.job.messages import Emit, Event, Note
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.failures import Failures, describe_silence
@@ -35,6 +35,7 @@ from pybackend.launchers.spark.barrier_task import (
     RowsOfFrame,
     Task,
 )
+from pybackend.launchers.spark.environment import ship_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.preflight import (
@@ -65,6 +66,8 @@ from pybackend.words import either, setting, term
 _HASH = "__tfdist_hash__"
 # Tasks of a barrier stage start together, but Python may start slowly on a busy host.
 _MEET_SECONDS = 15.0
+# Spark sends an environment to an executor before the task starts.
+_INSTALL_SECONDS = 1800.0
 _LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
 # The last bytes of a model may still be on their way when its task has ended.
@@ -135,14 +138,16 @@ class SparkLauncher:
             self._look()  # the caller may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
+            environment = ship_environment(session, job, lambda text: on_event(Note(text)))
             frame, source, counts = input_frame(session, job, datasets)
-            server = _meeting_server(stack, session, token, job)
+            patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
+            server = _meeting_server(stack, session, token, job, patience)
             if server is None and job.is_observed:
                 raise ClusterError(NO_OBSERVING)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
             cores = cores_of_task(session, job.workers * self._lanes, job.resources.cpus)
-            task = Task(member, cores)
+            task = Task(member, cores, environment)
             stack.enter_context(small_batches(session))
             size = sum(map(len, files.values()))
             of_stage = {"profile": profile} if profile else {}
@@ -333,7 +338,9 @@ def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
         ) from error
 
 
-def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> MeetingServer | None:
+def _meeting_server(
+    stack: ExitStack, session: Any, token: str, job: Job, patience: float
+) -> MeetingServer | None:
     """Listen on an address at which executors can reach this process; None if there is none."""
     if is_connect(session):
         host, announced = own_address(session.client.host), None
@@ -347,7 +354,7 @@ def _meeting_server(stack: ExitStack, session: Any, token: str, job: Job) -> Mee
             token,
             job.workers,
             announced,
-            patience=_MEET_SECONDS,
+            patience=patience,
             silence=find_silence(job.timeout),
         )
         return stack.enter_context(server)

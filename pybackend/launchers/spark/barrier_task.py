@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from pybackend.job.codec import encode
 from pybackend.job.job import TrainingJob
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.member import Member
-from pybackend.launchers.remote.task import MODEL
+from pybackend.launchers.remote.task import MODEL, describe_failure
+from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
@@ -72,11 +73,13 @@ class BarrierGroup:
 class Task:
     """Function that Spark runs on each partition.
 
-    ``cores`` is the number for each worker, unless Spark gives the task more.
+    ``cores`` is the number for each worker, unless Spark gives the task more. ``environment`` is
+    the one of the workers; None: the executor's.
     """
 
     member: Member
     cores: int = 1
+    environment: SparkEnvironment | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Run one worker; yield rows of `SCHEMA`, or raise, so that Spark stops the others."""
@@ -103,6 +106,12 @@ class Task:
                 return None
 
             group = BarrierGroup(context, meeting, self.cores, is_observed)
+            if self.environment is not None:
+                try:
+                    member = replace(member, interpreter=self.environment.install())
+                except Exception as error:
+                    host = group.hosts[rank]
+                    fail_task(describe_failure(rank, host, error), meeting)
             report, model = member.work(
                 group, batches, meeting, give_up=give_up, orders=meeting.poll_order
             )

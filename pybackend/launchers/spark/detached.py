@@ -15,6 +15,8 @@ from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.spark.barrier import open_meeting
 from pybackend.launchers.spark.detached_task import StartMember
+from pybackend.launchers.spark.environment import ship_environment
+from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.python import driver_python, ship_package
@@ -64,10 +66,11 @@ class DetachedLauncher:
         profile = make_profile(session, job.resources, job.workers)
         check_slots(session, job.workers, job.resources)
         ship_package(session)
+        environment = ship_environment(session, job, lambda text: on_event(Note(text)))
         token = new_token()
         with open_meeting(session, token, job) as meeting:
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
-            hosts = self._start(member, profile, on_event)
+            hosts = self._start(member, profile, environment, on_event)
             with self._lock:
                 self._meeting = meeting
                 if self._has_closed:
@@ -87,10 +90,13 @@ class DetachedLauncher:
             if self._meeting is not None:
                 self._meeting.send({})
 
-    def _start(self, member: Member, profile: Any, on_event: Emit) -> list[str]:
+    def _start(
+        self, member: Member, profile: Any, environment: SparkEnvironment | None, on_event: Emit
+    ) -> list[str]:
         """Start all workers as soon as slots are free; return their hosts, by rank."""
         session, workers = self.session, member.job.workers
-        start = StartMember(member, cores_of_task(session, workers, member.job.resources.cpus))
+        cores = cores_of_task(session, workers, member.job.resources.cpus)
+        start = StartMember(member, cores, environment)
         numbers = session.sparkContext.parallelize(range(workers), workers)
         if profile:
             numbers = numbers.withResources(profile)

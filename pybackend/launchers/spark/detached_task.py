@@ -18,13 +18,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 import cloudpickle
 
 import pybackend
+from pybackend.errors import ClusterError
 from pybackend.feed.client import Feeder
 from pybackend.feed.protocol import FEED
 from pybackend.job.job import FEED_TOKEN
@@ -34,6 +35,7 @@ from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.janitor import sweep
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.spark.barrier_task import BarrierGroup
+from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
@@ -59,6 +61,7 @@ class StartMember:
 
     member: Member
     cores: int
+    environment: SparkEnvironment | None = None
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, str, str | None]]:
         """Start a member; yield its rank and host, and its output if it exited right away."""
@@ -75,7 +78,13 @@ class StartMember:
             "cores": group.cores,
             "gpus": group.gpus,
         }
-        failure = _start(self.member, json.dumps(place))
+        member, failure = self.member, None
+        try:
+            if self.environment is not None:
+                member = replace(member, interpreter=self.environment.install())
+        except ClusterError as error:
+            failure = str(error)
+        failure = failure or _start(member, json.dumps(place))
         yield group.rank, group.hosts[group.rank], failure
 
 

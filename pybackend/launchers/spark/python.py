@@ -25,7 +25,14 @@ _STAMP = (1980, 1, 1, 0, 0, 0)
 
 
 # `addPyFile` clears Python's cache of archives, which fails in two threads at once.
-_shipping = threading.Lock()
+SHIPPING = threading.Lock()
+
+
+def shipped_to(session: Any) -> set[str]:
+    """Return the names of the files that were sent to a session's executors."""
+    owner = session if is_connect(session) else session.sparkContext
+    names: set[str] = vars(owner).setdefault("tfdist_shipped", set())
+    return names
 
 
 def ship_package(session: Any) -> None:
@@ -45,8 +52,8 @@ def ship_package(session: Any) -> None:
 
     # Executors fetch it at any time while the context lives: so it is in the folder that Spark
     # removes with the context.
-    with _shipping:
-        shipped = vars(session.sparkContext).setdefault("tfdist_shipped", set())
+    with SHIPPING:
+        shipped = shipped_to(session)
         if name in shipped:
             return
         root = ask(session, "its folder for files", SparkFiles.getRootDirectory)

@@ -26,7 +26,7 @@ from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
-from pybackend.launchers.base import DataSets, Files, Outcome
+from pybackend.launchers.base import DataSets, Files, Outcome, reject_environment
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
@@ -88,6 +88,14 @@ class SparklyrWorkers:
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]
 
+    def check(self, job: Job) -> None:
+        """Reject an environment: R needs packages of its own on the executors."""
+        reject_environment(
+            job,
+            "functions written in R run in the R of the executors, which needs reticulate and "
+            "a Python with TensorFlow there. Pass a model and data that are not R functions",
+        )
+
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         """Run all workers of a job; ``on_event`` is called from a thread, as R uses this one."""
         session = self.session
@@ -97,6 +105,7 @@ class SparklyrWorkers:
                 "spark_apply() blocks this R session until they end. Leave the observers out, or "
                 "pass a model and data that are not R functions"
             )
+        self.check(job)
         check_slots(session, job.workers)
         if job.resources.gpus:
             raise InputError(

@@ -1,0 +1,1 @@
+"""Python environments that are packed here and unpacked on the workers' hosts."""

@@ -1,0 +1,297 @@
+"""Packed environments: `.tar.gz` files that `tfdist pack`, venv-pack or conda-pack wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tarfile
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pybackend.data.disk import naming_full_disk
+from pybackend.errors import InputError
+from pybackend.job.codec import decode, encode
+from pybackend.job.resources import show_bytes
+from pybackend.launchers.environment.contents import (
+    OF_ORIGIN,
+    Entry,
+    EnvironmentFacts,
+    describe_environment,
+    list_entries,
+    read_code,
+)
+from pybackend.launchers.machine import count_cores
+from pybackend.words import show
+
+# The first file in a packed environment.
+MANIFEST = "tfdist.json"
+_BLOCK = 4 << 20
+# Level 6 takes three times as long, and saves a tenth.
+_LEVEL = 1
+_GZIP = 31
+_GLIBC = re.compile(rb"GLIBC_2\.(\d{1,2})\0")
+_OVERLAP = 16
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of a packed environment, and its requirements.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of the names and contents of all files, except compiled code. Equal environments
+        have equal digests.
+    python
+        Version of Python, such as ``3.11.7``.
+    machine
+        Such as ``x86_64``.
+    libc
+        The C library of the machine on which it was packed, such as ``glibc 2.36``.
+    glibc
+        The oldest release of glibc that its compiled files can be loaded with, such as ``2.34``;
+        None if that is unknown.
+    packages
+        Versions by the names of the packages.
+    editable
+        Packages that are not in it, because they are folders of sources (``pip install -e``).
+    """
+
+    digest: str
+    python: str
+    machine: str
+    libc: str
+    glibc: str | None
+    packages: Mapping[str, str]
+    editable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PackedEnvironment:
+    """A packed environment, as `pack_environment` returns it.
+
+    Attributes
+    ----------
+    path
+        Path of the file.
+    digest
+        SHA-256 of the contents. Equal environments have equal digests.
+    size
+        Bytes of the file.
+    manifest
+        The versions of Python and of all packages, and what a host needs; None for a file that
+        another program packed.
+    seconds
+        Time that it took to pack it.
+    """
+
+    path: str
+    digest: str
+    size: int
+    manifest: Manifest | None
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the file on the workers' hosts."""
+        return f"tfdist-environment-{self.digest[:16]}.tar.gz"
+
+    def summary(self) -> str:
+        """Return a text with the size, the versions and the number of packages."""
+        found = self.manifest
+        lines = [f"{self.path}: {show_bytes(self.size)}, packed in {self.seconds:.1f} s"]
+        if found is not None:
+            versions = [
+                f"{name} {version}"
+                for name, version in found.packages.items()
+                if re.fullmatch(r"tensorflow([-_]\w+)?|keras|numpy|pyarrow", name.lower())
+            ]
+            needs = f"glibc {found.glibc} or later" if found.glibc else found.libc
+            lines += [
+                f"Python {found.python} and {len(found.packages)} packages: {', '.join(versions)}",
+                f"runs on Linux {found.machine} with {needs}",
+            ]
+            if found.editable:
+                lines.append(f"not in it (editable installations): {', '.join(found.editable)}")
+        return "\n".join([*lines, f"digest {self.digest}"])
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def pack(python: str, path: Path) -> PackedEnvironment:
+    """Pack the environment of a Python into a file.
+
+    Raises
+    ------
+    InputError
+        The environment cannot be packed.
+    ClusterError
+        The disk is full.
+    """
+    facts = describe_environment(python)
+    return pack_entries(facts, list_entries(facts), path)
+
+
+def pack_entries(
+    facts: EnvironmentFacts, entries: Sequence[Entry], path: Path
+) -> PackedEnvironment:
+    """Write the entries of an environment to a file, which appears when it is complete."""
+    began = time.monotonic()
+    manifest = _describe(facts, entries)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with (
+            naming_full_disk(path.parent, "packed environment"),
+            partial.open("wb") as file,
+            _ParallelGzip(file) as compressed,
+        ):
+            _write_tar(compressed, [_manifest_entry(manifest), *entries])
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    seconds = time.monotonic() - began
+    return PackedEnvironment(str(path), manifest.digest, path.stat().st_size, manifest, seconds)
+
+
+def read_packed(path: str) -> PackedEnvironment:
+    """Read the manifest of a packed environment; one without a manifest is digested.
+
+    Raises
+    ------
+    InputError
+        The file is not a `.tar.gz`.
+    """
+    size = os.path.getsize(path)
+    try:
+        with tarfile.open(path, "r|gz") as archive:
+            first = archive.next()
+            if first is not None and first.name == MANIFEST and first.size < _BLOCK:
+                file = archive.extractfile(first)
+                assert file is not None
+                manifest = decode(file.read(), Manifest)
+                return PackedEnvironment(path, manifest.digest, size, manifest)
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
+        raise InputError(
+            f"`environment` is {show(path)}, which is not a .tar.gz of an environment ({error}): "
+            "write one with `tfdist pack`, venv-pack or conda-pack"
+        ) from error
+    digest = hashlib.sha256()
+    with open(path, "rb") as content:
+        while block := content.read(_BLOCK):
+            digest.update(block)
+    return PackedEnvironment(path, digest.hexdigest(), size, None)
+
+
+def _manifest_entry(manifest: Manifest) -> Entry:
+    return Entry(MANIFEST, content=encode(manifest).encode())
+
+
+def _describe(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
+    """Read all files, for the digest and for the release of glibc that they need."""
+    counted = [e for e in entries if not e.is_code and os.path.basename(e.name) not in OF_ORIGIN]
+    digest, newest = hashlib.sha256(f"{facts.version} {facts.machine}\n".encode()), 0
+    with ThreadPoolExecutor(count_cores()) as threads:
+        for entry, (content, release) in zip(counted, threads.map(_read, counted), strict=True):
+            kind = "link" if entry.link else "program" if entry.is_executable else "file"
+            digest.update(f"{kind} {content} {entry.name}\n".encode(errors="surrogateescape"))
+            newest = max(newest, release)
+    return Manifest(
+        digest=digest.hexdigest(),
+        python=facts.version,
+        machine=facts.machine,
+        libc=facts.libc,
+        glibc=f"2.{newest}" if newest and facts.libc.startswith("glibc") else None,
+        packages=dict(sorted(facts.packages.items(), key=lambda item: item[0].lower())),
+        editable=tuple(name for name in facts.editable if name != "tfdist"),
+    )
+
+
+def _read(entry: Entry) -> tuple[str, int]:
+    """Return the digest of an entry's content, and the release of glibc that it needs."""
+    if entry.source is None:
+        return hashlib.sha256((entry.link or "").encode() + entry.content).hexdigest(), 0
+    digest, newest, tail = hashlib.sha256(), 0, b""
+    with open(entry.source, "rb") as file:
+        is_compiled = file.read(4) == b"\x7fELF"
+        file.seek(0)
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            if is_compiled:
+                releases = _GLIBC.findall(tail + block)
+                newest = max([newest, *map(int, releases)])
+                tail = block[-_OVERLAP:]
+    return digest.hexdigest(), newest
+
+
+def _write_tar(file: _ParallelGzip, entries: Iterable[Entry]) -> None:
+    with tarfile.open(
+        fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_BLOCK
+    ) as archive:
+        for entry in entries:
+            info = tarfile.TarInfo(entry.name)
+            info.mode = 0o755 if entry.is_executable else 0o644
+            if entry.link is not None:
+                info.type, info.linkname = tarfile.SYMTYPE, entry.link
+                archive.addfile(info)
+            elif entry.source is None or entry.is_code:
+                content = read_code(entry.source) if entry.source else entry.content
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+            else:
+                with open(entry.source, "rb") as opened:
+                    info.size = os.fstat(opened.fileno()).st_size
+                    archive.addfile(info, opened)
+
+
+class _ParallelGzip(io.RawIOBase):
+    """File that compresses blocks on all cores; each block is a member of the gzip file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        cores = count_cores()
+        self._file = file
+        self._threads = ThreadPoolExecutor(cores)
+        self._pending: deque[Future[bytes]] = deque()
+        self._most = 2 * cores
+        self._block = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._block += content
+        while len(self._block) >= _BLOCK:
+            self._compress(bytes(self._block[:_BLOCK]))
+            del self._block[:_BLOCK]
+        return len(content)
+
+    def close(self) -> None:
+        """Write all blocks."""
+        if self.closed:
+            return
+        try:
+            if self._block:
+                self._compress(bytes(self._block))
+            while self._pending:
+                self._file.write(self._pending.popleft().result())
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+            super().close()
+
+    def _compress(self, block: bytes) -> None:
+        self._pending.append(self._threads.submit(_compress, block))
+        if len(self._pending) > self._most:
+            self._file.write(self._pending.popleft().result())
+
+
+def _compress(block: bytes) -> bytes:
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)  # with no time in its header
+    return compressor.compress(block) + compressor.flush()

@@ -1,0 +1,257 @@
+"""Executors and hosts that have nothing installed: the call sends a Python environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from conftest import build_dense, largest_difference, wait_for
+from pythons import python_with
+from standalone import Cluster, standalone_cluster
+
+from pybackend import ClusterError, InputError, Resources, barrier_run, barrier_train, kubernetes
+from pybackend.job.job import EvaluationJob, FunctionJob, Job
+from pybackend.launchers.environment.archive import PackedEnvironment, pack, read_packed
+from pybackend.launchers.environment.installing import Interpreter, check_host, install_here
+from pybackend.launchers.environment.packing import pack_for
+
+SMALL = ("cloudpickle", "typing_extensions")
+TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an environment with few packages, and a script."""
+    python = python_with(tmp_path_factory.mktemp("small"), *SMALL)
+    add_script(python)
+    return python.parents[1]
+
+
+def add_script(python: Path) -> None:
+    script = python.parent / "hello"
+    script.write_text(f"#!{python}\nimport sys\nprint(sys.prefix, *sys.argv[1:])\n")
+    script.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def packed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedEnvironment:
+    return pack(str(small / "bin/python"), tmp_path_factory.mktemp("packed") / "env.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def unpacked(packed: PackedEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
+    return install_here(packed, Path(packed.path), str(tmp_path_factory.mktemp("host")))
+
+
+def run(interpreter: Interpreter, program: str) -> str:
+    """Run a program as a worker is run, with nothing of this Python."""
+    return subprocess.run(
+        [interpreter.python, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=interpreter.variables({"PATH": "/usr/bin:/bin"}),
+    ).stdout.strip()
+
+
+def test_an_unpacked_environment_has_its_own_interpreter_library_and_packages(
+    unpacked: Interpreter, packed: PackedEnvironment
+) -> None:
+    show = "import sys, ssl, json, cloudpickle as c; print(json.__file__, c.__file__, sys.prefix)"
+    library, package, prefix = run(unpacked, show).split()
+    folder = str(unpacked.folder)
+    assert prefix == folder
+    assert library.startswith(folder)
+    assert package.startswith(folder)
+    assert run(unpacked, "import cloudpickle as c; print(c.__version__)") == cloudpickle.__version__
+    loaded = run(unpacked, "print(open('/proc/self/maps').read())")
+    base = sys.base_prefix
+    assert base == "/usr" or f" {base}/" not in loaded
+    assert packed.manifest is not None
+    assert packed.manifest.packages["cloudpickle"] == cloudpickle.__version__
+
+
+def test_modules_are_loaded_without_being_compiled(unpacked: Interpreter) -> None:
+    compiled = run(unpacked, "import json; print(json.__cached__)")
+    before = os.stat(compiled).st_mtime_ns
+    assert before < 10**9  # as packed
+    run(unpacked, "import json")
+    assert os.stat(compiled).st_mtime_ns == before
+
+
+def test_an_unpacked_environment_is_private_and_found_again(
+    packed: PackedEnvironment, unpacked: Interpreter
+) -> None:
+    root = unpacked.folder.parent
+    assert os.stat(unpacked.folder).st_mode & 0o777 == 0o700
+    inode = os.stat(unpacked.folder).st_ino
+    assert install_here(packed, Path("/nonexistent"), str(root)) == unpacked
+    assert os.stat(unpacked.folder).st_ino == inode
+    assert len(list(root.iterdir())) == 2  # the environment, and the link that names it
+
+
+def test_equal_environments_have_equal_digests_and_others_do_not(
+    packed: PackedEnvironment, small: Path, tmp_path: Path
+) -> None:
+    other = python_with(tmp_path, *SMALL)
+    add_script(other)
+    again = pack(str(other), tmp_path / "again.tar.gz")
+    assert again.digest == packed.digest
+    assert read_packed(again.path) == again
+    (site,) = other.parents[1].glob("lib/python*/site-packages")
+    (site / "extra.py").write_text("VALUE = 1\n")
+    assert pack(str(other), tmp_path / "changed.tar.gz").digest != packed.digest
+
+
+def test_scripts_start_the_python_in_their_folder(unpacked: Interpreter) -> None:
+    shown = subprocess.run(
+        [unpacked.folder / "bin/hello", "a b"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=unpacked.variables({"PATH": "/usr/bin:/bin"}),
+    )
+    assert shown.stdout.split(maxsplit=1) == [str(unpacked.folder), "a b\n"]
+
+
+def test_a_broken_archive_leaves_nothing(packed: PackedEnvironment, tmp_path: Path) -> None:
+    half = tmp_path / "half.tar.gz"
+    half.write_bytes(Path(packed.path).read_bytes()[: packed.size // 2])
+    root = tmp_path / "host"
+    with pytest.raises(ClusterError, match=r"cannot be unpacked on .*host"):
+        install_here(packed, half, str(root))
+    assert list(root.iterdir()) == []
+
+
+def test_a_python_of_another_release_is_named(packed: PackedEnvironment, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho it is Python 3.6.1 >&2; exit 1\n")
+    program.chmod(0o755)
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
+        archive.add(program.parent, "bin")
+    other = read_packed(str(tmp_path / "env.tar.gz"))
+    assert other.manifest is None
+    with pytest.raises(ClusterError, match=r"it is Python 3\.6\.1"):
+        install_here(other, Path(other.path), str(tmp_path / "host"))
+    assert list((tmp_path / "host").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "problem"),
+    [
+        ("aarch64", "glibc 2.99", r"is for \w+, but host7 is aarch64"),
+        (
+            os.uname().machine,
+            "glibc 2.9",
+            r"is for glibc 2\.\d+ or later, but host7 has",
+        ),
+        (os.uname().machine, "unknown", "but host7 has unknown"),
+    ],
+)
+def test_a_host_that_cannot_run_it_is_named(
+    packed: PackedEnvironment, machine: str, libc: str, problem: str
+) -> None:
+    check_host(packed, os.uname().machine, "glibc 2.99", "host7")
+    with pytest.raises(ClusterError, match=problem):
+        check_host(packed, machine, libc, "host7")
+
+
+def job_in(environment: Any, kind: type[Job] = FunctionJob) -> Job:
+    return kind(1, resources=Resources(environment=environment))
+
+
+def test_an_environment_is_packed_once_per_session(small: Path, packed: PackedEnvironment) -> None:
+    said: list[str] = []
+    one = pack_for(job_in(small), said.append)
+    assert one is not None
+    assert one.digest == packed.digest
+    assert len(said) == 2
+    assert pack_for(job_in(small), said.append) == one
+    assert len(said) == 2
+    assert pack_for(job_in(packed.path), said.append) == replace(one, path=packed.path)
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_an_environment_without_tensorflow_is_named(
+    small: Path, packed: PackedEnvironment, form: str
+) -> None:
+    environment = small if form == "folder" else packed.path
+    with pytest.raises(InputError, match="has no TensorFlow: install it there with `pip install"):
+        pack_for(job_in(environment, EvaluationJob), print)
+
+
+def test_a_python_of_another_release_than_the_session_is_named(
+    packed: PackedEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0))
+    with pytest.raises(InputError, match=r"has Python 3\.\d+\.\d+, but this is Python 3\.99"):
+        pack_for(job_in(packed.path), print)
+
+
+def test_a_conda_environment_names_conda_pack(tmp_path: Path) -> None:
+    python = python_with(tmp_path, "cloudpickle")
+    (python.parents[1] / "conda-meta").mkdir()
+    with pytest.raises(InputError, match="conda-pack -o"):
+        pack(str(python), tmp_path / "env.tar.gz")
+
+
+@pytest.mark.parametrize("environment", ["nowhere", 3, ""])
+def test_a_wrong_environment_is_named(environment: Any) -> None:
+    with pytest.raises(InputError, match="`environment` must be 'this'"):
+        barrier_run("local", print, workers=1, resources=Resources(environment=environment))
+
+
+def test_launchers_without_environments_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"for Spark, hosts\(\) and slurm\(\): on this machine"):
+        barrier_run("local", print, workers=1, resources=Resources(environment=tmp_path))
+    with pytest.raises(InputError, match=r"python='/opt/env/bin/python'"):
+        barrier_run(kubernetes("image"), print, workers=1, resources=Resources(environment="this"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("environment") / "work") as running:
+        yield running
+
+
+@pytest.mark.full
+@pytest.mark.launcher
+@pytest.mark.timeout(480)
+def test_executors_without_tensorflow_train_the_model_of_one_process(
+    cluster: Cluster, rows: Any, tmp_path: Path, capsys: Any
+) -> None:
+    bare = python_with(tmp_path / "bare", "pyspark", "pyarrow", "pandas")
+    environment = python_with(tmp_path, *TENSORFLOW).parents[1]
+    data = rows[0][:90], rows[1][:90]
+    arguments: dict[str, Any] = {"workers": 2, "epochs": 2, "batch_size": 20, "seed": 5}
+    resources = Resources(environment=environment)
+
+    def find() -> set[tuple[str, int]]:
+        """Return the unpacked environments of all hosts."""
+        found = cluster.work.glob("local/**/tfdist-environment-*/.used")
+        return {(str(path.parent), path.parent.stat().st_ino) for path in found}
+
+    with cluster.session(python=str(bare)) as spark:
+        there = barrier_train(spark, build_dense, data, **arguments, resources=resources)
+        assert "sending the Python environment" in capsys.readouterr().out
+        unpacked = find()
+        assert len({Path(path).parent for path, _ in unpacked}) == 2  # one for each host
+        files = list(spark.sparkContext.listFiles)
+        again = barrier_train(spark, build_dense, data, **arguments, resources=resources)
+        assert "the Python environment" not in capsys.readouterr().out
+        assert files == list(spark.sparkContext.listFiles)
+        assert find() >= unpacked
+        assert list(cluster.work.glob("executors-*/**/tfdist-environment-*")) == []
+    assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
+    here = barrier_train(None, build_dense, data, **arguments)
+    assert largest_difference(there.model, here.model) <= 1e-6
+    wait_for(lambda: not find())
