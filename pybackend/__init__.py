@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # Names by module.
 _NAMES = {
     "api.checkpoints": "load_checkpoint",
+    "api.environment": "pack_environment",
     "api.mnist": "mnist train_mnist",
     "api.observer": "Observer",
     "api.plan": "Plan PlannedWorker plan",
@@ -34,6 +35,7 @@ _NAMES = {
     "job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer ScaleLearningRate",
     "job.report": "Audit Generation Restart StepTimes WorkerReport",
     "job.resources": "Resources",
+    "launchers.environment.archive": "PackedEnvironment",
     "launchers.hosts.launcher": "hosts",
     "launchers.joined.joining": "join",
     "launchers.kubernetes.launcher": "kubernetes",
@@ -60,6 +62,7 @@ __all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint as load_checkpoint
+    from pybackend.api.environment import pack_environment as pack_environment
     from pybackend.api.mnist import mnist as mnist
     from pybackend.api.mnist import train_mnist as train_mnist
     from pybackend.api.observer import Observer as Observer
@@ -101,6 +104,7 @@ if TYPE_CHECKING:
     from pybackend.job.report import StepTimes as StepTimes
     from pybackend.job.report import WorkerReport as WorkerReport
     from pybackend.job.resources import Resources as Resources
+    from pybackend.launchers.environment.archive import PackedEnvironment as PackedEnvironment
     from pybackend.launchers.hosts.launcher import hosts as hosts
     from pybackend.launchers.joined.joining import join as join
     from pybackend.launchers.kubernetes.launcher import kubernetes as kubernetes

@@ -103,6 +103,18 @@ def _add_clusters(add_command: Callable[..., Any]) -> None:
     add("--ps", metavar="HOST:PORT,...", help="addresses of the parameter servers")
     add("--evaluator", metavar="HOST:PORT", help="address of the evaluator")
 
+    pack = add_command(
+        "pack",
+        _pack,
+        help="pack a Python environment for hosts that have nothing installed",
+        description="Write a .tar.gz of this Python environment, with its interpreter, for "
+        "Resources(environment=FILE) (in R: resources(environment = FILE)).",
+    )
+    packed = "file to write (default: environment.tar.gz)"
+    pack.add_argument("file", nargs="?", default="environment.tar.gz", metavar="FILE", help=packed)
+    other = "folder of another virtual environment (default: the environment of this tfdist)"
+    pack.add_argument("--environment", default="this", metavar="FOLDER", help=other)
+
     secret = add_command(
         "secret",
         _secret,
@@ -236,6 +248,11 @@ def _tf_config(options: argparse.Namespace) -> int:
             evaluator=_split(options.evaluator),
         )
     )
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    print(pybackend.pack_environment(options.file, options.environment).summary())
     return 0
 
 

@@ -45,6 +45,7 @@ GROUPS = {
         "ParameterServer",
         "Checkpoints: Checkpoint load_checkpoint",
         "Resources",
+        "pack_environment: pack_environment PackedEnvironment",
         "ScaleLearningRate",
     ],
     "Data": [

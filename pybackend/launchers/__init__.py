@@ -25,6 +25,8 @@ from pybackend.launchers.stopping import stopped_by as stopped_by
 from pybackend.words import show, term
 
 if TYPE_CHECKING:
+    from pybackend.launchers.environment.archive import PackedEnvironment as PackedEnvironment
+    from pybackend.launchers.environment.archive import pack_environment_of as pack_environment_of
     from pybackend.launchers.fork_server import without_fork_server as without_fork_server
     from pybackend.launchers.script.options import add_run_options as add_run_options
     from pybackend.launchers.script.options import read_run_plan as read_run_plan
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 
 # Names that are loaded on first use, by module.
 _NAMES = {
+    "environment.archive": "PackedEnvironment pack_environment_of",
     "fork_server": "without_fork_server",
     "script.options": "add_run_options read_run_plan",
     "script.run": "run_script",

@@ -25,7 +25,7 @@ UsePAM no
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-SetEnv TMPDIR={folder}/tmp-{host.name}
+SetEnv TMPDIR={folder}/tmp-{host.name} XDG_CACHE_HOME={folder}/cache-{host.name}
 """
 _CLIENT = """
 Host *

@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import pytest
+from pythons import python_with
 
 import pybackend
 from pybackend.cli import main
@@ -42,6 +43,18 @@ def test_tf_config_of_every_role(capsys: Any) -> None:
             "ps": ["p:4", "q:5"],
             "evaluator": ["e:6"],
         }
+
+
+@pytest.mark.full
+def test_pack_writes_an_environment_and_says_what_is_in_it(tmp_path: Any, capsys: Any) -> None:
+    environment = python_with(tmp_path, "cloudpickle").parents[1]
+    file = tmp_path / "env.tar.gz"
+    assert main(["pack", str(file), "--environment", str(environment)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{file}: ")
+    assert f"Python {platform.python_version()} and 1 package" in shown
+    assert main(["pack", "env.zip"]) == 1
+    assert "`path` must end with .tar.gz" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

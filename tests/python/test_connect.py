@@ -21,6 +21,7 @@ import test_routes
 from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 from killing import KillAt
+from pythons import python_with
 
 import pybackend
 from pybackend import (
@@ -97,6 +98,25 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     assert found == pytest.approx(expected, rel=1e-5)
     predicted = barrier_predict(session, there.model, x, workers=2, verbose=0)
     np.testing.assert_allclose(predicted, there.model.predict(x, verbose=0), atol=1e-6)
+
+
+@pytest.mark.full
+def test_workers_run_in_the_environment_of_the_call(
+    session: Any, tmp_path: Path, capsys: Any
+) -> None:
+    def find(context: WorkerContext) -> list[str]:
+        import numpy
+
+        return [sys.executable, numpy.__file__]
+
+    resources = pybackend.Resources(
+        environment=python_with(tmp_path, "numpy", "cloudpickle").parents[1]
+    )
+    found = barrier_run(session, find, workers=2, resources=resources)
+    assert "sending the Python environment" in capsys.readouterr().out
+    assert all("/tfdist-environment-" in path for paths in found for path in paths)
+    assert barrier_run(session, find, workers=2, resources=resources) == found
+    assert "the Python environment" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(

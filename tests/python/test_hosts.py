@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from conftest import build_dense, full, needs_r, wait_for
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import run as run_command
+from pythons import python_with
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 import pybackend
@@ -124,6 +126,32 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     assert "received SIGTERM; it left the training after epoch" in told[1]
     assert {worker.host for worker in result.workers} == {there.hosts[1].address}
     test_elastic.check_exact(result)
+
+
+@pytest.mark.full
+def test_hosts_without_python_run_workers_in_the_environment_of_the_call(
+    there: SshHosts, tmp_path: Path, capsys: Any
+) -> None:
+    def find(context: Any) -> list[str]:
+        import numpy
+
+        return [sys.executable, numpy.__file__]
+
+    environment = python_with(tmp_path, "numpy", "cloudpickle").parents[1]
+    hosts = pybackend.hosts("a,b", ssh_options=there.options, python="/nowhere/python")
+    resources = pybackend.Resources(environment=environment)
+    found = pybackend.barrier_run(hosts, find, resources=resources)
+    shown = capsys.readouterr().out
+    assert "packing the Python environment" in shown
+    assert re.search(r"sending the Python environment \(.* MB\) to a, b", shown)
+    for host, paths in zip("ab", found, strict=True):
+        cache = f"{there.folder}/cache-{host}/tfdist/environments/tfdist-environment-"
+        assert all(path.startswith(cache) for path in paths)
+    assert pybackend.barrier_run(hosts, find, resources=resources) == found
+    assert "the Python environment" not in capsys.readouterr().out
+    nowhere = pybackend.hosts("a,c", ssh_options=there.options)
+    with pytest.raises(ClusterError, match="cannot reach c over ssh"):
+        pybackend.barrier_run(nowhere, find, resources=resources)
 
 
 @pytest.mark.full

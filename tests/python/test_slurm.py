@@ -19,6 +19,7 @@ from conftest import build_dense, full, needs_r, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
+from pythons import python_with
 from slurm import NODES, Slurm, needs_slurm, slurm_cluster
 from told import check_goes_on
 
@@ -101,6 +102,29 @@ def test_mnist_as_on_this_machine(cluster: Slurm, capsys: pytest.CaptureFixture[
     assert "running on n2, n10" in shown
     assert "epoch 1/1" in shown
     mnist_case.check(result.model)
+
+
+@pytest.mark.full
+def test_nodes_without_python_run_workers_in_the_environment_of_the_call(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(context: Any) -> list[str]:
+        import sys
+
+        import numpy
+
+        return [sys.executable, numpy.__file__]
+
+    environment = python_with(tmp_path, "numpy", "cloudpickle").parents[1]
+    shared = cluster.folder / "shared"
+    target = pybackend.slurm(nodes=2, folder=shared, python="/nowhere/python")
+    found = barrier_run(target, find, resources=pybackend.Resources(environment=environment))
+    assert "unpacking the Python environment in" in capsys.readouterr().out
+    (kept,) = shared.iterdir()
+    assert kept.name == "environments"
+    assert all(path.startswith(f"{kept}/") for paths in found for path in paths)
+    assert len(found) == 2
+    shutil.rmtree(shared)
 
 
 @pytest.mark.full

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.job.codec import decode, encode
 from pybackend.job.resources import show_bytes
 from pybackend.launchers.environment.contents import (
@@ -25,15 +26,17 @@ from pybackend.launchers.environment.contents import (
     Entry,
     EnvironmentFacts,
     describe_environment,
+    find_python,
     list_entries,
     read_code,
 )
 from pybackend.launchers.machine import count_cores
-from pybackend.words import show
+from pybackend.words import either, show
 
 # The first file in a packed environment.
 MANIFEST = "tfdist.json"
 _BLOCK = 4 << 20
+_PIECE = 256 << 10
 # Level 6 takes three times as long, and saves a tenth.
 _LEVEL = 1
 _GZIP = 31
@@ -116,7 +119,8 @@ class PackedEnvironment:
             ]
             needs = f"glibc {found.glibc} or later" if found.glibc else found.libc
             lines += [
-                f"Python {found.python} and {len(found.packages)} packages: {', '.join(versions)}",
+                f"Python {found.python} and {counted(len(found.packages), 'package')}"
+                + (f": {', '.join(versions)}" if versions else ""),
                 f"runs on Linux {found.machine} with {needs}",
             ]
             if found.editable:
@@ -127,8 +131,8 @@ class PackedEnvironment:
         return self.summary()
 
 
-def pack(python: str, path: Path) -> PackedEnvironment:
-    """Pack the environment of a Python into a file.
+def pack_environment_of(environment: str, path: Path) -> PackedEnvironment:
+    """Pack an environment, ``"this"`` or a folder, into a file.
 
     Raises
     ------
@@ -137,7 +141,7 @@ def pack(python: str, path: Path) -> PackedEnvironment:
     ClusterError
         The disk is full.
     """
-    facts = describe_environment(python)
+    facts = describe_environment(find_python(environment))
     return pack_entries(facts, list_entries(facts), path)
 
 
@@ -146,7 +150,7 @@ def pack_entries(
 ) -> PackedEnvironment:
     """Write the entries of an environment to a file, which appears when it is complete."""
     began = time.monotonic()
-    manifest = _describe(facts, entries)
+    manifest = make_manifest(facts, entries)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with (
@@ -182,7 +186,8 @@ def read_packed(path: str) -> PackedEnvironment:
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
         raise InputError(
             f"`environment` is {show(path)}, which is not a .tar.gz of an environment ({error}): "
-            "write one with `tfdist pack`, venv-pack or conda-pack"
+            f"write one with {either('`tfdist pack`', 'pack_environment()')}, venv-pack or "
+            "conda-pack"
         ) from error
     digest = hashlib.sha256()
     with open(path, "rb") as content:
@@ -195,8 +200,8 @@ def _manifest_entry(manifest: Manifest) -> Entry:
     return Entry(MANIFEST, content=encode(manifest).encode())
 
 
-def _describe(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
-    """Read all files, for the digest and for the release of glibc that they need."""
+def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:
+    """Read all files, and return their digest, and what the environment contains and needs."""
     counted = [e for e in entries if not e.is_code and os.path.basename(e.name) not in OF_ORIGIN]
     digest, newest = hashlib.sha256(f"{facts.version} {facts.machine}\n".encode()), 0
     with ThreadPoolExecutor(count_cores()) as threads:
@@ -233,9 +238,9 @@ def _read(entry: Entry) -> tuple[str, int]:
 
 
 def _write_tar(file: _ParallelGzip, entries: Iterable[Entry]) -> None:
-    with tarfile.open(
-        fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_BLOCK
-    ) as archive:
+    # tarfile copies all that it has buffered with each piece of a file.
+    options: Any = {"bufsize": _PIECE, "copybufsize": _PIECE, "format": tarfile.GNU_FORMAT}
+    with tarfile.open(fileobj=file, mode="w|", **options) as archive:
         for entry in entries:
             info = tarfile.TarInfo(entry.name)
             info.mode = 0o755 if entry.is_executable else 0o644

@@ -20,6 +20,7 @@ from pybackend.errors import ClusterError
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.contents import LIBRARIES
 from pybackend.launchers.remote.bootstrap import MARK
+from pybackend.words import either
 
 _BLOCK = 1 << 20
 
@@ -228,7 +229,7 @@ def check_host(packed: PackedEnvironment, machine: str, libc: str, host: str) ->
     if problem is not None:
         raise ClusterError(
             f"the environment in `environment` is {problem}: pack one on a machine like the hosts "
-            "(`tfdist pack`), and pass the file"
+            f"({either('`tfdist pack`', 'pack_environment()')}), and pass the file"
         )
 
 

@@ -133,8 +133,10 @@ def _check(job: Job, version: str, packages: Mapping[str, str]) -> None:
             f"{setting(environment=THIS)}"
         )
     installed = {name.lower().replace("_", "-") for name in packages}
-    for package, names in BUILDS.items() if job.kind != "run" else ():
+    wanted = {"numpy": ("numpy",), "cloudpickle": ("cloudpickle",)}
+    for package, names in (wanted if job.kind == "run" else {**BUILDS, **wanted}).items():
         if not installed & set(names):
             raise InputError(
-                f"{named} has no {TITLES[package]}: install it there with `pip install {package}`"
+                f"{named} has no {TITLES.get(package, package)}: install it there with "
+                f"`pip install {package}`"
             )
