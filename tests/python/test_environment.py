@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -12,12 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 from conftest import build_dense, largest_difference, wait_for
 from pythons import python_with
 from standalone import Cluster, standalone_cluster
 
-from pybackend import ClusterError, InputError, Resources, barrier_run, barrier_train, kubernetes
+import pybackend
+from pybackend import (
+    ClusterError,
+    InputError,
+    Resources,
+    barrier_predict,
+    barrier_run,
+    barrier_train,
+    kubernetes,
+)
 from pybackend.job.job import EvaluationJob, FunctionJob, Job
 from pybackend.launchers.environment.archive import (
     PackedEnvironment,
@@ -154,6 +166,22 @@ def test_a_python_of_another_release_is_named(packed: PackedEnvironment, tmp_pat
     assert list((tmp_path / "host").iterdir()) == []
 
 
+def test_an_archive_of_conda_pack_is_completed_before_it_is_found(tmp_path: Path) -> None:
+    made = tmp_path / "made" / "bin"
+    made.mkdir(parents=True)
+    (made / "python").symlink_to(sys.executable)
+    (made / "conda-unpack").write_text(
+        "import pathlib, sys\n"
+        "folder = pathlib.Path(sys.argv[0]).parents[1]\n"
+        "(folder / 'prefix').write_text(str(folder))\n"
+    )
+    with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
+        archive.add(made, "bin")
+    conda = read_packed(str(tmp_path / "env.tar.gz"))
+    there = install_here(conda, Path(conda.path), str(tmp_path / "host")).folder
+    assert (there / "prefix").read_text() == str(there.resolve())
+
+
 @pytest.mark.parametrize(
     ("machine", "libc", "problem"),
     [
@@ -232,6 +260,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
+def environments(cluster: Cluster) -> set[str]:
+    """Return the unpacked environments of all hosts, without the links that name them."""
+    walked = os.walk(cluster.work / "local")  # Spark may be removing them
+    return {
+        os.path.join(folder, name)
+        for folder, names, _ in walked
+        for name in names
+        if re.fullmatch(r"tfdist-environment-\w{16}\.\w+", name)
+    }
+
+
 @pytest.mark.full
 @pytest.mark.launcher
 @pytest.mark.timeout(480)
@@ -244,23 +283,82 @@ def test_executors_without_tensorflow_train_the_model_of_one_process(
     arguments: dict[str, Any] = {"workers": 2, "epochs": 2, "batch_size": 20, "seed": 5}
     resources = Resources(environment=environment)
 
-    def find() -> set[tuple[str, int]]:
-        """Return the unpacked environments of all hosts."""
-        found = cluster.work.glob("local/**/tfdist-environment-*/.used")
-        return {(str(path.parent), path.parent.stat().st_ino) for path in found}
-
     with cluster.session(python=str(bare)) as spark:
         there = barrier_train(spark, build_dense, data, **arguments, resources=resources)
         assert "sending the Python environment" in capsys.readouterr().out
-        unpacked = find()
-        assert len({Path(path).parent for path, _ in unpacked}) == 2  # one for each host
+        unpacked = environments(cluster)
+        assert len(unpacked) == 2  # one for each host
         files = list(spark.sparkContext.listFiles)
         again = barrier_train(spark, build_dense, data, **arguments, resources=resources)
         assert "the Python environment" not in capsys.readouterr().out
         assert files == list(spark.sparkContext.listFiles)
-        assert find() >= unpacked
+        assert environments(cluster) >= unpacked
         assert list(cluster.work.glob("executors-*/**/tfdist-environment-*")) == []
+        predicted = barrier_predict(
+            spark, there.model, data[0], workers=2, verbose=0, resources=resources
+        )
+    np.testing.assert_allclose(predicted, there.model.predict(data[0], verbose=0), atol=1e-6)
     assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
     here = barrier_train(None, build_dense, data, **arguments)
     assert largest_difference(there.model, here.model) <= 1e-6
-    wait_for(lambda: not find())
+    wait_for(lambda: not environments(cluster))
+
+
+@pytest.mark.full
+@pytest.mark.launcher
+def test_a_packed_file_is_an_archive_of_spark_for_executors_without_python(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    made = python_with(tmp_path, "pyarrow", "pandas").parents[1]
+    packed = pack_environment_of(str(made), tmp_path / "env.tar.gz")
+
+    def find(batches: Any) -> Any:
+        import sys
+
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
+
+    archives = {"spark__archives": f"{packed.path}#environment"}
+    with cluster.session(python="./environment/bin/python", **archives) as spark:
+        rows = spark.range(3).mapInArrow(find, "python string").collect()
+    assert {row["python"].rpartition("/executors-")[1] for row in rows} == {"/executors-"}
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pybackend import Resources, barrier_run
+from standalone import Cluster
+cluster = Cluster(sys.argv[1], sys.argv[2], (), Path(sys.argv[3]))
+def wait(context, started):
+    import pathlib, threading
+    pathlib.Path(started, str(context.rank)).touch()
+    threading.Event().wait(300)
+with cluster.session() as session:
+    resources = Resources(environment=sys.argv[5])
+    barrier_run(session, wait, sys.argv[4], workers=2, resources=resources)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.launcher
+def test_a_driver_that_dies_leaves_no_environment(
+    cluster: Cluster, packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    started.mkdir()
+    paths = [str(Path(__file__).parent), str(Path(pybackend.__file__).parents[1])]
+    arguments = [cluster.master, cluster.driver, cluster.work, started, packed.path]
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    ) as driver:
+        try:
+            wait_for(lambda: len(list(started.iterdir())) == 2 or driver.poll() is not None, 120)
+            assert environments(cluster)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)  # its JVM too, as when a host fails
+    wait_for(lambda: not environments(cluster), 120)
