@@ -42,6 +42,7 @@ import sql
 import step
 import strategy
 import tfrecord
+import trials
 import wan
 import wire
 
@@ -58,6 +59,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "checkpoints": checkpoints.measure,
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
+    "trials": trials.measure,
     "tfrecord": tfrecord.measure,
     "feed": lambda rounds: feed.measure(rounds) | feed.shuffled(rounds),
     "fed_training": fed_training.measure,
@@ -80,7 +82,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "particles": lambda rounds: particles.measure(),
 }
 # Parts that take minutes and run only once.
-ONCE = ("soak", "particles")
+ONCE = ("soak", "particles", "trials")
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 
 
