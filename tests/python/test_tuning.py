@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import optuna
 import pandas as pd
 import pytest
 from conftest import build_dense, spark_session, wait_for, worker_processes
@@ -202,6 +203,53 @@ def test_an_error_in_a_function_of_the_user_ends_all_trials(rows: Any) -> None:
 
 @pytest.mark.full
 @pytest.mark.launcher(False)
+def test_a_study_suggests_the_values_of_trials_and_stops_poor_ones(rows: Any) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        sampler=optuna.samplers.RandomSampler(seed=2),
+        pruner=optuna.pruners.NopPruner(),
+        direction="maximize",
+    )
+    distributions = optuna.distributions
+    trials = train_many(
+        "local",
+        build,
+        rows,
+        grid={
+            "rate": distributions.FloatDistribution(0.01, 0.1, log=True),
+            "units": distributions.CategoricalDistribution([2, 4]),
+            "fails": distributions.CategoricalDistribution([True, False]),
+        },
+        study=study,
+        trials=5,
+        parallelism=2,
+        metric="accuracy",
+        epochs=2,
+        verbose=0,
+    )
+    states = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed"}
+    assert [states[one.state.name] for one in study.trials] == [t.status for t in trials.trials]
+    assert {trial.status for trial in trials.trials} == {"completed", "failed"}
+    assert [one.params for one in study.trials] == [t.arguments for t in trials.trials]
+    assert trials.mode == "max"
+    assert study.best_value == trials.best().metrics["accuracy"]
+    reported = study.trials[trials.best().number - 1].intermediate_values
+    assert list(reported) == [1, 2]
+    poor = train_many(
+        "local",
+        build,
+        rows,
+        grid={"rate": distributions.FloatDistribution(0.0, 0.0)},
+        study=optuna.create_study(pruner=optuna.pruners.ThresholdPruner(lower=9.0)),
+        trials=1,
+        epochs=3,
+        verbose=0,
+    )
+    assert [(t.status, t.trained_epochs) for t in poor.trials] == [("pruned", 1)]
+
+
+@pytest.mark.full
+@pytest.mark.launcher(False)
 @pytest.mark.timeout(300)
 def test_trials_share_the_slots_of_a_spark_session(rows: Any) -> None:
     ends: list[float] = []
@@ -259,6 +307,16 @@ def test_trials_share_the_slots_of_a_spark_session(rows: Any) -> None:
         ({"grid": {"units": [1]}, "workers_per_trial": 0}, "`workers_per_trial` must be"),
         ({"grid": {"units": [1]}, "trials": 3}, "`trials` is only used with `study`"),
         ({"grid": {"units": [1]}, "study": 3}, "optuna.create_study"),
+        ({"grid": {"units": [1]}, "study": optuna.create_study()}, "must map names to Optuna's"),
+        ({"grid": {}, "study": optuna.create_study()}, "`study` needs a number of trials"),
+        (
+            {"grid": {}, "study": optuna.create_study(), "trials": 1, "mode": "max"},
+            "`study` has the other direction",
+        ),
+        (
+            {"grid": {}, "study": optuna.create_study(directions=["minimize", "maximize"])},
+            "several objectives",
+        ),
         ({"grid": {"units": [1]}, "on_trial": 3}, "`on_trial` must be a function"),
         ({"grid": {"units": [1]}, "metric": 3}, "`metric` must be the name"),
         ({"grid": {"units": [1]}, "checkpoint": "a"}, "no argument `checkpoint`"),
