@@ -359,7 +359,7 @@ class TrainResult:
 
     @property
     def workers_by_epoch(self) -> list[int]:
-        """Number of workers in each epoch that was run."""
+        """Number of workers at the end of each epoch that was run."""
         if not self.generations:
             return [len(self.workers)] * self.epochs
         return count_by_epoch(self.generations, self.initial_epoch + self.epochs)

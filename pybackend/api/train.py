@@ -238,14 +238,17 @@ def barrier_train(
 
     **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on
     `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. When a worker fails,
-    the other processes stay alive and only reconnect, and the epoch is repeated from the beginning.
-    A preempted worker (SIGTERM) leaves at the end of its epoch. So each epoch uses each row exactly
-    once, and the result equals that of one process on the batches for the number of workers in each
-    epoch (`TrainResult.workers_by_epoch`). Every worker stores all rows, and holds the state at the
-    epoch's beginning in memory. With ``max``, workers are started at the beginning and whenever a
-    worker is lost. They join between epochs, as soon as they are ready. On `hosts` all slots
-    are used; a slot in which a worker fails to start is retried after 30 seconds, and then after
-    pauses that double up to 16 minutes.
+    the other processes stay alive and only reconnect. They repeat the step that failed, and share
+    the rows that the epoch has not used yet. A preempted worker (SIGTERM) leaves at the end of its
+    epoch. So each epoch uses each row exactly once, and the result equals that of one process on
+    the batches that `replay_batches` lists for `TrainResult.generations`. The epoch is repeated
+    from the beginning if the model has its own ``train_step`` or ``compute_metrics``, runs eagerly,
+    takes several steps per execution, accumulates gradients, or has masks that reach the loss,
+    `SpectralNormalization` or very large metrics; a note gives the reason. Every worker stores all
+    rows, and up to three copies of the model's state in memory. With ``max``, workers are started
+    at the beginning and whenever a worker is lost. They join between epochs or when a worker is
+    lost, as soon as they are ready. On `hosts` all slots are used; a slot in which a worker fails
+    to start is retried after 30 seconds, and then after pauses that double up to 16 minutes.
 
     **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or
     settings raise an error, but ``epochs`` may be larger. The result, including its history, is

@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pybackend.errors import InputError
 from pybackend.job.arguments import check_choice, check_whole_number
 from pybackend.job.job import Shuffle
+from pybackend.job.report import Generation, list_groups
+from pybackend.words import show
 
 Index = npt.NDArray[np.int64]
 _ROUNDS = 6
@@ -111,6 +114,115 @@ class Visits:
         return block[first - start : last - start]
 
 
+@dataclass(frozen=True)
+class EpochOrder:
+    """Order of all rows in an epoch that several worker groups may train, one after another.
+
+    N workers use the rows from a position on together: worker r uses every N-th of them, from the
+    r-th on. In each step, all workers together use the next rows of this order, because the numbers
+    of rows of two workers differ by at most one. So the rows that are left after any step are the
+    end of the order, and the next group shares them in the same way.
+
+    Parameters
+    ----------
+    workers
+        Number of workers in the first group. It determines the order, except with
+        ``shuffle="global"``.
+    """
+
+    rows: int
+    seed: int
+    shuffle: Shuffle
+    workers: int
+
+    def at(self, places: Index, epoch: int) -> Index:
+        """Return the numbers of the rows at some positions of the order."""
+        if not self.shuffle:
+            return places.astype(np.int64)
+        if self.shuffle == "global":
+            return permute(places, self.rows, self.seed, epoch)
+        found = np.empty(len(places), np.int64)
+        visits, ranks = np.divmod(places, self.workers)
+        for rank in np.unique(ranks).tolist():
+            own = ranks == rank
+            count = len(range(rank, self.rows, self.workers))
+            moved = permute(visits[own], count, self.seed, epoch, rank)
+            found[own] = moved * self.workers + rank
+        return found
+
+
+@dataclass(frozen=True)
+class SharedVisits:
+    """Order in which a worker that holds all rows visits its share of the rest of an epoch.
+
+    Parameters
+    ----------
+    used
+        Number of rows that earlier worker groups have used in this epoch.
+    workers, rank
+        Size of the worker group, and the rank of the worker in it.
+    """
+
+    order: EpochOrder
+    used: int
+    workers: int
+    rank: int
+
+    def between(self, first: int, last: int, epoch: int) -> Index:
+        """Return the numbers, among all rows, of visits ``first`` to ``last`` - 1 of an epoch."""
+        numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
+        start = numbers.start * _BLOCK
+        block = np.concatenate([_draw_shared(self, epoch, number) for number in numbers])
+        return block[first - start : last - start]
+
+
+@lru_cache(maxsize=2)
+def _draw_shared(visits: SharedVisits, epoch: int, number: int) -> Index:
+    """Return the rows of a block of visits."""
+    order, workers = visits.order, visits.workers
+    first = visits.used + number * _BLOCK * workers + visits.rank
+    places = np.arange(first, min(first + _BLOCK * workers, order.rows), workers, dtype=np.int64)
+    return order.at(places, epoch)
+
+
+Groups = Sequence[tuple[int, int]]
+"""Worker groups that trained the beginning of an epoch: their workers, and the steps they took."""
+
+
+def cut_shares(
+    rows: int, workers: int, batch_size: int, batches: Sequence[int] | None = None
+) -> Index:
+    """Return the first row of each worker's local batches, as a row number in its share.
+
+    Parameters
+    ----------
+    batches
+        Number of rows in each global batch, if ``batch_size`` does not determine it.
+
+    Returns
+    -------
+    int64 array of shape (workers, steps + 1)
+        The last column has the end of the last batches.
+    """
+    if batches is not None:
+        return np.stack([share_batches(batches, workers, rank) for rank in range(workers)])
+    counts = count_sharded(rows, workers)
+    steps = count_steps(counts, batch_size)
+    return np.stack([cut_rows(count, steps) for count in counts])
+
+
+def count_used(
+    rows: int, groups: Groups, batch_size: int, batches: Sequence[int] | None = None
+) -> list[int]:
+    """Return the number of rows in each step that worker groups took, one after another."""
+    used: list[int] = []
+    for workers, steps in groups:
+        left = None if batches is None else batches[len(used) :]
+        edges = cut_shares(rows - sum(used), workers, batch_size, left)
+        used += np.diff(edges.sum(axis=0))[:steps].tolist()
+    return used
+
+
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
     """Return the rows of a block of visits; drawing a whole block at once is faster."""
@@ -168,7 +280,13 @@ def share_batches(sizes: Sequence[int], workers: int, rank: int) -> Index:
 
 
 def replay_batches(
-    rows: int, workers: int, batch_size: int, *, seed: int, epoch: int, shuffle: Shuffle = True
+    rows: int,
+    workers: int | Sequence[Generation],
+    batch_size: int,
+    *,
+    seed: int,
+    epoch: int,
+    shuffle: Shuffle = True,
 ) -> list[Any]:
     """List the rows of an array that all workers together use at each step of an epoch.
 
@@ -180,7 +298,10 @@ def replay_batches(
         Number of rows. Rows of arrays and data frames are numbered in order. Rows of files are
         numbered file by file, in the order of the sorted paths or of the list of paths. The rows of
         a Spark DataFrame have no order.
-    workers, batch_size, seed, shuffle
+    workers
+        Number of workers. After elastic training, ``result.generations``: several worker groups may
+        have trained parts of one epoch.
+    batch_size, seed, shuffle
         As in `barrier_train`. If none was passed to training, use ``result.seed``.
     epoch
         Index of the epoch, from 0. With ``steps_per_epoch``, an epoch here still uses all rows:
@@ -197,23 +318,38 @@ def replay_batches(
         An argument is invalid. The message names it and the expected value.
     """
     check_whole_number("rows", rows, least=1)
-    check_whole_number("workers", workers, least=1)
     check_whole_number("batch_size", batch_size, least=1)
     check_whole_number("seed", seed, least=0)
     check_whole_number("epoch", epoch, least=0)
     check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
-    counts = [len(range(rows)[shard_slice(rows, workers, rank)]) for rank in range(workers)]
-    steps = count_steps(counts, batch_size)
-    visits = []
-    for rank, count in enumerate(counts):
-        if shuffle == "global":
-            visits.append(Visits(rows, seed, rank, True, workers).between(0, count, epoch))
-        else:
-            own = Visits(count, seed, rank, bool(shuffle)).between(0, count, epoch)
-            visits.append(np.arange(rows)[shard_slice(rows, workers, rank)][own])
-    edges = [cut_rows(count, steps) for count in counts]
-    batches = [
-        np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])
-        for s in range(steps)
-    ]
+    *earlier, (last, _) = _find_groups(workers, epoch)
+    order = EpochOrder(rows, seed, shuffle, earlier[0][0] if earlier else last)
+    batches: list[Any] = []
+    for number, (count, steps) in enumerate([*earlier, (last, None)]):
+        used = sum(count_used(rows, earlier[:number], batch_size))
+        if used < rows:
+            batches += _list_batches(order, used, count, batch_size, epoch)[:steps]
     return batches if shuffle else [np.sort(batch) for batch in batches]
+
+
+def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
+    if isinstance(workers, Sequence) and not isinstance(workers, str) and len(workers):
+        groups = list_groups(workers, epoch + 1)
+        if not groups:
+            raise InputError(f"`epoch` must be one of the trained epochs, not {show(epoch)}")
+        return groups
+    return [(check_whole_number("workers", workers, least=1), 0)]
+
+
+def _list_batches(
+    order: EpochOrder, used: int, workers: int, batch_size: int, epoch: int
+) -> list[Any]:
+    edges = cut_shares(order.rows - used, workers, batch_size)
+    visits = [
+        order.at(np.arange(used + rank, order.rows, workers, dtype=np.int64), epoch)
+        for rank in range(workers)
+    ]
+    return [
+        np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])
+        for s in range(edges.shape[1] - 1)
+    ]

@@ -28,7 +28,7 @@ from pybackend.collective import all_sum, broadcast_bytes
 from pybackend.data.arrays import nest
 from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
-from pybackend.engine.exchange import GradientExchange, count_accumulated_steps
+from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.one_process import (
     OneProcess,
     StepState,
@@ -48,6 +48,7 @@ from pybackend.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.engine.state import find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_difference import is_another
+from pybackend.engine.steps import count_accumulated_steps
 from pybackend.engine.verdict import Judge, describe_error
 from pybackend.errors import InputError
 from pybackend.job.messages import Note
@@ -243,7 +244,9 @@ class Auditor:
             return
         self._window = None
         began, waited = time.monotonic(), self._collective.waited
-        with nullcontext() if self._clock is None else self._clock.leaving_out():
+        record = self._exchange.record
+        settling = nullcontext() if record is None else record.settling()
+        with nullcontext() if self._clock is None else self._clock.leaving_out(), settling:
             self._audit(window)
         self._spent += time.monotonic() - began
         self.waited += self._collective.waited - waited

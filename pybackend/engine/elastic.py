@@ -1,4 +1,8 @@
-"""Elastic training: one generation of workers after another."""
+"""Elastic training: one generation of workers after another.
+
+After a loss, training continues from the state of the worker that got furthest: some workers may
+have completed a step in which others lost their peer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ import numpy as np
 from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.reading import read_all_sources
 from pybackend.data.sharding import count_sharded
-from pybackend.data.state_file import decode_state
+from pybackend.data.state_file import decode_state, encode_state
+from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import (
     Lifecycle,
     Start,
@@ -26,6 +31,7 @@ from pybackend.engine.lifecycle import (
 )
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import offset_seeds
+from pybackend.engine.step_record import StepRecord, StepValues
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
@@ -36,6 +42,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit, Note, Order, Standby
 from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit
+from pybackend.model.callbacks import counts_steps, select_callbacks
 from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.net.rendezvous import address_of, listen
 
@@ -44,12 +51,32 @@ class GroupChangesError(Exception):
     """End of an epoch after which the workers form a new generation."""
 
 
+Groups = tuple[tuple[int, int], ...]
+
+_ABOUT_FILES = (
+    "these callbacks ran only on a worker that no longer is rank 0, and continue with their state "
+    "from the beginning of the epoch: {}"
+)
+
+
 @dataclass(frozen=True)
 class EpochState:
-    """State at the beginning of an epoch, as returned by `TrainingState.read`."""
+    """State as returned by `TrainingState.read`, at the beginning of an epoch or after some steps.
+
+    Attributes
+    ----------
+    groups
+        As in `Standby`.
+    """
 
     epoch: int
     state: bytes = field(repr=False)
+    groups: Groups = ()
+
+    @property
+    def place(self) -> tuple[int, Groups]:
+        """Epoch and groups, the larger the further."""
+        return self.epoch, self.groups
 
 
 @dataclass
@@ -69,13 +96,16 @@ class Memory:
     first
         Attributes of callbacks before training, as in `TrainingState`.
     kept
-        The beginning of the current epoch, once every worker has stored it.
+        Where the current epoch, or this group's part of it, began, once every worker has stored it;
+        after a loss, the last complete step.
     next
         The beginning of an epoch that some workers may not have stored yet.
     is_seeded
         True if this process already has its own random numbers.
     is_own
         True if this process had the state that the generation began with.
+    is_first
+        True if this process was rank 0 in the last generation.
     audit
         Results of the audits of all generations that this process belonged to.
     """
@@ -89,6 +119,7 @@ class Memory:
     next: EpochState | None = None
     is_seeded: bool = False
     is_own: bool = False
+    is_first: bool = False
     audit: Audit = field(default_factory=Audit)
 
 
@@ -99,14 +130,18 @@ class ElasticLifecycle(Lifecycle):
     ----------
     memory
         The memory of this worker, from all groups that it belonged to.
-    epoch
-        Epoch to whose beginning training returns; None at the start of training.
+    epoch, groups
+        Where training returns to, as in `Order`.
     """
 
-    def __init__(self, job: TrainingJob, memory: Memory, epoch: int | None) -> None:
+    def __init__(
+        self, job: TrainingJob, memory: Memory, epoch: int | None, groups: Groups = ()
+    ) -> None:
         super().__init__(job)
         self._memory = memory
         self._epoch = epoch
+        self._groups = groups
+        self._keeper: EpochKeeper | None = None
         self.audit = memory.audit
 
     def load_model(self, folder: Path) -> LoadedModel:
@@ -119,10 +154,13 @@ class ElasticLifecycle(Lifecycle):
             super().seed(self._memory.member)
 
     def begin(self, replica: Replica) -> None:
-        """Return to the beginning of the epoch, and prepare the replica for it."""
+        """Return to a step, or the beginning of an epoch, and prepare the replica for it."""
         self.start = self._go_back(replica.collective)
         if self.start.state is not None:
             replica.feed.resume(self.job.initial_epoch)
+        if self.start.is_within_epoch:
+            assert isinstance(replica.feed, Feed)
+            replica.feed.continue_epoch(self.start.epoch, self._groups)
         if has_keras_train_step(replica.model):
             build_what_is_restored(replica)
         self._memory.notice.expect()
@@ -140,8 +178,19 @@ class ElasticLifecycle(Lifecycle):
     ) -> list[Any]:
         """Return the callbacks that store each epoch's beginning and restore it."""
         memory, stateful = self._memory, keep_callbacks(replica)
+        is_first, memory.is_first = memory.is_first, replica.rank == 0
+        if self.start.is_within_epoch and memory.is_first and not is_first:
+            _report_files(replica)
         state = TrainingState(replica.model, sync, synchronizer, stateful, memory.first)
-        return [stateful[HISTORY], EpochKeeper(replica, memory, self.start, state)]
+        self._keeper = EpochKeeper(
+            replica, memory, self.start, state, synchronizer.record, sync, self._groups
+        )
+        return [stateful[HISTORY], self._keeper]
+
+    def keep_last_step(self) -> None:
+        """After a loss, store the state after the last step that this worker completed."""
+        if self._keeper is not None:
+            self._keeper.keep_last_step()
 
     def close(self, replica: Replica) -> None:
         """Wait until rank 0 has written the model."""
@@ -149,19 +198,30 @@ class ElasticLifecycle(Lifecycle):
 
     def _go_back(self, collective: Collective) -> Start:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
-        memory, epoch = self._memory, self._epoch
+        memory, epoch, groups = self._memory, self._epoch, self._groups
         if epoch is None:
             memory.kept = memory.next = None
             return self.start
-        saved = next((s for s in (memory.kept, memory.next) if s and s.epoch == epoch), None)
+        known = (memory.kept, memory.next)
+        saved = next((s for s in known if s and s.place == (epoch, groups)), None)
         memory.is_own = saved is not None
         if not np.all(collective.all_gather(np.array([memory.is_own], np.int64))):
             received = broadcast_bytes(collective, saved.state if saved else b"")
-            saved = saved or EpochState(epoch, received)
+            saved = saved or EpochState(epoch, received, groups)
         assert saved is not None
         memory.kept, memory.next = saved, None
         state = decode_state(saved.state)
-        return Start(epoch, is_stopped=state["is_stopped"], state=state)
+        step = sum(steps for _, steps in groups)
+        return Start(epoch, step, is_stopped=state["is_stopped"], state=state)
+
+
+def _report_files(replica: Replica) -> None:
+    """Report callbacks of rank 0 alone that count steps."""
+    others = select_callbacks(1, replica.callbacks)
+    own = [one for one in replica.callbacks if one not in others]
+    names = [type(one).__name__ for one in own if counts_steps(one)]
+    if names:
+        replica.emit(Note(_ABOUT_FILES.format(", ".join(names))))
 
 
 class EpochKeeper(keras.callbacks.Callback):
@@ -169,42 +229,99 @@ class EpochKeeper(keras.callbacks.Callback):
 
     An epoch is complete once every worker has stored the state at the start of the next one. A
     worker that completes the next exchange knows that all workers have stored theirs.
+
+    Within an epoch, the variables themselves are the state after the last step, with the values in
+    the record. The end of an epoch changes them, so a copy is made before the last step.
     """
 
     def __init__(
-        self, replica: Replica, memory: Memory, start: Start, state: TrainingState
+        self,
+        replica: Replica,
+        memory: Memory,
+        start: Start,
+        state: TrainingState,
+        record: StepRecord | None,
+        sync: EpochSync,
+        groups: Groups,
     ) -> None:
         super().__init__()
         self._job = replica.job
         self._collective = replica.collective
+        self._feed = replica.feed
         self._memory = memory
         self._start = start
         self._state = state
+        self._record = record
+        self._sync = sync
+        self._groups = groups
+        self._epoch = start.epoch
+        self._before_last: tuple[StepValues, dict[str, Any]] | None = None
         self._emit = replica.emit
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._start.state is None:
             self._keep(self._job.initial_epoch)
-        else:
-            own = (0, 1) if self._memory.is_own else self._place
-            self._state.restore(self._start.state, *own)
-            self._start.state.clear()  # it may be large, and others refer to it
+        elif not self._start.is_within_epoch:
+            self._restore()
         if lost := self._state.find_lost():
             text = (
-                "repeating an epoch does not restore these attributes of callbacks, which are not "
-                f"plain data: {', '.join(lost)}. They keep their values from the interruption"
+                "continuing after a loss does not restore these attributes of callbacks, which are "
+                f"not plain data: {', '.join(lost)}. They keep their values from the interruption"
             )
             self._emit(Note(text))
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._start.is_within_epoch and epoch == self._start.epoch:
+            self._restore()
+            if self._collective.rank and self._record is not None:
+                self._record.empty_metrics()
+            self._sync.begin_part()
+            self.model.stop_training = self._start.is_stopped
+        elif epoch != self._epoch:
+            self._groups = ()
+        self._epoch, self._before_last = epoch, None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        is_last = batch == self._feed.steps - 1
+        if is_last and self._record is not None and self._record.last is not None:
+            self._before_last = self._record.last, self._state.read_alone()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # No epoch follows one that has stopped the training.
         following = self._job.epochs if self.model.stop_training else epoch + 1
         is_preempted, is_change = self._keep(following)
+        if self._record is not None:
+            self._record.begin_epoch()
         if following == self._job.epochs or not is_change:
             return
         if is_preempted:
             raise LeftError(epoch + 1)
         raise GroupChangesError
+
+    def keep_last_step(self) -> None:
+        """Store the state after the last step that this worker completed in this epoch."""
+        record = self._record
+        if record is None or record.last is None or not record.is_settled:
+            return
+        last, ranks = record.last, None
+        if record.has_ended or last.step == self._feed.steps:
+            if self._before_last is None:
+                return
+            last, before = self._before_last
+            self._state.write(before["variables"])
+            ranks = before["ranks"]
+        record.restore(last)
+        state = self._state.read_alone()
+        state["ranks"] = ranks or state["ranks"]
+        taken = last.step - sum(steps for _, steps in self._groups)
+        groups = (*self._groups, (self._collective.world_size, taken))
+        self._memory.kept = EpochState(self._epoch, encode_state(state), groups)
+
+    def _restore(self) -> None:
+        state = self._start.state
+        own = (0, 1) if self._memory.is_own else self._place
+        self._state.restore(state, *own)
+        state.clear()  # it may be large, and others refer to it
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -267,14 +384,15 @@ def train_in_generations(
     rows = read_all_sources(job, folder)
     reason, server = "", membership.server
     for number in itertools.count():
-        stored = memory.kept.epoch if memory.kept else None
-        emit(Standby(address_of(server), number, stored, reason))
+        epoch, groups = memory.kept.place if memory.kept else (None, ())
+        emit(Standby(address_of(server), number, epoch, groups, reason))
         order = membership.wait()
         workers, rank = len(order.peers), order.rank
         assert rank is not None
         rows |= {name: total for name, (total,) in order.counts.items()}
         counts = {name: count_sharded(total, workers) for name, total in rows.items()}
         own = replace(job, workers=workers)
+        lifecycle = ElasticLifecycle(own, memory, order.epoch, order.groups)
         try:
             with membership.join(own, rank, order, server) as collective:
                 return train(
@@ -283,10 +401,12 @@ def train_in_generations(
                     counts,
                     folder,
                     emit,
-                    lifecycle=ElasticLifecycle(own, memory, order.epoch),
+                    lifecycle=lifecycle,
                     answers=membership.answers,
                 )
         except (PeerLostError, GroupChangesError) as error:
             reason = str(error)
+            if isinstance(error, PeerLostError):
+                lifecycle.keep_last_step()
         server = listen(membership.host)
     raise AssertionError

@@ -29,9 +29,11 @@ from pybackend.engine.split import SplitStep
 from pybackend.engine.statistics import GlobalStatistics
 from pybackend.engine.step_clock import Arrivals, StepClock
 from pybackend.engine.step_means import StepMeans, ValidStepCounter
+from pybackend.engine.step_record import StepRecord
 from pybackend.engine.steps import (
     Position,
     StepOrSkip,
+    count_accumulated_steps,
     has_keras_train_step,
     normalize_spectra,
 )
@@ -64,6 +66,8 @@ class GradientExchange:
         Records how long exchanges delay the steps.
     shards
         Parts of the optimizer's state; None: each worker has the whole state.
+    record
+        Record of the last exchanged step, for Keras's own train_step; None: there is none.
 
     Attributes
     ----------
@@ -90,8 +94,12 @@ class GradientExchange:
         over: OverBatch = NOTHING,
         clock: StepClock | None = None,
         shards: Shards | None = None,
+        record: StepRecord | None = None,
     ) -> None:
         self._model = model
+        self.record = record
+        # Exchanges of the step being traced that wait until its metrics are updated.
+        self._postponed: list[Callable[[], Any]] = []
         clock = clock or StepClock(Arrivals())
         watched = clock.watch(collective)
         self._may_be_empty = may_be_empty
@@ -132,7 +140,7 @@ class GradientExchange:
         self.is_compressed = settings.compression is not None
         parts = shards.parts if shards else None
         self._host = HostExchange(
-            collective, position, settings, self._micro_steps, knows_totals, clock, parts
+            collective, position, settings, self._micro_steps, knows_totals, clock, parts, record
         )
         self.shards = shards
         self._sharded: ShardedUpdate | None = None
@@ -243,7 +251,9 @@ class GradientExchange:
     def begin_epoch(self) -> None:
         """Start counting the epoch's steps."""
         self._begun.begin_epoch()
-        self._gathered.step = 0
+        self._gathered.step = self._begun.step
+        if self.record is not None:
+            self.record.begin_epoch()
         self._host.begin_epoch()
 
     def end_epoch(self) -> None:
@@ -400,7 +410,10 @@ class GradientExchange:
         if self._graph is not None:
             return self._graph.average(dense, weight)
         number = self._calls.count_exchange()
-        return self._host.average(dense, slices, shared, weight, loss, anchor, number, owners)
+        recorded = self.record.read() if self.record is not None else []
+        return self._host.average(
+            dense, slices, shared, weight, loss, anchor, number, owners=owners, recorded=recorded
+        )
 
     def _undo_share(self, gradient: Any) -> Any:
         """Return the gradient of a worker's mean loss, given that of its share of the loss."""
@@ -432,7 +445,11 @@ class GradientExchange:
                 self.weigh_means(share),
                 self._statistics.active(),
             ):
-                return train_step(data)
+                self._postponed = []
+                logs = train_step(data)
+                for exchange in self._postponed:
+                    exchange()
+                return logs
 
         def first() -> None:
             self._means.compute_share()
@@ -463,10 +480,18 @@ class GradientExchange:
                 return apply(grads, trainable_variables)
             variables = None if trainable_variables is None else list(trainable_variables)
             weight, loss = self.weigh_step(self._calls.rows)
-            means = self.average(list(grads), weight, loss, variables)
-            kinds = self._kinds
-            self._calls.record(lambda: self._apply_zeros(apply, kinds, variables))
-            return self._apply_means(apply, means, variables)
+
+            def exchange() -> Any:
+                means = self.average(list(grads), weight, loss, variables)
+                kinds = self._kinds
+                self._calls.record(lambda: self._apply_zeros(apply, kinds, variables))
+                return self._apply_means(apply, means, variables)
+
+            if self.record is None:
+                return exchange()
+            # Keras's train_step only updates the metrics after this, from the same predictions.
+            self._postponed.append(exchange)
+            return None
 
         return averaging_apply
 
@@ -478,22 +503,19 @@ class GradientExchange:
         self._share = share
 
     def _apply_means(self, apply: Callable[..., Any], means: list[Any], variables: Any) -> Any:
-        if self._sharded is None:
+        if self._sharded is None and self.record is None:
             return apply(means, variables)
+        if self._sharded is None:
+            # Else weight decay and step counts would not wait for the exchange.
+            first = next((mean for mean in means if mean is not None), None)
+            tensors = [getattr(first, "values", first)] if first is not None else []
+            with tf.control_dependencies(tensors):
+                return apply(means, variables)
         present = [kind is not None for kind in self._kinds]
         return self._sharded.apply(apply, means, present, self._list(variables))
 
     def _list(self, variables: Any) -> list[Any]:
         return list(self._model.trainable_variables if variables is None else variables)
-
-
-def count_accumulated_steps(optimizer: Any) -> int:
-    """Return the number of steps whose gradients may be exchanged as one sum.
-
-    This is 1 if the optimizer inspects each step's gradients: a loss-scaling optimizer skips those
-    that are not finite.
-    """
-    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 def _read_calls(optimizer: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,19 @@ import tensorflow as tf
 
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, to_rows
-from pybackend.data.sharding import Visits, count_steps, cut_rows, order_sharded, share_batches
+from pybackend.data.sharding import (
+    EpochOrder,
+    Groups,
+    Index,
+    SharedVisits,
+    Visits,
+    count_steps,
+    count_used,
+    cut_rows,
+    cut_shares,
+    order_sharded,
+    share_batches,
+)
 from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
@@ -23,13 +36,34 @@ _LARGE_BATCH_BYTES = 512 << 10
 _LABELS_AT_ONCE = 10_000
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """Steps that use all rows once, or those of an epoch that other workers began.
+
+    Attributes
+    ----------
+    edges
+        First row of each local batch, and the end of the last one; int64 array of shape (world
+        size, steps + 1).
+    totals
+        Number of rows in the global batch of each step.
+    taken
+        Number of steps that earlier worker groups took, in which no worker of this one has rows.
+    """
+
+    edges: Index
+    totals: Index
+    visits: Visits | SharedVisits
+    taken: int = 0
+
+
 class Feed:
     """A worker's shard as a ``tf.data.Dataset`` for one epoch, in that epoch's order.
 
     Parameters
     ----------
     columns
-        The worker's rows; with ``shuffle="global"``, the rows of all workers.
+        The worker's rows; with ``shuffle="global"`` or ``has_all``, the rows of all workers.
     counts
         Number of rows that each worker uses in an epoch, by rank.
     shuffle
@@ -40,13 +74,17 @@ class Feed:
         continues with the remaining rows; after all rows, a new order begins.
     batches
         Number of rows in each global batch, if ``batch_size`` does not determine it.
+    has_all
+        True if each worker has all rows, and uses its shard of them.
 
     Attributes
     ----------
     rows
         Number of rows that this worker uses in an epoch.
     steps
-        Steps per epoch.
+        Steps of this epoch.
+    taken
+        Steps of this epoch that earlier worker groups took.
     total_rows
         Number of rows in the global batch of each step; int64 array of shape (steps,).
     arrivals
@@ -66,6 +104,7 @@ class Feed:
         shuffle: Shuffle = False,
         limit: int | None = None,
         batches: Sequence[int] | None = None,
+        has_all: bool = False,
     ) -> None:
         self._columns = to_rows(columns)
         self.counts = list(counts)
@@ -74,25 +113,61 @@ class Feed:
         self._rank = rank
         workers = len(counts)
         full = count_steps(counts, batch_size) if batches is None else len(batches)
-        edges = [
-            cut_rows(count, full) if batches is None else share_batches(batches, workers, number)
-            for number, count in enumerate(counts)
-        ]
+        edges = np.stack(
+            [
+                cut_rows(count, full)
+                if batches is None
+                else share_batches(batches, workers, number)
+                for number, count in enumerate(counts)
+            ]
+        )
         if limit is not None and limit > full:
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
                 f"give {full} steps of {batch_size} rows per worker"
             )
-        self.steps = full if limit is None else limit
-        self._all_rows_by_rank = np.stack([np.diff(own) for own in edges])
-        self.may_be_empty = bool((self._all_rows_by_rank == 0).any())
-        self._edges = edges[rank]
-        self._everyones_edges = np.stack(edges)
+        self._steps_of_all = full if limit is None else limit
+        self._cutting = batch_size, batches
+        self._seeding = seed, shuffle
         self.is_sharded = not shuffle
+        visits: Visits | SharedVisits
+        if has_all:
+            visits = SharedVisits(self._order_from(workers), 0, workers, rank)
+        else:
+            everyones = workers if shuffle == "global" else None
+            visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
+        self._whole = _Pass(edges, np.diff(edges.sum(axis=0)), visits)
+        self._rest: tuple[int, _Pass] | None = None
         self._first_epoch: int | None = None
         self._enter(0)
-        everyones = len(counts) if shuffle == "global" else None
-        self._visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
+
+    def _order_from(self, workers: int) -> EpochOrder:
+        return EpochOrder(len(self._columns), *self._seeding, workers)
+
+    @property
+    def may_be_empty(self) -> bool:
+        """True if this worker group takes steps in which a worker has no rows."""
+        passes = [self._whole, *([self._rest[1]] if self._rest else [])]
+        return any((np.diff(one.edges)[:, one.taken :] == 0).any() for one in passes)
+
+    @property
+    def most_steps(self) -> int:
+        """Largest number of steps of an epoch."""
+        return max(self._steps_of_all, len(self._rest[1].totals) if self._rest else 0)
+
+    def continue_epoch(self, epoch: int, groups: Groups) -> None:
+        """In this epoch, share the rows that earlier worker groups left; each has all rows."""
+        batch_size, batches = self._cutting
+        workers, rows = len(self.counts), len(self._columns)
+        used = count_used(rows, groups, batch_size, batches)
+        taken, total = len(used), sum(used)
+        left = None if batches is None else batches[taken:]
+        edges = cut_shares(rows - total, workers, batch_size, left)
+        edges = np.concatenate([np.zeros((workers, taken), np.int64), edges], axis=1)
+        totals = np.concatenate([used, np.diff(edges.sum(axis=0))[taken:]]).astype(np.int64)
+        order = self._order_from(groups[0][0])
+        visits = SharedVisits(order, total, workers, self._rank)
+        self._rest = epoch, _Pass(edges, totals, visits, taken)
 
     def complete_class_weight(self, class_weight: dict[int, float]) -> dict[int, float]:
         """Add weight 1 for the classes without a weight: Keras looks up each class."""
@@ -127,22 +202,34 @@ class Feed:
     def _enter(self, epoch: int) -> None:
         """Find the steps of an epoch among those of all rows."""
         self.epoch = epoch
-        first_epoch = epoch if self._first_epoch is None else self._first_epoch
-        full = self._all_rows_by_rank.shape[1]
-        passes, self._places = np.divmod(
-            (epoch - first_epoch) * self.steps + np.arange(self.steps), full
-        )
-        # Number of complete passes over the rows before; it determines the order.
-        self._passes = first_epoch + passes
-        self._rows_by_rank = self._all_rows_by_rank[:, self._places]
-        self.total_rows = self._rows_by_rank.sum(axis=0)
+        if self._rest is not None and epoch == self._rest[0]:
+            self._pass = self._rest[1]
+            self.steps = len(self._pass.totals)
+            self._places, self._passes = np.arange(self.steps), np.full(self.steps, epoch)
+        else:
+            self._pass = self._whole
+            self.steps = self._steps_of_all
+            first_epoch = epoch if self._first_epoch is None else self._first_epoch
+            passes, self._places = np.divmod(
+                (epoch - first_epoch) * self.steps + np.arange(self.steps), len(self._pass.totals)
+            )
+            # Number of complete passes over the rows before; it determines the order.
+            self._passes = first_epoch + passes
+        self.taken = self._pass.taken
+        self._rows_by_rank = np.diff(self._pass.edges)[:, self._places]
+        self.total_rows = self._pass.totals[self._places]
 
     def count_steps(self, steps: int) -> None:
         """Do nothing: the rows of all steps are known."""
 
     def share(self) -> float:
-        """Return this worker's share of the epoch's rows."""
+        """Return this worker's share of the rows that this worker group uses in the epoch."""
         return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())
+
+    def share_until(self, step: int) -> float:
+        """Return its share of these rows before a step of an epoch that uses all rows."""
+        rows = self._pass.edges[:, step]
+        return float(rows[self._rank] / rows.sum())
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch; int64 array of shape (world size,)."""
@@ -151,14 +238,14 @@ class Feed:
     def order_at(self, step: int) -> Any:
         """Return the order of the batch among the rows of a step, listed rank by rank."""
         step = min(step, self.steps - 1)
-        firsts = self._everyones_edges[:, self._places[step]]
+        firsts = self._pass.edges[:, self._places[step]]
         return order_sharded(firsts, self._rows_by_rank[:, step])
 
     def read_step(self, step: int) -> tuple[Mapping[str, Any], int]:
         """Return this worker's columns of a step, and the number of its first row in the epoch."""
         place = int(self._places[step])
-        first, end = int(self._edges[place]), int(self._edges[place + 1])
-        visits = self._visits.between(first, end, int(self._passes[step]))
+        first, end = self._pass.edges[self._rank, place : place + 2].tolist()
+        visits = self._pass.visits.between(first, end, int(self._passes[step]))
         return self._columns.take(visits), first
 
     def dataset(self, skip: int = 0) -> Any:
@@ -172,25 +259,28 @@ class Feed:
         options = tf.data.Options()
         options.threading.private_threadpool_size = 1
         options.autotune.enabled = False
-        firsts, lasts = self._blocks(skip)
+        # What another group began is read only with the steps that it took.
+        one = self._rest[1] if self._rest is not None and skip else self._whole
+        sizes = np.diff(one.edges[self._rank])
+        steps = self._steps_of_all if one is self._whole else len(sizes)
+        firsts, lasts = self._blocks(sizes, steps, skip)
         # AutoGraph would take a quarter of a second for a function that needs no conversion.
         read = tf.autograph.experimental.do_not_convert(self._read)
         epoch = tf.data.Dataset.from_tensor_slices((firsts, lasts)).map(read)
-        if len(firsts) < self.steps - skip:
-            epoch = epoch.prefetch(1).rebatch(self._rows_by_rank[self._rank][skip:])
-        epoch = epoch.apply(tf.data.experimental.assert_cardinality(self.steps - skip))
+        if len(firsts) < steps - skip:
+            epoch = epoch.prefetch(1).rebatch(sizes[skip:])
+        epoch = epoch.apply(tf.data.experimental.assert_cardinality(steps - skip))
         return epoch.prefetch(2).with_options(options)
 
-    def _blocks(self, skip: int) -> Any:
+    def _blocks(self, sizes: Index, steps: int, skip: int) -> Any:
         """Return the first step of each block that is read in one go, and the step after it."""
-        sizes = np.diff(self._edges)
         batch_bytes = max(1, self._columns.row_bytes * int(sizes.max(initial=1)))
         # tf.data drops batches without rows at the end, or adds some.
-        is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes.min(initial=1) > 0
-        is_cut = is_cut and self.steps == len(sizes)  # else epochs have steps of different sizes
-        steps = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
-        firsts = np.arange(skip, self.steps, steps)
-        return firsts, np.append(firsts[1:], self.steps)
+        is_cut = batch_bytes < _LARGE_BATCH_BYTES and sizes[skip:].min(initial=1) > 0
+        is_cut = is_cut and steps == len(sizes)  # else epochs have steps of different sizes
+        at_once = max(1, _BLOCK_BYTES // batch_bytes) if is_cut else 1
+        firsts = np.arange(skip, steps, at_once)
+        return firsts, np.append(firsts[1:], steps)
 
     def _read(self, first: Any, last: Any) -> Any:
         """Return the rows for the steps in a block."""
@@ -198,8 +288,9 @@ class Feed:
 
         def read(first: int, last: int) -> list[Any]:
             place = int(self._places[first])
-            between = int(self._edges[place]), int(self._edges[place + last - first])
-            visits = self._visits.between(*between, int(self._passes[first]))
+            edges = self._pass.edges[self._rank]
+            between = int(edges[place]), int(edges[place + last - first])
+            visits = self._pass.visits.between(*between, int(self._passes[first]))
             values = list(self._columns.take(visits).values())
             self.arrivals.note(int(last - first))
             return values

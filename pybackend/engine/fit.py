@@ -71,7 +71,7 @@ def fit(
     sync.evaluated_by = [*own, *tensorboard]
     scaled = None
     if job.scale_lr is not None:
-        scaled = ScaledSteps(job.scale_lr, job.workers, feed.steps, model)
+        scaled = ScaledSteps(job.scale_lr, job.workers, feed, model)
     auditor = None
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
@@ -161,20 +161,23 @@ class ScaledSteps(keras.callbacks.Callback):
 
     Parameters
     ----------
-    steps
-        Steps of an epoch.
+    feed
+        Knows the number of steps in an epoch.
     """
 
-    def __init__(self, scale: ScaleLearningRate, workers: int, steps: int, model: Any) -> None:
+    def __init__(
+        self, scale: ScaleLearningRate, workers: int, feed: Feed | PipelineFeed, model: Any
+    ) -> None:
         super().__init__()
         self._scale = scale
         self._workers = workers
-        self._steps = steps
+        self._feed = feed
+        self._most = feed.most_steps
         self._optimizer = model.optimizer
         # Several steps may run between two calls of a callback. A custom train_step may call the
         # optimizer several times; each call has the rate of the first.
         self._advances = int(has_keras_train_step(model))
-        self._multiples = tf.Variable(np.ones(steps, "float32"), trainable=False)
+        self._multiples = tf.Variable(np.ones(self._most, "float32"), trainable=False)
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rate = tf.Variable(0.0, dtype=self._optimizer.learning_rate.dtype, trainable=False)
 
@@ -194,7 +197,7 @@ class ScaledSteps(keras.callbacks.Callback):
             given = self._optimizer.learning_rate
             unscaled = tf.identity(given.value)
             # The last of several steps at once may lie beyond the epoch's end.
-            place = tf.minimum(self._step, self._steps - 1)
+            place = tf.minimum(self._step, self._most - 1)
             rate = unscaled * tf.cast(tf.gather(self._multiples, place), unscaled.dtype)
             given.assign(rate)
             applied = apply(*args, **options)
@@ -206,7 +209,8 @@ class ScaledSteps(keras.callbacks.Callback):
         return scaled
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        done = [epoch + step / self._steps for step in range(self._steps)]
+        steps = self._feed.steps
+        done = [epoch + min(step, steps - 1) / steps for step in range(self._most)]
         multiples = [self._scale.multiple(self._workers, epochs) for epochs in done]
         self._multiples.assign(np.array(multiples, "float32"))
 

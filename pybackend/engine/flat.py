@@ -44,6 +44,8 @@ class Layout:
     ends
         For each bucket, where the part of each rank ends, in elements from the bucket's start;
         empty without ``owners``.
+    added
+        Number of other numbers that are summed, between the gradients and the tail.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -52,6 +54,7 @@ class Layout:
     ranges: tuple[slice, ...]
     owners: tuple[int, ...] = ()
     ends: tuple[tuple[int, ...], ...] = ()
+    added: int = 0
 
     @property
     def size(self) -> int:
@@ -66,6 +69,7 @@ class Layout:
         bucket_bytes: float,
         owners: Sequence[int] = (),
         ranks: int = 1,
+        added: int = 0,
     ) -> Layout:
         """Lay out gradients of these shapes in buckets of at least ``bucket_bytes``.
 
@@ -90,13 +94,15 @@ class Layout:
             for number in bucket:
                 spans[number] = slice(end, end + sizes[number])
                 end += padded[number]
+        stops = [*starts[1:], end + added + TAIL]
         return cls(
             tuple(tuple(shape) for shape in shapes),
             tuple(spans[number] for number in range(len(shapes))),
             tuple(tuple(bucket) for bucket in buckets),
-            tuple(slice(a, b) for a, b in zip(starts, [*starts[1:], end + TAIL], strict=True)),
+            tuple(slice(a, b) for a, b in zip(starts, stops, strict=True)),
             tuple(owners),
             tuple(ends),
+            added,
         )
 
     def list_needed(self, rank: int) -> list[int]:
@@ -258,6 +264,8 @@ class FlatExchange:
         self._needed = layout.list_needed(collective.rank)
         self.mean_loss = 0.0
         """Mean loss of the global batch at the last step."""
+        self.added: Array = np.empty(0)
+        """Sums of the other numbers at the last step."""
 
     @property
     def sizes(self) -> list[int]:
@@ -266,7 +274,7 @@ class FlatExchange:
         itemsize = self._dtype.itemsize if codec is None else codec.itemsize
         return [(part.stop - part.start) * itemsize for part in self.layout.ranges]
 
-    def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array]) -> Means:
+    def exchange(self, weight: Any, loss: Any, arrays: Sequence[Array], added: Any = ()) -> Means:
         """Return the mean of each array over the total weight of all workers, and that total.
 
         If the layout has owners, only the means that this rank needs are returned.
@@ -277,9 +285,12 @@ class FlatExchange:
             Weight of this worker's arrays, e.g. its number of rows.
         loss
             This worker's mean loss, to be averaged in the same way.
+        added
+            This worker's terms of the other sums.
         """
         flat = self._take()
         self._fill_all(flat, weight / self._nominal(), arrays)
+        self._fill_added(flat, added)
         return self._exchange_filled(flat, weight, loss, self._nominal())
 
     def accumulate(self, share: float, loss: Any, arrays: Sequence[Array], is_due: bool) -> Means:
@@ -313,11 +324,13 @@ class FlatExchange:
         if bucket < len(self.layout.buckets) - 1:
             sender.mark_ready(bucket)
 
-    def collect(self, weight: Any, loss: Any) -> Means:
+    def collect(self, weight: Any, loss: Any, added: Any = ()) -> Means:
         """Return the result of `exchange` once all buckets have been posted."""
         sender = self._sender
         assert sender is not None
-        self._fill_tail(sender.buffer(self._take), weight, loss)
+        flat = sender.buffer(self._take)
+        self._fill_added(flat, added)
+        self._fill_tail(flat, weight, loss)
         sender.mark_ready(len(self.layout.buckets) - 1)
         return self._mean(sender.finish(), self._nominal())
 
@@ -366,6 +379,10 @@ class FlatExchange:
             part = flat[self.layout.spans[number]]
             np.multiply(array.reshape(-1), self._dtype.type(factor), out=part)
 
+    def _fill_added(self, flat: Array, added: Any) -> None:
+        if self.layout.added:
+            flat[-TAIL - self.layout.added : -TAIL] = added
+
     def _fill_tail(self, flat: Array, weight: Any, loss: Any) -> None:
         flat[-TAIL:] = (weight, self._wants_end(), weight * loss)
 
@@ -387,6 +404,8 @@ class FlatExchange:
 
     def _mean(self, flat: Array, nominal: float) -> Means:
         total, stop, loss = (float(value) for value in flat[-TAIL:])
+        if self.layout.added:
+            self.added = np.array(flat[-TAIL - self.layout.added : -TAIL])
         if total != nominal and total:
             flat *= self._dtype.type(nominal / total)
         self._agreement.is_agreed |= stop > 0

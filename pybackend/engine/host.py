@@ -15,6 +15,7 @@ import tensorflow as tf
 from pybackend.collective import Collective
 from pybackend.engine.flat import TAIL, Buffers, FlatExchange, Layout, StopAgreement
 from pybackend.engine.step_clock import StepClock
+from pybackend.engine.step_record import StepRecord
 from pybackend.engine.steps import Position
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,8 @@ class HostExchange:
         Records how long exchanges delay the steps.
     parts
         The weights that each rank updates; None: each rank updates all.
+    record
+        Record of the last exchanged step; None: there is none.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class HostExchange:
         knows_totals: bool,
         clock: StepClock,
         parts: Parts | None = None,
+        record: StepRecord | None = None,
     ) -> None:
+        self._record = record
         self._collective = collective
         self._position = position
         self._settings = settings
@@ -149,6 +154,7 @@ class HostExchange:
         anchor: Any,
         number: int = 0,
         owners: Sequence[int] = (),
+        recorded: Sequence[Any] = (),
     ) -> list[Any]:
         """Return the mean gradients, as tensors of the step being traced.
 
@@ -169,6 +175,8 @@ class HostExchange:
         owners
             Rank that needs the mean of each dense gradient, which the others do not get. Empty: all
             ranks get all means.
+        recorded
+            Values of the variables of the record.
         """
         shapes = [tuple(tensor.shape) for tensor in dense]
         flat = self._flat_for(shapes, weight.dtype, number, owners)
@@ -177,7 +185,7 @@ class HostExchange:
         buckets = flat.layout.buckets
         if len(buckets) == 1 or tf.executing_eagerly():
             step = partial(self._step, flat, len(dense), shared)
-            return call_host(step, [weight, loss, *dense, *slices], types)
+            return call_host(step, [weight, loss, *dense, *slices, *recorded], types)
         # Tokens connect the buckets to the end of the step. They wait for the gradients and,
         # through a weight that is updated, for the end of the previous step, because a gradient
         # may depend only on the data.
@@ -191,7 +199,7 @@ class HostExchange:
             for number, bucket in enumerate(buckets)
         ]
         collect = partial(self._collect, flat, len(tokens), shared)
-        return call_host(collect, [weight, loss, *tokens, *slices], types)
+        return call_host(collect, [weight, loss, *tokens, *slices, *recorded], types)
 
     def gather_weights(self, dtype: Any) -> Callable[..., list[Array]]:
         """Return a function from this rank's weights, in one type, to those of the other ranks."""
@@ -232,7 +240,14 @@ class HostExchange:
             limit = float("inf") if self._micro_steps > 1 else self._settings.bucket_bytes
             self._flats[key] = FlatExchange(
                 self._collective,
-                Layout.of(shapes, dtype.size, limit, owners, self._collective.world_size),
+                Layout.of(
+                    shapes,
+                    dtype.size,
+                    limit,
+                    owners,
+                    self._collective.world_size,
+                    self._record.count if self._record else 0,
+                ),
                 dtype.as_numpy_dtype,
                 self.agreement,
                 nominal=self._nominal_weight,
@@ -259,15 +274,16 @@ class HostExchange:
         *arrays: Any,
     ) -> Any:
         with self._remember_errors(), self._clock.held():
+            slices, values = self._split(arrays[dense:], shared)
             if self._micro_steps == 1:
-                means, total = flat.exchange(weight, loss, arrays[:dense])
+                means, total = flat.exchange(weight, loss, arrays[:dense], self._weigh(values))
             else:
                 share = weight / self._nominal_weight()
                 # Pending gradients are sent at the end of an epoch, so that all workers have the
                 # same state.
                 self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
                 means, total = flat.accumulate(share, loss, arrays[:dense], self.is_due)
-            return self._finish(flat, means, arrays[dense:], shared, weight, total)
+            return self._finish(flat, means, slices, shared, weight, total, values)
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self._remember_errors():
@@ -284,8 +300,17 @@ class HostExchange:
         *rest: Any,
     ) -> Any:
         with self._remember_errors(), self._clock.held():
-            means, total = flat.collect(weight, loss)
-            return self._finish(flat, means, rest[tokens:], shared, weight, total)
+            slices, values = self._split(rest[tokens:], shared)
+            means, total = flat.collect(weight, loss, self._weigh(values))
+            return self._finish(flat, means, slices, shared, weight, total, values)
+
+    def _split(self, arrays: Sequence[Any], shared: Sequence[bool]) -> tuple[Any, Any]:
+        """Return the sparse gradients and the recorded values."""
+        count = 2 * len(shared)
+        return arrays[:count], arrays[count:]
+
+    def _weigh(self, values: Sequence[Any]) -> Any:
+        return self._record.weigh(self._position.step, values) if self._record else ()
 
     def _finish(
         self,
@@ -295,6 +320,7 @@ class HostExchange:
         shared: Sequence[bool],
         weight: Any,
         total: float,
+        recorded: Sequence[Any],
     ) -> list[Any]:
         """Return all results of an exchange; sparse gradients are sent after the buckets."""
         factor = weight / total if total else 0.0
@@ -306,6 +332,8 @@ class HostExchange:
         self._rows_sum += rows
         self._position.advance()
         self._calls += 1
+        if self._record is not None and not self._is_repeating:
+            self._record.keep(self._position.step, recorded, flat.added)
         return means
 
     @contextmanager

@@ -131,6 +131,7 @@ class WeightAveraging:
     is_exact = False
     shared_variables = ()
     shards = None
+    record = None
     mean_loss = None
     """None: each worker has its own losses, which are averaged by rows."""
 

@@ -48,9 +48,12 @@ class PipelineFeed:
         Times at which the batches of this epoch were ready.
     total_rows
         None: no worker knows how many rows the others will have in a step.
+    taken
+        0: no other workers took the first steps of an epoch.
     """
 
     total_rows = None
+    taken = 0
     is_sharded = False
 
     @property
@@ -111,6 +114,11 @@ class PipelineFeed:
     def fit_options(self) -> dict[str, Any]:
         """Arguments of ``fit`` that this data set needs."""
         return {"steps_per_epoch": self.steps} if self._is_endless else {}
+
+    @property
+    def most_steps(self) -> int:
+        """Largest number of steps of an epoch."""
+        return self.steps
 
     def rows_at(self, step: int) -> Any:
         """Return the size of every rank's local batch at the last step, in shape (world size,).

@@ -299,12 +299,12 @@ def _make_feed(
         pipeline_feed = PipelineFeed(stream, collective, job.steps_per_epoch)
         return pipeline_feed, pipeline_feed.sample
     spooled = StoredRows(folder / "train", in_memory)
-    if job.shuffle == "global":
-        rows = reshape_rows(spooled, model)
-    else:
-        rows = _deal(spooled, model, job, collective.rank)
+    everything = reshape_rows(spooled, model)
+    rows = everything
+    if job.is_elastic and job.shuffle != "global":
+        rows = ShardedRows(everything, job.workers, collective.rank)
     feed = Feed(
-        rows,
+        everything,
         counts["train"],
         collective.rank,
         job.batch_size,
@@ -312,6 +312,7 @@ def _make_feed(
         shuffle=job.shuffle,
         limit=job.steps_per_epoch,
         batches=job.batches,
+        has_all=job.is_elastic,
     )
     return feed, rows
 

@@ -24,8 +24,8 @@ class Position:
         self.step = 0
 
     def begin_epoch(self) -> None:
-        """Return to the first step."""
-        self.step = 0
+        """Return to the first step that these workers take in the epoch."""
+        self.step = self._feed.taken
 
     def advance(self) -> None:
         """Advance to the next step."""
@@ -59,6 +59,15 @@ class Position:
 def has_keras_train_step(model: Any) -> bool:
     """Return whether a model trains with Keras's own ``train_step``."""
     return is_of_keras(type(model).train_step)
+
+
+def count_accumulated_steps(optimizer: Any) -> int:
+    """Return the number of steps whose gradients may be exchanged as one sum.
+
+    This is 1 if the optimizer inspects each step's gradients: a loss-scaling optimizer skips those
+    that are not finite.
+    """
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 1)
 
 
 class StepOrSkip:

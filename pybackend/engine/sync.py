@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -120,6 +121,15 @@ class EpochSync(keras.callbacks.Callback):
         self._agreed, self._steps = state["agreed"], state["steps"]
         self.steps_done = state["steps_done"]
 
+    def begin_part(self) -> None:
+        """Begin an epoch, or another worker group's part of it: all ranks have the same values."""
+        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
+        variables = enumerate(self._variables)
+        self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
+        self._moving = None
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.begin_part()
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         epochs = all_sum(self._collective, [epoch])[0] / self._collective.world_size
         if epochs != epoch:
@@ -132,11 +142,8 @@ class EpochSync(keras.callbacks.Callback):
         if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
             self._searches -= 1
             self._others = find_other_state(self.model)
-        state = {id(v) for v in [*find_statistics(self.model), *self._others]}
         self._variables = [*self.model.weights, *self._others]
-        variables = enumerate(self._variables)
-        self._agreed = {n: np.array(v.numpy()) for n, v in variables if id(v) in state}
-        self._moving = None
+        self.begin_part()
         self._began = time.monotonic()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -148,6 +155,8 @@ class EpochSync(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         logs = {} if logs is None else logs
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.has_ended = True
         if not self._has_reported_metrics and self._collective.world_size > 1:
             self._report_custom_metrics()
         self._synchronizer.end_epoch()
@@ -217,6 +226,11 @@ class EpochSync(keras.callbacks.Callback):
         state of batch normalization comes from each worker's own rows, and is averaged at the end
         of the epoch.
         """
+        record = self._synchronizer.record
+        with nullcontext() if record is None else record.settling():
+            self._average_own_state()
+
+    def _average_own_state(self) -> None:
         variables = self._variables
         if self._moving is None:
             normalizing = find_normalizing(self.model)

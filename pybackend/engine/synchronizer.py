@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pybackend.collective.tensorflow import GraphReduce
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.flat import StopAgreement
-from pybackend.engine.global_batch import OverBatch
+from pybackend.engine.global_batch import OverBatch, find_compiled_metrics
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.local_steps import WeightAveraging
@@ -17,11 +17,16 @@ from pybackend.engine.replica import Replica
 from pybackend.engine.save import check_size
 from pybackend.engine.shards import Shards
 from pybackend.engine.step_clock import StepClock
+from pybackend.engine.step_record import StepRecord, find_obstacle
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_synchronized
 from pybackend.words import setting
+
+_ABOUT_REPEATING = (
+    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
+)
 
 
 class Synchronizer(Protocol):
@@ -46,6 +51,10 @@ class Synchronizer(Protocol):
     @property
     def shared_variables(self) -> Sequence[Any]:
         """Variables of metrics that are the same on all workers."""
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Record of the last exchanged step, from which training can continue after a loss."""
 
     @property
     def shards(self) -> Shards | None:
@@ -78,6 +87,7 @@ class NoExchange:
     error = None
     shared_variables = ()
     shards = None
+    record = None
 
     def __init__(self) -> None:
         self.agreement = StopAgreement()
@@ -156,7 +166,18 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
         OverBatch(loss=job.has_global_loss, metrics=over_metrics),
         clock,
         _make_shards(replica) if job.shards_optimizer else None,
+        _make_record(replica) if job.is_elastic else None,
     )
+
+
+def _make_record(replica: Replica) -> StepRecord | None:
+    over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
+    record = StepRecord(replica, [v for metric in over_metrics for v in metric.variables])
+    obstacle = find_obstacle(replica, record.count)
+    if obstacle is not None:
+        replica.emit(Note(_ABOUT_REPEATING.format(obstacle)))
+        return None
+    return record
 
 
 def _make_shards(replica: Replica) -> Shards:

@@ -228,6 +228,8 @@ class TrainingState:
         self._places = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
         self._first = {} if first is None else first
+        # Those of rank 0 that do not run on this one.
+        self._others: dict[int, Any] = {}
         for number, one in self._callbacks.items():
             if number not in self._first:
                 self._first[number] = describe_callback(one)
@@ -272,13 +274,17 @@ class TrainingState:
         is_lacking = np.array([n not in callbacks for n in self._places], np.int64)
         is_shared = np.any(collective.all_gather(is_lacking), axis=0)
         shared = [n for n, is_it in zip(self._places, is_shared, strict=True) if is_it]
+        self._others = {}
         if shared:
             own = {n: callbacks[n] for n in shared if n in callbacks}
-            others = decode_state(broadcast_bytes(collective, encode_state(own)))
-            callbacks = {**others, **callbacks}
+            self._others = decode_state(broadcast_bytes(collective, encode_state(own)))
+        return encode_state(self.read_alone())
+
+    def read_alone(self) -> dict[str, Any]:
+        """Return the same as `read`, with what rank 0 sent when it was last called."""
         own_state = {
             "differing": {},
-            "callbacks": callbacks,
+            "callbacks": {**self._others, **self._read_callbacks()},
             "within_epoch": False,
             **self._read_own(),
             # Its state depends on the number of workers; at the end of an epoch nothing is pending.
@@ -286,7 +292,13 @@ class TrainingState:
         }
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
         is_stopped = bool(self._model.stop_training)
-        return encode_state({"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped})
+        return {"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped}
+
+    def write(self, arrays: Sequence[Any]) -> None:
+        """Set the variables to the values that `read_alone` returned."""
+        variables = self._variables(is_within_epoch=False)
+        for variable, value in zip(variables, arrays, strict=True):
+            variable.assign(value)
 
     def restore(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Restore the state of a training run.
@@ -316,6 +328,8 @@ class TrainingState:
             if variable is not None and (is_same_group or id(variable) not in seeds):
                 value = own["differing"].get(number, state["variables"][number])
                 variable.assign(value)
+        known = own["callbacks"].items()
+        self._others = {n: one for n, one in known if n not in self._callbacks}
         for number, callback in self._callbacks.items():
             found = own["callbacks"].get(number, ranks[0]["callbacks"].get(number))
             if found is not None:

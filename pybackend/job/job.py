@@ -409,7 +409,7 @@ def check_elastic(job: TrainingJob) -> None:
     elif job.checkpoint is not None:
         named = "`checkpoint`"
         reason = (
-            "the workers keep the state at the start of each epoch in memory; `restarts` restarts "
+            "the workers keep the state in memory; `restarts` restarts "
             "training if fewer than `min` workers are left"
         )
     else:

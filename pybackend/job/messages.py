@@ -127,7 +127,10 @@ class Standby:
     orders
         Number of `Order` messages that it has received so far.
     epoch
-        Epoch to whose beginning it can return, from 0; None if it has not trained any.
+        Epoch to which it can return, from 0; None if it has not trained any.
+    groups
+        Where it can return to in that epoch: the workers of each group that trained it so far, and
+        the steps that the group took. Empty: the beginning.
     reason
         How it lost the others; empty if no worker was lost.
     """
@@ -135,6 +138,7 @@ class Standby:
     address: str
     orders: int
     epoch: int | None = None
+    groups: tuple[tuple[int, int], ...] = ()
     reason: str = ""
     rank: int = 0
 
@@ -207,7 +211,9 @@ class Order:
     rank
         In elastic training, replaces the rank that the worker was started with.
     epoch
-        Epoch to whose beginning the workers return, from 0; None: the training begins.
+        Epoch to which the workers return, from 0; None: the training begins.
+    groups
+        Where they return to in that epoch, as in `Standby`.
     """
 
     token: str = field(repr=False)
@@ -217,6 +223,7 @@ class Order:
     seed: int | None = None
     rank: int | None = None
     epoch: int | None = None
+    groups: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,10 @@ ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 @dataclass(frozen=True)
 class Elastic:
-    """Let workers leave and join between epochs: a value for the argument ``workers``.
+    """Let workers leave and join: a value for the argument ``workers``.
+
+    A lost worker costs the step that failed: the others share the rest of the epoch's rows. New
+    workers join between epochs, or when a worker is lost. `barrier_train` describes the exceptions.
 
     Parameters
     ----------

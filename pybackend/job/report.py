@@ -176,12 +176,16 @@ class Generation:
         Numbers of the new workers.
     left
         Maps the numbers, as text, of workers that left the previous group to the reasons.
+    step
+        First step that it takes in that epoch, from 1. More than 1: earlier groups took the steps
+        before it, and this group shares the rest of the epoch's rows.
     """
 
     epoch: int
     workers: list[int]
     joined: list[int] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -204,8 +208,25 @@ class Restart:
     checkpoint: str | None = None
 
 
+def list_groups(generations: Sequence[Generation], epoch: int) -> list[tuple[int, int]]:
+    """Return the worker groups that trained parts of an epoch, counted from 1, in order.
+
+    Each has the number of its workers, and the number of steps that it took; 0: to the end of the
+    epoch.
+    """
+    found: list[tuple[int, int]] = []  # first step, workers
+    for generation in generations:
+        first = generation.step if generation.epoch == epoch else 1
+        if generation.epoch <= epoch:  # it repeats the steps from its first one on
+            found = [(step, workers) for step, workers in found if step < first]
+            found.append((first, len(generation.workers)))
+    ends = [first for first, _ in found[1:]]
+    steps = [end - first for (first, _), end in zip(found, ends, strict=False)]
+    return [(workers, n) for (_, workers), n in zip(found, [*steps, 0], strict=False)]
+
+
 def count_by_epoch(generations: Sequence[Generation], last: int) -> list[int]:
-    """Return the number of workers in each epoch, from epoch 1 to ``last``."""
+    """Return the number of workers at the end of each epoch, from epoch 1 to ``last``."""
     counts: dict[int, int] = {}
     # A generation trains all epochs from its first one on, also those of the generation before.
     for generation in generations:

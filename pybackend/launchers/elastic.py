@@ -59,6 +59,7 @@ class Remark:
 
 
 Said = Event | WorkerReport | Obstacle | Remark
+Progress = tuple[int, tuple[tuple[int, int], ...]]
 
 
 class Worker(Protocol):
@@ -149,6 +150,13 @@ class _Member:
     @property
     def host(self) -> str:
         return self.worker.host
+
+    @property
+    def progress(self) -> Progress | None:
+        """Place to which it can return: an epoch, and groups as in `Standby`; None: no place."""
+        if self.standby is None or self.standby.epoch is None:
+            return None
+        return self.standby.epoch, self.standby.groups
 
     @property
     def is_busy(self) -> bool:
@@ -311,8 +319,8 @@ class _Training:
         """Form a generation from the workers that are standing by, when no worker is training."""
         staying = [member for member in self._group if member.is_ready]
         lost = [member for member in self._group if member.failure is not None]
-        epochs = [m.standby.epoch for m in staying if m.standby and m.standby.epoch is not None]
-        epoch = max(epochs, default=None)
+        progress = max((m.progress for m in staying if m.progress), default=None)
+        epoch = None if progress is None else progress[0]
         is_trained = self._is_trained or epoch == self._job.epochs
         joining = [] if is_trained else self._find_joining()
         reasons = {m.number: m.standby.reason for m in staying if m.standby and m.standby.reason}
@@ -324,27 +332,31 @@ class _Training:
             self._fail([self._explain(m.failure, why) for m in lost if m.failure])
         if epoch is None and self._epoch is not None:
             self._fail([self._explain(m.failure, _NO_STATE) for m in lost if m.failure])
-        # Rank 0 must be a worker that has the state at the beginning of that epoch.
-        staying.sort(key=lambda m: m.standby is None or m.standby.epoch != epoch)
-        self._form([*staying, *joining], epoch, {m.number: m.failure for m in lost if m.failure})
+        # Rank 0 must be a worker that has this state.
+        staying.sort(key=lambda m: m.progress != progress)
+        failures = {m.number: m.failure for m in lost if m.failure}
+        self._form([*staying, *joining], progress, failures)
 
     def _form(
-        self, members: Sequence[_Member], epoch: int | None, lost: Mapping[int, Failure]
+        self, members: Sequence[_Member], progress: Progress | None, lost: Mapping[int, Failure]
     ) -> None:
-        """Order workers, given by rank, to train from the beginning of an epoch."""
+        """Order workers, given by rank, to continue, or to begin."""
+        epoch, groups = progress or (None, ())
         before = {member.number for member in self._group}
         self._group, self._epoch, self._has_asked = list(members), epoch, False
         first = (self._job.initial_epoch if epoch is None else epoch) + 1
         numbers = [member.number for member in members]
         joined = [n for n in numbers if n not in before] if self._generations else []
         left = {str(number): failure.message for number, failure in lost.items()}
-        self._generations.append(Generation(first, numbers, joined, left))
+        step = 1 + sum(steps for _, steps in groups)
+        self._generations.append(Generation(first, numbers, joined, left, step))
         self._tell(self._generations[-1], lost)
         token, peers = new_token(), tuple(member.address for member in members)
         counts = {name: [rows] for name, rows in self._counts.items()}
         for rank, member in enumerate(members):
             member.orders, member.standby = member.orders + 1, None
-            member.worker.go(Order(token, peers, counts=counts, rank=rank, epoch=epoch))
+            order = Order(token, peers, counts=counts, rank=rank, epoch=epoch, groups=groups)
+            member.worker.go(order)
 
     def _tell(self, generation: Generation, lost: Mapping[int, Failure]) -> None:
         """Report which workers were lost, with the reasons, and which joined."""
@@ -352,7 +364,10 @@ class _Training:
         said += [f"worker {n} on {self._members[n].host} joined" for n in generation.joined]
         count = len(generation.workers)
         if said and generation.epoch <= self._job.epochs:
-            said.append(f"epoch {generation.epoch} is trained by {counted(count, 'worker')}")
+            where = f"epoch {generation.epoch}"
+            if generation.step > 1:
+                where = f"the rest of {where}, from step {generation.step} on,"
+            said.append(f"{where} is trained by {counted(count, 'worker')}")
         if said:
             self._on_event(Note("; ".join(said)))
 

@@ -9,6 +9,7 @@ import keras
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import describe_stranger
+from pybackend.model.layers import is_of_keras
 from pybackend.words import setting
 
 # These write files, which only one rank may do.
@@ -73,6 +74,14 @@ def select_callbacks(rank: int, callbacks: Sequence[Any]) -> list[Any]:
     0.
     """
     return [c for c in callbacks if rank == 0 or not _is_rank_0_only(c)]
+
+
+def counts_steps(callback: Any) -> bool:
+    """Return whether a callback's state may change within an epoch."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch")
+    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(not is_of_keras(getattr(callback, name)) for name in names)
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:

@@ -268,6 +268,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
         rows = [
             [
                 generation["epoch"],
+                generation.get("step", 1),
                 len(generation["workers"]),
                 _join(generation["workers"]),
                 _join(generation["joined"]),
@@ -275,7 +276,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
             ]
             for generation in generations
         ]
-        columns = ["from epoch", "workers", "their numbers", "joined", "left"]
+        columns = ["from epoch", "from step", "workers", "their numbers", "joined", "left"]
         yield make_table("Workers by epoch", columns, rows, "generations")
 
 

@@ -1,7 +1,8 @@
 #' Let workers leave and join a training run
 #'
 #' Value for the `workers` argument of [barrier_train()]: training continues without workers that
-#' fail or are preempted, and other workers may join between two epochs.
+#' fail or are preempted. A lost worker costs the step that failed: the others share the rest of the
+#' epoch's rows. Other workers may join between two epochs, or when a worker is lost.
 #'
 #' @param workers Number of workers at the start. `NULL` (default): the number that would be used
 #'   without `elastic()`, but at least `min` and at most `max`.

@@ -16,10 +16,10 @@
 #' * `audit`: comparison of some steps with the same steps in one process, as a list: the number of
 #'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
 #'   reasons why some were `skipped`; `NULL` if training was not audited (see [exchange()]);
-#' * `workers_by_epoch`: number of workers in each epoch;
+#' * `workers_by_epoch`: number of workers at the end of each epoch;
 #' * `generations`: with [elastic()], a data frame with a row for each worker group: its first
-#'   `epoch` and, as text, the numbers of its `workers` in rank order, of the workers that `joined`,
-#'   and of those that `left`, with the reasons;
+#'   `epoch` and its first `step` in it; and, as text, the numbers of its `workers` in rank order, of
+#'   the workers that `joined`, and of those that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that
 #'   reported the lost worker (`lost`), and the `checkpoint` from which training resumed (`NA`: from
 #'   the beginning);
@@ -145,6 +145,7 @@ generation_frame <- function(generations) {
   reasons <- function(left) paste0(names(left), ": ", unlist(left), recycle0 = TRUE)
   data.frame(
     epoch = vapply(generations, function(generation) as.integer(generation$epoch), 0L),
+    step = vapply(generations, function(generation) as.integer(generation$step %||% 1L), 0L),
     workers = vapply(generations, function(generation) listed(generation$workers), ""),
     joined = vapply(generations, function(generation) listed(generation$joined), ""),
     left = vapply(generations, function(generation) listed(reasons(generation$left)), "")

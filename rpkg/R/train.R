@@ -145,16 +145,17 @@
 #' @section Elastic training:
 #' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()],
 #' and on [slurm()] without `nodes`, where each worker is a job. Training starts with `workers`
-#' workers. When one fails, the other processes stay alive, and the epoch starts again from the
-#' beginning. A preempted worker (SIGTERM) leaves at the end of its epoch. Each epoch therefore uses
-#' each row exactly once. The result is the same as that of one process that trains on global
-#' batches whose size in each epoch depends on the number of workers in that epoch (see
-#' `workers_by_epoch` in the fit). Every worker stores all rows.
+#' workers. When one fails, the other processes stay alive. They repeat the step that failed, and
+#' share the rows that the epoch has not used yet. A preempted worker (SIGTERM) leaves at the end of
+#' its epoch. Each epoch therefore uses each row exactly once. The result is the same as that of one
+#' process that trains on the same global batches, whose size depends on the number of workers (see
+#' `generations` in the fit). For some models, such as those with their own `train_step`, the whole
+#' epoch is repeated; a note gives the reason. Every worker stores all rows.
 #'
 #' With `max`, workers are added at the beginning and whenever a worker is lost. They join between
-#' two epochs, as soon as they are ready. On [hosts()], all slots are used. If a worker fails to
-#' start in a slot, the slot is retried after 30 seconds, and then at intervals that double, up to
-#' 16 minutes.
+#' two epochs or when a worker is lost, as soon as they are ready. On [hosts()], all slots are used.
+#' If a worker fails to start in a slot, the slot is retried after 30 seconds, and then at intervals
+#' that double, up to 16 minutes.
 #'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and

@@ -1,12 +1,14 @@
-"""Workers that leave and join between epochs: each epoch's workers, and the exact result."""
+"""Workers that leave and join: each epoch's workers, and the exact result."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,17 @@ import keras
 import numpy as np
 import pandas
 import pytest
-from conftest import largest_difference, wait_for, worker_processes
+from conftest import full, largest_difference, wait_for, worker_processes
 from killing import KillAt
 
-from pybackend import Elastic, TrainResult, WorkerFailedError, barrier_train, replay_batches
+from pybackend import (
+    Elastic,
+    Exchange,
+    TrainResult,
+    WorkerFailedError,
+    barrier_train,
+    replay_batches,
+)
 from pybackend.errors import Failure
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
@@ -36,28 +45,29 @@ def nothing_left_behind() -> Any:
     wait_for(lambda: not worker_processes())
 
 
-def build() -> Any:
+def build(**options: Any) -> Any:
     keras.utils.set_random_seed(3)
     layers = keras.layers
     model = keras.Sequential([keras.Input((4,)), layers.Dense(6, "tanh"), layers.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.002), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.AdamW(0.002), loss, metrics=["accuracy"], **options)
     return model
 
 
 def train(*callbacks: Any, target: Any = "local", **settings: Any) -> TrainResult:
-    defaults = {"data": (X, Y), "epochs": 4, "batch_size": BATCH, "seed": SEED}
+    defaults = {"data": (X, Y), "epochs": 4, "batch_size": BATCH, "seed": SEED, "model": build}
     given = {**defaults, **settings}
-    return barrier_train(target, build, given.pop("data"), callbacks=list(callbacks), **given)
+    model, data = given.pop("model"), given.pop("data")
+    return barrier_train(target, model, data, callbacks=list(callbacks), **given)
 
 
-def check_exact(result: TrainResult, shuffle: Any = True) -> None:
+def check_exact(result: TrainResult, shuffle: Any = True, batch_size: int = BATCH) -> None:
     """Check that one process gets the same result on the batches of each epoch's workers."""
     model, losses = build(), []
-    for epoch, workers in enumerate(result.workers_by_epoch):
+    for epoch in range(result.epochs):
         options = {"seed": SEED, "epoch": epoch, "shuffle": shuffle}
         found = 0.0
-        for rows in replay_batches(len(X), workers, BATCH, **options):
+        for rows in replay_batches(len(X), result.generations, batch_size, **options):
             found += model.train_on_batch(X[rows], Y[rows])[0] * len(rows)
         losses.append(found / len(X))
     assert largest_difference(result.model, model) < 2e-6
@@ -158,26 +168,114 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert looks[-1].read_text() == ""
 
 
+def take_two_steps_at_once() -> Any:
+    return build(steps_per_execution=2)
+
+
 @pytest.mark.full
-def test_killed_in_the_first_epoch_it_ends_as_if_there_had_never_been_so_many(
-    tmp_path: Path,
+def test_if_steps_are_taken_together_the_epoch_is_repeated_as_if_there_had_been_fewer_workers(
+    tmp_path: Path, capsys: Any
 ) -> None:
     path = tmp_path / "rows.parquet"
     pandas.DataFrame({**{f"x{n}": X[:, n] for n in range(4)}, "label": Y}).to_parquet(path)
-    settings = {"data": str(path), "shuffle": "global", "epochs": 3, "verbose": 0}
+    settings = {"data": str(path), "shuffle": "global", "epochs": 3}
     settings |= {"validation_data": (X[:21] + 0.1, Y[:21]), "scale_lr": "linear"}
+    settings["model"] = take_two_steps_at_once
 
     def listed() -> list[Any]:
         stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
         return [stop, keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1.0)]
 
-    killers = KillAt(1, 0, 2, tmp_path / "killed"), KillAsItWrites()
+    killers = KillAt(1, 0, 3, tmp_path / "killed"), KillAsItWrites()
     found = train(*killers, *listed(), workers=Elastic(3, min=2), **settings)
     assert [generation.workers for generation in found.generations] == [[0, 1, 2], [0, 2], [2]]
     expected = train(*listed(), workers=2, **settings)
     assert found.workers_by_epoch == expected.workers_by_epoch == [2] * expected.epochs
     assert found.history == expected.history
     assert found.workers[0].weights_sha256 == expected.workers[0].weights_sha256
+    reason = "the others repeat the epoch from its beginning, not only a step: several steps run at"
+    assert reason in capsys.readouterr().out
+
+
+class KillAfter(keras.callbacks.Callback):
+    """Kills a worker, once, while it takes one of the next steps, as its optimizer counts them."""
+
+    def __init__(self, rank: int, steps: int, mark: Path) -> None:
+        super().__init__()
+        self.rank, self.steps, self.mark = str(rank), steps, str(mark)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] == self.rank:
+            threading.Thread(target=self.kill, daemon=True).start()
+
+    def kill(self) -> None:
+        while int(self.model.optimizer.iterations.numpy()) < self.steps:
+            time.sleep(1e-4)
+        Path(self.mark).write_text(str(int(self.model.optimizer.iterations.numpy())))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("bucket", [25.0, 1e-4])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_two_losses_within_steps(bucket: float, is_compiled: bool, tmp_path: Path) -> None:
+    killers = KillAfter(0, 7, tmp_path / "0"), KillAfter(2, 17, tmp_path / "2")
+    settings: dict[str, Any] = {"workers": Elastic(4), "exchange": Exchange(bucket_mb=bucket)}
+    settings["model"] = partial(build, jit_compile=is_compiled)
+    result = train(*killers, batch_size=1, epochs=2, **settings)
+    check_exact(result, batch_size=1)
+    steps = 0
+    for number, mark in enumerate(("0", "2"), start=1):
+        generation = result.generations[number]
+        done = steps_before(result, generation)
+        assert done >= int((tmp_path / mark).read_text()) - 1 > steps
+        steps = done
+
+
+def steps_before(result: TrainResult, generation: Generation) -> int:
+    """Return how many steps were taken before a generation that began in the second epoch."""
+    first = replay_batches(len(X), result.generations, 1, seed=SEED, epoch=0)
+    return len(first) * (generation.epoch - 1) + generation.step - 1
+
+
+def normalize() -> Any:
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(6), layers.BatchNormalization()])
+    model.add(layers.Dropout(0.2))
+    model.add(layers.Dense(3, "softmax"))
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top")]
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=metrics)
+    return model
+
+
+@pytest.mark.full
+def test_statistics_and_callbacks_survive_a_loss(tmp_path: Path, capsys: Any) -> None:
+    saved = keras.callbacks.ModelCheckpoint(tmp_path / "saved.keras", save_freq=4)
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
+    settings: dict[str, Any] = {"model": normalize, "validation_data": (X[:21], Y[:21])}
+    settings["scale_lr"] = "linear"
+    killer = KillAt(0, 1, 2, tmp_path / "killed")
+    result = train(killer, saved, log, stop, workers=Elastic(3), **settings)
+    assert result.generations[1].epoch == 2
+    assert result.generations[1].step in (4, 5)
+    said = capsys.readouterr().out
+    assert "with their state from the beginning of the epoch: ModelCheckpoint\n" in said
+    variance = result.model.layers[1].moving_variance.numpy()
+    assert np.all((variance > 0.5) & (variance < 1.5) & (variance != 1))
+    rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
+    assert [int(row.partition(",")[0]) for row in rows] == [0, 1, 2, 3]
+    assert len(result.history["val_loss"]) == 4
+
+
+@pytest.mark.parametrize(("rank", "step"), [(0, 3), full(2, 1), full(1, 4)])
+def test_a_loss_costs_at_most_a_step(rank: int, step: int, tmp_path: Path) -> None:
+    result = train(KillAt(rank, 1, step, tmp_path / "killed"), workers=Elastic(3))
+    assert [len(generation.workers) for generation in result.generations] == [3, 2]
+    last = result.generations[1]
+    assert last.epoch == 2
+    assert last.step in (step + 1, step + 2)
+    check_exact(result)
 
 
 class StopWhenJoined(keras.callbacks.Callback):

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from pybackend.data.ragged import Ragged
 from pybackend.data.row_store import RowStoreWriter, write_columns
 from pybackend.data.rows import ArrayRows, StoredRows
-from pybackend.data.sharding import Visits, count_steps, cut_rows
+from pybackend.data.sharding import (
+    Visits,
+    count_sharded,
+    count_steps,
+    cut_rows,
+    replay_batches,
+)
 from pybackend.engine import feed as module
 from pybackend.engine.feed import Feed
+from pybackend.job.report import Generation
 
 WIDTH = 3
 
@@ -91,3 +98,46 @@ def test_texts_count_by_their_letters(tmp_path: Path) -> None:
     spooled, held = StoredRows(tmp_path / "rows"), ArrayRows({"x": strings, "y": np.arange(50)})
     assert spooled.row_bytes == held.row_bytes == 1000 + 64 + 8
     np.testing.assert_array_equal(spooled.take(np.arange(50))["x"], strings)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.integers(3, 60),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([True, False, "global"]),
+)
+def test_other_workers_read_the_rest_of_an_epoch(
+    rows: int, before: int, after: int, batch_size: int, shuffle: Any
+) -> None:
+    whole = replay_batches(rows, before, batch_size, seed=5, epoch=2, shuffle=shuffle)
+    taken = len(whole) // 2
+    if not taken:
+        return
+    generations = [
+        Generation(1, list(range(before))),
+        Generation(3, list(range(after)), step=taken + 1),
+    ]
+    expected = replay_batches(rows, generations, batch_size, seed=5, epoch=2, shuffle=shuffle)
+    columns, counts = rows_of(rows), count_sharded(rows, after)
+    shares = []
+    for rank in range(after):
+        feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, has_all=True)
+        feed.resume(0)
+        feed.continue_epoch(2, [(before, taken)])
+        rest, next_one = feed.dataset(taken), feed.dataset()
+        feed.begin_epoch(2)
+        assert feed.steps == taken + int(rest.cardinality()) == len(expected)
+        assert feed.total_rows.tolist() == [len(batch) for batch in expected]
+        assert feed.taken == taken
+        shares.append([x.numpy() for x in rest])
+        for number, x in enumerate(shares[-1], start=taken):
+            assert feed.rows_at(number)[rank] == len(x)
+        feed.begin_epoch(3)
+        assert feed.taken == 0
+        assert sum(len(x) for x in next_one) == counts[rank]
+    for batch, parts in zip(expected[taken:], zip(*shares, strict=True), strict=True):
+        found = np.concatenate(parts)
+        wanted = columns["x"][batch]
+        assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, wanted.tolist()))

@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from pybackend import InputError
 from pybackend.data import sharding
 from pybackend.data.sharding import (
+    EpochOrder,
+    SharedVisits,
     Visits,
+    count_sharded,
     count_steps,
+    count_used,
     cut_rows,
+    cut_shares,
     permute,
     replay_batches,
     shard_slice,
 )
+from pybackend.job.report import Generation
 
 counts_of_workers = st.lists(st.integers(0, 400), min_size=1, max_size=9).filter(any)
 batch_sizes = st.integers(1, 70)
@@ -176,3 +182,60 @@ def test_one_worker_without_shuffling_has_keras_own_batches_where_they_are_full(
     assert [batch.tolist() for batch in batches] == [
         list(range(first, first + 32)) for first in (0, 32, 64)
     ]
+
+
+groups_of_workers = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), max_size=3)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 300),
+    groups_of_workers,
+    st.integers(1, 6),
+    batch_sizes,
+    st.sampled_from([True, False, "global"]),
+)
+def test_each_row_is_used_once_if_workers_are_lost_at_any_steps(
+    rows: int, lost: list[tuple[int, int]], last: int, batch_size: int, shuffle: Any
+) -> None:
+    generations, groups = [Generation(1, list(range((lost or [(last, 0)])[0][0])))], []
+    for number, (workers, steps) in enumerate(lost):
+        left = rows - sum(count_used(rows, groups, batch_size))
+        if count_steps(count_sharded(left, workers), batch_size) <= steps:
+            break  # the next epoch begins
+        groups.append((workers, steps))
+        after = lost[number + 1][0] if number + 1 < len(lost) else last
+        step = 1 + sum(taken for _, taken in groups)
+        generations.append(Generation(1, list(range(after)), step=step))
+    options: Any = {"seed": 3, "epoch": 0, "shuffle": shuffle}
+    batches = replay_batches(rows, generations, batch_size, **options)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
+    whole = replay_batches(rows, len(generations[0].workers), batch_size, **options)
+    taken = groups[0][1] if groups else len(whole)
+    for one, other in zip(batches[:taken], whole[:taken], strict=True):
+        assert one.tolist() == other.tolist()
+    # What each worker of the last group reads by itself.
+    used = sum(count_used(rows, groups, batch_size))
+    order = EpochOrder(rows, 3, shuffle, len(generations[0].workers))
+    workers, steps = len(generations[-1].workers), sum(taken for _, taken in groups)
+    edges = cut_shares(rows - used, workers, batch_size)
+    for step, expected in enumerate(batches[steps:]):
+        shares = [
+            SharedVisits(order, used, workers, rank).between(own[step], own[step + 1], 0)
+            for rank, own in enumerate(edges)
+        ]
+        assert max(map(len, shares)) <= batch_size
+        assert sorted(np.concatenate(shares).tolist()) == sorted(expected.tolist())
+
+
+def test_the_share_of_all_rows_is_that_of_a_worker_with_its_own_rows() -> None:
+    for shuffle in (True, False):
+        visits = SharedVisits(EpochOrder(20, 5, shuffle, 3), 0, 3, 1).between(0, 7, 2)
+        assert visits.tolist() == (Visits(7, 5, 1, shuffle).between(0, 7, 2) * 3 + 1).tolist()
+    shared = SharedVisits(EpochOrder(20, 5, "global", 3), 0, 3, 1).between(0, 7, 2)
+    assert shared.tolist() == Visits(20, 5, 1, True, 3).between(0, 7, 2).tolist()
+
+
+def test_batches_of_a_data_set_are_shared_by_those_that_are_left() -> None:
+    assert count_used(20, [(3, 1), (2, 2)], 5, [4, 5, 6, 5]) == [4, 5, 6]
+    assert np.diff(cut_shares(16, 2, 5, [5, 6, 5])).sum(axis=0).tolist() == [5, 6, 5]

@@ -15,14 +15,22 @@ test_that("a fit says who trained from which epoch on", {
         epoch = 1L,
         workers = list(0L, 1L, 2L),
         joined = list(),
-        left = rlang::set_names(list())
+        left = rlang::set_names(list()),
+        step = 1L
       ),
-      list(epoch = 2L, workers = list(1L, 3L), joined = list(3L), left = list(`0` = "a", `2` = "b"))
+      list(
+        epoch = 2L,
+        workers = list(1L, 3L),
+        joined = list(3L),
+        left = list(`0` = "a", `2` = "b"),
+        step = 6L
+      )
     )
   )
   fit <- new_fit(list(to_dict = function() answer))
   expect_identical(fit$workers_by_epoch, c(3L, 2L))
   expect_identical(fit$generations$workers, c("0, 1, 2", "1, 3"))
+  expect_identical(fit$generations$step, c(1L, 6L))
   expect_identical(fit$generations$joined, c("", "3"))
   expect_identical(fit$generations$left, c("", "0: a, 2: b"))
   expect_identical(nrow(example_fit()$generations), 0L)

@@ -1,0 +1,172 @@
+"""Record of the last step that all workers exchanged, from which training continues after a loss.
+
+A step of Keras updates weights and the optimizer's state only after the workers have exchanged
+their gradients. A worker whose exchange fails has those of the step before. All else changes before
+the exchange: metrics, statistics, random generators. So their values are recorded in each exchange.
+
+A lost worker's metrics and statistics must not be lost with it: each exchange also sums them over
+the workers, in the buffer of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from pybackend.engine.feed import Feed
+from pybackend.engine.replica import Replica
+from pybackend.engine.state import find_normalizing, find_other_state
+from pybackend.engine.steps import count_accumulated_steps, has_keras_train_step
+from pybackend.model.checks import has_masked_loss
+from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
+from pybackend.words import setting
+
+Array = npt.NDArray[Any]
+
+# The sums may take this share of the exchanged numbers, or this many numbers.
+_SHARE = 0.02
+_FEW = 1 << 14
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """Values after a step: the number of steps in its epoch so far, arrays, and sums."""
+
+    step: int
+    values: Sequence[Array]
+    sums: Array
+
+
+class StepRecord:
+    """Values of the variables that steps change before their exchange, after the last one.
+
+    Parameters
+    ----------
+    shared
+        Variables of metrics that are the same on all workers.
+
+    Attributes
+    ----------
+    last
+        Values after the last exchanged step of this epoch; None: these workers have not exchanged
+        a step of this epoch yet.
+    is_settled
+        False while the workers compare or average variables after a step.
+    has_ended
+        True once the epoch's last step is done, and its end changes variables.
+    """
+
+    def __init__(self, replica: Replica, shared: Sequence[Any] = ()) -> None:
+        self._model = model = replica.model
+        self._feed = replica.feed
+        self.last: StepValues | None = None
+        self.is_settled, self.has_ended = True, False
+        frozen = {id(v) for one in find_layers(model) if not one.trainable for v in one.weights}
+        synchronized = {id(v) for one in find_synchronized(model) for v in one.weights}
+        normalizing = find_normalizing(model) - synchronized - frozen
+        weights = {id(v) for v in model.weights}
+        same = {id(v) for v in shared}
+        self._metrics = [v for v in model.metrics_variables if id(v) not in same]
+        moving = [v for v in model.non_trainable_weights if id(v) not in frozen]
+        self._statistics = [v for v in moving if id(v) in normalizing]
+        others = [v for v in moving if id(v) not in normalizing]
+        others += [v for v in model.variables if id(v) not in weights]
+        others += [v for v in model.metrics_variables if id(v) in same]
+        self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(model)]
+        self._before: list[Array] = []
+        self.count = sum(
+            int(np.prod(v.shape, dtype=np.int64)) for v in [*self._metrics, *self._statistics]
+        )
+        """Number of sums."""
+
+    def begin_epoch(self) -> None:
+        """Forget the steps of the epoch before."""
+        self.last, self.is_settled, self.has_ended = None, True, False
+
+    def begin_part(self) -> None:
+        """Note the statistics with which these workers begin their part of an epoch."""
+        self._before = [np.array(v.numpy()) for v in self._statistics]
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """The state is incomplete if this context fails."""
+        self.is_settled = False
+        yield
+        self.is_settled = True
+
+    def read(self) -> list[Any]:
+        """Return the variables' values, as tensors of the step being traced."""
+        return [tf.convert_to_tensor(v) for v in self._variables]
+
+    def weigh(self, step: int, values: Sequence[Array]) -> Array:
+        """Return this worker's terms of the sums after a step, numbered from 0."""
+        terms = [value.reshape(-1) for value in values[: len(self._metrics)]]
+        if self._statistics:
+            assert isinstance(self._feed, Feed)
+            share = self._feed.share_until(step + 1)
+            means = values[len(self._metrics) :][: len(self._statistics)]
+            terms += [mean.reshape(-1) * share for mean in means]
+        return np.concatenate([np.empty(0), *terms])
+
+    def keep(self, step: int, values: Sequence[Array], sums: Array) -> None:
+        """Record the values after a number of steps; TensorFlow may reuse their memory."""
+        self.last = StepValues(step, [np.array(value) for value in values], sums)
+
+    def restore(self, last: StepValues) -> None:
+        """Set the variables to recorded values; metrics and statistics are those of all workers."""
+        for variable, value in zip(self._variables, last.values, strict=True):
+            variable.assign(value)
+        summed = [*self._metrics, *self._statistics]
+        sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in summed]
+        parts = np.split(last.sums, np.cumsum(sizes)[:-1]) if summed else []
+        before = [None] * len(self._metrics) + self._before
+        values = last.values[: len(summed)]
+        for variable, part, old, own in zip(summed, parts, before, values, strict=True):
+            value = part.reshape(own.shape).astype(own.dtype)
+            # What did not change must not change by a rounding error.
+            variable.assign(value if old is None else np.where(own == old, own, value))
+
+    def empty_metrics(self) -> None:
+        """Remove from this worker the metrics that another one has, for the sum over all."""
+        for variable in self._metrics:
+            variable.assign(np.zeros_like(variable.numpy()))
+
+
+def find_obstacle(replica: Replica, count: int) -> str | None:
+    """Return why training cannot continue after any step of this model; None if it can.
+
+    Parameters
+    ----------
+    count
+        Number of sums of a `StepRecord`.
+    """
+    model, feed = replica.model, replica.feed
+    parts = [type(one) for one in find_layers(model)]
+    trained = sum(int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_weights)
+    if not isinstance(feed, Feed):
+        return "`data` is a function"
+    if not has_keras_train_step(model):
+        return "the model has its own train_step"
+    if not is_of_keras(type(model).compute_metrics):
+        return "the model has its own compute_metrics"
+    if count_accumulated_steps(model.optimizer) > 1:
+        return "the optimizer accumulates gradients over several steps"
+    if int(model.steps_per_execution) > 1:
+        count = int(model.steps_per_execution)
+        return f"several steps run at once ({setting(steps_per_execution=count)})"
+    if has_masked_loss(model):
+        return "masks reach the loss"
+    if any(issubclass(one, keras.layers.SpectralNormalization) for one in parts):
+        return "SpectralNormalization changes weights in the forward pass"
+    if model.run_eagerly:
+        return f"the model runs eagerly ({setting(run_eagerly=True)})"
+    if count > max(_FEW, _SHARE * trained):
+        return "its metrics have too many numbers to be exchanged in each step"
+    return None
