@@ -71,6 +71,61 @@ def test_mnist_on_hosts_as_on_this_machine(there: SshHosts) -> None:
     assert [worker.host for worker in result.workers] == [h.address for h in there.hosts]
 
 
+def build_wider(units: int) -> Any:
+    """Return a model that reports the threads and the host of its worker, as its layers' names."""
+    import os
+
+    import keras
+
+    threads = os.environ["OMP_NUM_THREADS"]
+    host = os.environ.get("SSH_CONNECTION", "here here here").split()[2].replace(".", "-")
+    layers = [keras.Input((8,)), keras.layers.Dense(units), keras.layers.Dense(3, name=host)]
+    model = keras.Sequential(layers, name=f"threads{threads}")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.full
+def test_trials_share_the_slots_of_hosts(there: SshHosts, rows: Any) -> None:
+    trials = pybackend.train_many(
+        pybackend.hosts("a:1,b:2", ssh_options=there.options),
+        build_wider,
+        rows,
+        grid={"units": [2, 4, 6, 8]},
+        epochs=2,
+        seed=1,
+        verbose=0,
+    )
+    assert trials.parallelism == 3
+    assert [trial.status for trial in trials.trials] == ["completed"] * 4
+    hosts = [trial.model.layers[-1].name for trial in trials.trials[:3]]
+    a, b = (host.address.replace(".", "-") for host in there.hosts)
+    assert hosts == [a, b, b]
+    cores = len(os.sched_getaffinity(0))
+    threads = [trial.model.name for trial in trials.trials[:3]]
+    assert threads == [f"threads{max(1, cores // neighbours)}" for neighbours in (1, 2, 2)]
+    alone = pybackend.barrier_train(
+        "local",
+        lambda: build_wider(2),
+        rows,
+        workers=1,
+        epochs=2,
+        seed=1,
+        verbose=0,
+    )
+    assert trials.trials[0].result is not None
+    assert trials.trials[0].result.history == alone.history
+    with pytest.raises(InputError, match=r"the hosts have 3 slots.*use at most 1"):
+        pybackend.train_many(
+            pybackend.hosts("a:1,b:2", ssh_options=there.options),
+            build_wider,
+            rows,
+            grid={"units": [2, 4]},
+            workers_per_trial=2,
+            parallelism=2,
+        )
+
+
 @pytest.mark.full
 @needs_r
 def test_mnist_from_r(there: SshHosts, tmp_path: Path) -> None:
