@@ -215,6 +215,8 @@ def test_tuning_trains_side_by_side(table: Any) -> None:
         seed=1,
     )
     tuned = tuning.fit(table)
+    in_turn = tuning.copy().setParallelism(1).fit(table)
+    assert tuned.validationMetrics == in_turn.validationMetrics
     best = tuned.bestModel.stages[1]
     chosen = 0 if tuned.validationMetrics[0] < tuned.validationMetrics[1] else 1
     assert best.model.layers[0].units == (2, 3)[chosen]
@@ -223,7 +225,7 @@ def test_tuning_trains_side_by_side(table: Any) -> None:
     expected = best.model.predict(x, verbose=0)[:, 0]
     got = [row.prediction for row in predicted.collect()]
     np.testing.assert_allclose(got, expected, atol=1e-6)
-    del tuning, tuned
+    del tuning, tuned, in_turn
     gc.collect()
 
 
