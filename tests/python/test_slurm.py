@@ -127,6 +127,31 @@ def test_nodes_without_python_run_workers_in_the_environment_of_the_call(
     shutil.rmtree(shared)
 
 
+def test_each_trial_is_its_own_job(cluster: Slurm, rows: Any) -> None:
+    def build(units: int) -> Any:  # inside: nodes cannot import this module
+        import keras
+
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(units)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    common: dict[str, Any] = {"epochs": 2, "seed": 3, "verbose": 0}
+    trials = pybackend.train_many(
+        pybackend.slurm(folder=jobs(cluster), time=10),
+        build,
+        rows,
+        grid={"units": [3, 4, 2]},
+        parallelism=2,
+        **common,
+    )
+    # The third has too few outputs for the labels.
+    assert [t.status for t in trials.trials] == ["completed", "completed", "failed"]
+    assert "failed: InputError: `data` has the label 2" in str(trials.trials[2].error)
+    alone = pybackend.barrier_train("local", lambda: build(3), rows, workers=1, **common)
+    assert trials.trials[0].result is not None
+    assert trials.trials[0].result.history == alone.history
+
+
 @pytest.mark.full
 def test_a_training_goes_on_when_a_worker_was_killed(
     cluster: Slurm, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
