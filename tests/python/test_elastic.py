@@ -30,7 +30,7 @@ from pybackend import (
 from pybackend.errors import Failure
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
-from pybackend.job.report import Generation, WorkerReport, count_by_epoch
+from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
 from pybackend.launchers import elastic
 
 BATCH, SEED = 5, 7
@@ -334,6 +334,19 @@ def test_of_an_epoch_the_last_group_counts_that_has_trained_it() -> None:
         Generation(6, [2, 3]),
     ]
     assert count_by_epoch(generations, 5) == [3, 3, 1, 1, 1]
+
+
+def test_a_group_may_repeat_the_last_steps_of_the_one_before() -> None:
+    generations = [
+        Generation(1, [0, 1, 2]),
+        Generation(2, [0, 1], step=7),
+        Generation(2, [1], step=6),
+        Generation(2, [1, 3], step=9),
+    ]
+    assert list_groups(generations, 1) == [(3, 0)]
+    assert list_groups(generations, 2) == [(3, 5), (1, 3), (2, 0)]
+    assert list_groups(generations, 3) == [(2, 0)]
+    assert list_groups([*generations, Generation(2, [3])], 2) == [(1, 0)]
 
 
 @pytest.mark.full
