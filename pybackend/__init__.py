@@ -56,6 +56,8 @@ _NAMES = {
     "tuning.call": "train_many",
     "tuning.pruning": "MedianPruning SuccessiveHalving",
     "tuning.result": "Trial Trials",
+    "tracking.mlflow": "track_mlflow",
+    "tracking.wandb": "track_wandb",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(["__version__", *_HOME])
@@ -131,6 +133,8 @@ if TYPE_CHECKING:
     from pybackend.tf_config import ClusterSpec as ClusterSpec
     from pybackend.tf_config import make_tf_config as make_tf_config
     from pybackend.tf_config import read_tf_config as read_tf_config
+    from pybackend.tracking.mlflow import track_mlflow as track_mlflow
+    from pybackend.tracking.wandb import track_wandb as track_wandb
     from pybackend.tuning.call import train_many as train_many
     from pybackend.tuning.pruning import MedianPruning as MedianPruning
     from pybackend.tuning.pruning import SuccessiveHalving as SuccessiveHalving

@@ -58,7 +58,12 @@ GROUPS = {
         "Models in databases: deploy_model Deployment undeploy_model",
         "to_sql: to_sql SqlModel",
     ],
-    "Watch training": ["Observer", "report", "TensorBoard: view_tensorboard TensorBoardView"],
+    "Watch training": [
+        "Observer",
+        "track_mlflow, track_wandb: track_mlflow track_wandb",
+        "report",
+        "TensorBoard: view_tensorboard TensorBoardView",
+    ],
     "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult ScalingRow"],
     "Errors": [
         "Errors: TfdistError InputError ClusterError WorkerFailedError Failure PeerLostError "

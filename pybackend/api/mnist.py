@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ def train_mnist(
     batch_size: int = 64,
     path: str | Path | None = None,
     limit: int | None = None,
+    callbacks: Sequence[Any] | None = None,
     seed: int | None = 1,
     resources: Resources | None = None,
     checkpoint: Checkpoint | Place | None = None,
@@ -94,7 +95,7 @@ def train_mnist(
 
     Parameters
     ----------
-    spark, epochs, batch_size, seed, resources, checkpoint, restarts, tensorboard
+    spark, epochs, batch_size, callbacks, seed, resources, checkpoint, restarts, tensorboard
         As in `barrier_train`.
     workers
         Number of workers. None (default): 3, or the number of processes that join.
@@ -116,6 +117,7 @@ def train_mnist(
         workers=count_workers(launcher, workers, default=3),
         epochs=epochs,
         batch_size=batch_size,
+        callbacks=callbacks,
         seed=seed,
         resources=resources,
         checkpoint=checkpoint,
@@ -128,13 +130,17 @@ def train_mnist(
     make_job(TrainingJob, vars(call))
     check_whole_number("restarts", restarts, least=0)
     digits = _find_digits(path, limit, verbose)
-    result = run_training(replace(call, data=(_scaled(digits.x_train), digits.y_train)))
-    values = result.model.evaluate(
-        _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
-    )
-    metrics = {f"test_{name}": float(value) for name, value in values.items()}
-    say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
-    return replace(result, metrics=metrics)
+
+    def evaluate(result: TrainResult) -> TrainResult:
+        values = result.model.evaluate(
+            _scaled(digits.x_test), digits.y_test, batch_size=256, verbose=0, return_dict=True
+        )
+        metrics = {f"test_{name}": float(value) for name, value in values.items()}
+        say(f"test accuracy {metrics['test_accuracy']:.4f} on {len(digits.x_test)} images", verbose)
+        return replace(result, metrics=metrics)
+
+    data = (_scaled(digits.x_train), digits.y_train)
+    return run_training(replace(call, data=data), evaluate)
 
 
 def _find_digits(path: str | Path | None, limit: int | None, verbose: int) -> Mnist:

@@ -1,10 +1,11 @@
-"""Observers: functions that the session calls during training, and that can stop it."""
+"""Observers, which the session calls during training and which can stop it, and trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import find_mismatch
@@ -70,8 +71,11 @@ class Observer:
 class Observers:
     """All observers of one training run."""
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, observers: Sequence[Observer] = (), *, are_steps_tracked: bool = False
+    ) -> None:
         self._observers = tuple(observers)
+        self._are_steps_tracked = are_steps_tracked
         self._wants_stop = False
 
     def __bool__(self) -> bool:
@@ -79,8 +83,12 @@ class Observers:
 
     @property
     def see_steps(self) -> bool:
-        """True if any observer has a function for steps."""
-        return any(one.on_step_end for one in self._observers)
+        """True if any observer has a function for steps, or a tracker records them."""
+        return self._are_steps_tracked or any(one.on_step_end for one in self._observers)
+
+    def tracking_steps(self) -> Observers:
+        """Return these observers, so that the session also receives steps for a tracker."""
+        return Observers(self._observers, are_steps_tracked=True)
 
     def __call__(self, event: Event) -> Answer | None:
         """Call the functions for an event, and return the answer to send to the workers."""
@@ -101,6 +109,55 @@ class Observers:
             # A comparison of NumPy values returns its own class.
             if type(answer).__name__ in ("bool", "bool_") and answer:
                 self._wants_stop = True
+
+
+class Tracked(ABC):
+    """The record of one training run in a tracking system.
+
+    The caller reports errors, but training continues without the record.
+    """
+
+    @abstractmethod
+    def log(self, axis: Literal["epoch", "step"], number: int, values: Mapping[str, float]) -> None:
+        """Record metrics at an epoch or a step, both counted from 1 over the whole training."""
+
+    @abstractmethod
+    def finish(self, result: Any) -> None:
+        """Record a `TrainResult`, and end the run."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Record an error, and end the run."""
+
+
+class Tracker(ABC):
+    """Settings for recording training runs: the result of `track_mlflow` or `track_wandb`."""
+
+    system: str
+    """Name of the tracking system in messages."""
+    steps: bool
+    """Whether metrics are recorded within epochs, too."""
+
+    @abstractmethod
+    def begin(self, prepared: Any) -> Tracked:
+        """Start the record of a `PreparedTraining`; an error ends the call."""
+
+
+def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
+    """Separate trackers from observers and Keras callbacks.
+
+    Raises
+    ------
+    InputError
+        A function such as `track_mlflow` was passed instead of its result.
+    """
+    listed = list_callbacks(callbacks)
+    for callback in listed:
+        name = getattr(callback, "__name__", "")
+        if callable(callback) and name in ("track_mlflow", "track_wandb"):
+            raise InputError(f"`callbacks` contains the function {name}: call it, {call_of(name)}")
+    trackers = tuple(one for one in listed if isinstance(one, Tracker))
+    return trackers, [one for one in listed if not isinstance(one, Tracker)]
 
 
 def list_callbacks(callbacks: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pybackend.api.calls import TrainingCall, explain_arguments
 from pybackend.api.planned_rows import describe_data, plan_rows, role_of
-from pybackend.api.prepared_training import prepare_training
+from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.rendering import (
     list_settings,
     write_block,
@@ -217,7 +217,11 @@ def plan(call: TrainingCall) -> Plan:
     >>> x, y = np.zeros((100, 4)), np.zeros(100)
     >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
     """
-    prepared = prepare_training(call)
+    return describe_plan(prepare_training(call))
+
+
+def describe_plan(prepared: PreparedTraining) -> Plan:
+    """Return the plan of a training run that is ready to start."""
     request, job, launcher = prepared.request, prepared.request.job, prepared.launcher
     validation = request.datasets.get("validation")
     planned = plan_rows(request.datasets["train"], job)

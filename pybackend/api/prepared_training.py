@@ -13,7 +13,7 @@ from typing import Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.checkpoints import check_resumes, resolve_checkpoint
 from pybackend.api.datasets import read_training_data
-from pybackend.api.observer import Observers, split_observers
+from pybackend.api.observer import Observers, Tracker, split_observers, split_trackers
 from pybackend.api.planned_rows import count_known
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, resolve_scale
@@ -110,11 +110,12 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training run, its launcher, and its number of restarts."""
+    """A checked training run, its launcher, its number of restarts, and its trackers."""
 
     request: Request[TrainingJob]
     launcher: Launcher
     restarts: int
+    trackers: tuple[Tracker, ...] = ()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -133,7 +134,8 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
         An argument is invalid. The message names it.
     """
     launcher = launcher_for(call.spark)
-    call = resolve_elastic(launcher, call)
+    trackers, callbacks = split_trackers(call.callbacks)
+    call = resolve_elastic(launcher, replace(call, callbacks=callbacks))
     call = resolve_scale(resolve_roles(launcher, call))
     restarts = check_whole_number("restarts", call.restarts, least=0)
     call = resolve_checkpoint(call)
@@ -142,7 +144,9 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
         _check_installed(request.job, call)
     check_resumes(request.job, {k: count_known(v) for k, v in request.datasets.items()})
     check_scale(request)
-    return PreparedTraining(request, launcher, restarts)
+    if any(tracker.steps for tracker in trackers):
+        request = replace(request, observers=request.observers.tracking_steps())
+    return PreparedTraining(request, launcher, restarts, trackers)
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:

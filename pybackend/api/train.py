@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.api.scaled import note_scale
 from pybackend.api.sent_files import EventFiles, note_files
 from pybackend.api.settings import describe_settings
+from pybackend.api.tracking import recording
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
@@ -123,7 +124,7 @@ def barrier_train(
         attribute ``rank_0_only`` is true run only on rank 0. Files with relative paths are written
         to rank 0's folder. If one callback stops the training, all workers stop after the same
         step. ``BackupAndRestore`` is replaced by a `Checkpoint` that resumes, with the same folder.
-        An `Observer` runs in this session.
+        An `Observer` runs in this session; `track_mlflow` and `track_wandb` record the run from it.
     class_weight
         Maps each class to the loss weight of its rows, for models with one output. Keys are class
         codes, or the values of a text label. Cannot be combined with sample weights.
@@ -298,8 +299,16 @@ def barrier_train(
     return run_training(call)
 
 
-def run_training(call: TrainingCall) -> TrainResult:
-    """Check a call of `barrier_train`, run it, and return the result."""
+def run_training(
+    call: TrainingCall, complete: Callable[[TrainResult], TrainResult] = lambda result: result
+) -> TrainResult:
+    """Check a call of `barrier_train`, run it, and return the result.
+
+    Parameters
+    ----------
+    complete
+        Completes the result before it is recorded by trackers.
+    """
     began = time.monotonic()
     return complete_training(call, prepare_training(call), began)
 
@@ -313,28 +322,31 @@ def complete_training(call: TrainingCall, prepared: PreparedTraining, began: flo
     for note in note_index(request.datasets):
         say(note)
     files = EventFiles(request.job.tensorboard, say)
-    parts = _Parts(began, files)
-    with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-        outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts)
-        result = _make_result(prepared, outcome, parts)
-    note_scale(request, result)
-    files.conclude()
+    with recording(prepared, say) as record:
+        parts = _Parts(began, files, record)
+        with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
+            outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts)
+            result = complete(_make_result(prepared, outcome, parts))
+        note_scale(request, result)
+        files.conclude()
+        record.finish(result)
     return result
 
 
 class _Parts:
     """Times at which the parts of a call begin, from the events that arrive in this session."""
 
-    def __init__(self, began: float, listen: Emit) -> None:
+    def __init__(self, began: float, *listeners: Emit) -> None:
         self._began = {"prepare": began, "start": time.monotonic()}
-        self._listen = listen
+        self._listeners = listeners
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EpochEnded):
             now = time.monotonic()
             self._began.setdefault("epochs", max(now - event.seconds, self._began["start"]))
             self._began["finish"] = now
-        self._listen(event)
+        for listen in self._listeners:
+            listen(event)
 
     def measure(self) -> dict[str, float]:
         """Return the seconds of each part; the last one ends now."""

@@ -94,13 +94,13 @@ check_shuffle <- function(x, arg = caller_arg(x), call = caller_env()) {
 }
 
 check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
-  is_callback <- function(x) is_python(x) || is_observer(x)
+  is_callback <- function(x) is_python(x) || is_observer(x) || is_tracker(x)
   if (is_callback(x)) {
     x <- list(x)
   }
   is_list <- is.null(x) || is.list(x)
   if (!is_list || !all(vapply(x, is_callback, NA))) {
-    expected <- "a list of Keras callbacks (Python objects) and results of `observer()`"
+    expected <- "a list of Keras callbacks (Python objects), observers and trackers"
     abort_expected(x, expected, TRUE, arg, call)
   }
   invisible(if (length(x)) unname(x))

@@ -21,8 +21,9 @@
 #'   Otherwise, the path to a wheel (`.whl`) or to a checkout (a directory with `pyproject.toml`).
 #' @param envname Name or path of the virtual environment. It is created if it does not exist.
 #' @param extras Optional parts to install: `"cpu"` or `"cuda"` for TensorFlow, `"spark"` for
-#'   PySpark, and `"r"` for rpy2, in a version that works with your version of R. Python workers
-#'   need rpy2 to run R functions (see [barrier_apply()]).
+#'   PySpark, `"mlflow"` or `"wandb"` for [track_mlflow()], and `"r"` for rpy2, in a version that
+#'   works with your version of R. Python workers need rpy2 to run R functions (see
+#'   [barrier_apply()]).
 #' @param python Python interpreter to create the environment with, as a path or a version from 3.10
 #'   to 3.13. `NULL` (default): the newest of these versions that is found.
 #' @param pip_options Additional command-line arguments for `pip install`: options or requirements.

@@ -66,6 +66,7 @@ train_mnist <- function(
   batch_size = 64,
   path = NULL,
   limit = NULL,
+  callbacks = NULL,
   seed = 1,
   resources = NULL,
   checkpoint = NULL,
@@ -79,13 +80,14 @@ train_mnist <- function(
   check_string(path, allow_null = TRUE)
   settings <- check_arguments(
     c(
-      c("workers", "epochs", "batch_size", "limit", "seed", "resources"),
+      c("workers", "epochs", "batch_size", "limit", "callbacks", "seed", "resources"),
       c("checkpoint", "restarts", "tensorboard", "verbose", "timeout")
     )
   )
   call <- rlang::current_env()
   backend <- pybackend()
   settings <- lapply(settings, as_python_setting, call = call)
+  settings$callbacks <- as_python_callbacks(settings$callbacks, call)
   arguments <- list(backend$train_mnist, open_session(route), path = path, call = call)
   result <- do.call(call_python, c(arguments, settings))
   fit <- new_fit(result, list(levels = as.character(0:9)), settings = settings)

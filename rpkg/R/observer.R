@@ -70,15 +70,16 @@ check_observing <- function(x, arg = caller_arg(x), call = caller_env()) {
 observed <- function(name) if (name == "on_epoch_end") "epoch" else "step"
 
 is_observer <- function(x) inherits(x, "tfdist_observer")
+is_tracker <- function(x) inherits(x, "tfdist_tracker")
 
-# Convert observers to Python's, and leave Keras's callbacks unchanged.
+# Convert observers and trackers to Python's, and leave Keras's callbacks unchanged.
 as_python_callbacks <- function(callbacks, call) {
   if (is.null(callbacks)) {
     return(NULL)
   }
   lapply(callbacks, function(callback) {
     if (!is_observer(callback)) {
-      return(callback)
+      return(as_python_setting(callback, call))
     }
     functions <- Map(as_python_observing, unclass(callback), names(callback))
     do.call(call_python, c(list(pybackend(call)$Observer, call = call), functions))

@@ -1,7 +1,7 @@
 # The option objects exchange(), local_steps(), scale_learning_rate(), checkpoint(), resources(),
-# data_options(), elastic(), parameter_server(): classed lists. Each has a class of the same fields
-# in Python, which checks them: when the object is made if Python is already running, otherwise at
-# its first use.
+# data_options(), elastic(), parameter_server(), track_mlflow() and track_wandb(): classed lists.
+# Each has a class or a function of the same fields in Python, which checks them: when the object is
+# made if Python is already running, otherwise at its first use.
 
 python_option_classes <- c(
   tfdist_exchange = "Exchange",
@@ -13,7 +13,9 @@ python_option_classes <- c(
   tfdist_elastic = "Elastic",
   tfdist_parameter_server = "ParameterServer",
   tfdist_median_pruning = "MedianPruning",
-  tfdist_successive_halving = "SuccessiveHalving"
+  tfdist_successive_halving = "SuccessiveHalving",
+  tfdist_track_mlflow = "track_mlflow",
+  tfdist_track_wandb = "track_wandb"
 )
 
 new_options <- function(fields, class, call = caller_env()) {

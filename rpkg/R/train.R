@@ -61,11 +61,12 @@
 #'   The last rows of the arrays or the data frame, before shuffling, are used.
 #' @param validation_freq Number of epochs between validations; or a vector of the epochs to
 #'   validate after.
-#' @param callbacks List of Keras callbacks and observers. Keras callbacks (Python objects) run on
-#'   the workers. Observers, created by [observer()], consist of R functions that run in this
-#'   session and may stop training. Files, such as those of `keras3::callback_csv_logger()`, are
-#'   written where worker 0 runs. On this machine, that is the working directory. On a cluster, use
-#'   a full path that all machines share.
+#' @param callbacks List of Keras callbacks, observers and trackers. Keras callbacks (Python
+#'   objects) run on the workers. Observers, created by [observer()], consist of R functions that
+#'   run in this session and may stop training. [track_mlflow()] and [track_wandb()] record the run.
+#'   Files, such as those of `keras3::callback_csv_logger()`, are written where worker 0 runs. On
+#'   this machine, that is the working directory. On a cluster, use a full path that all machines
+#'   share.
 #' @param class_weight Weight of each class in the loss, as a named vector or list:
 #'   `c("0" = 1, "1" = 5)`. Classes that are left out have a weight of 1. If the label is a factor,
 #'   the names may be its levels. Only for models with one output, and not in combination with row

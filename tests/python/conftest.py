@@ -126,6 +126,7 @@ ALONE = [
     "test_ssh",
     "test_tensorboard",
     "test_tf_config",
+    "test_tracking",
     "test_train",
     "test_transfer",
     "test_tuning",

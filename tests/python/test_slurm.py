@@ -127,6 +127,7 @@ def test_nodes_without_python_run_workers_in_the_environment_of_the_call(
     shutil.rmtree(shared)
 
 
+@pytest.mark.full
 def test_each_trial_is_its_own_job(cluster: Slurm, rows: Any) -> None:
     def build(units: int) -> Any:  # inside: nodes cannot import this module
         import keras

@@ -79,6 +79,11 @@ class JoinedLauncher:
         """Reject an environment, which each process already has."""
         reject_environment(job, "start each process with the Python that it should have")
 
+    @property
+    def is_first(self) -> bool:
+        """True if this is the process that receives the events of all others."""
+        return self.place.rank == 0
+
     def describe(self, job: Job) -> Submission:
         place = self.place
         known = [f"host {split_host(peer)}" for peer in place.peers]

@@ -1,0 +1,1 @@
+"""Records of training runs in MLflow and Weights & Biases."""

@@ -1,0 +1,172 @@
+"""Training runs as runs of Weights & Biases."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pybackend.api.calls import explain_arguments
+from pybackend.api.observer import Tracked, Tracker
+from pybackend.api.prepared_training import PreparedTraining
+from pybackend.api.result import TrainResult
+from pybackend.errors import InputError
+from pybackend.tracking.contents import (
+    check_flags,
+    check_package,
+    check_text,
+    describe_hosts,
+    describe_origin,
+    describe_parameters,
+    describe_result,
+    explain_start,
+    load_package,
+    write_failure,
+    write_model,
+    write_plan,
+    write_result,
+)
+from pybackend.words import show
+
+_ADVICE = "Log in with `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later"
+
+
+@explain_arguments
+def track_wandb(
+    *,
+    project: str | None = None,
+    run_name: str | None = None,
+    tags: Sequence[str] | None = None,
+    group: str | None = None,
+    steps: bool = True,
+    log_model: bool = True,
+) -> Tracker:
+    """Record a training run in Weights & Biases. Pass the result in ``callbacks``.
+
+    This session makes one run and records it, as described for `track_mlflow`: the settings are the
+    run's ``config``, the values at the end its ``summary``, and the files and the model are
+    artifacts. Workers neither import wandb nor need its key. If training fails, the run ends as
+    failed, with the error as ``tfdist/error`` in its summary. A run that is active in this session
+    (``wandb.init()``) is used and stays open. WANDB_MODE and the other variables of wandb hold.
+
+    Parameters
+    ----------
+    project
+        Name of the project. None (default): as set in WANDB_PROJECT.
+    run_name
+        Name of the run. None (default): wandb chooses one.
+    tags
+        List of tags.
+    group
+        Group of the run, e.g. for the trials of a search.
+    steps, log_model
+        As in `track_mlflow`.
+
+    Returns
+    -------
+    Tracker
+        An object for ``callbacks``. Each training with it makes a new run.
+
+    Raises
+    ------
+    InputError
+        wandb is not installed (``pip install 'tfdist[wandb]'``), or an argument is invalid.
+
+    Examples
+    --------
+    >>> callbacks = [track_wandb(project="digits")]  # doctest: +SKIP
+    """
+    check_text(project=project, run_name=run_name, group=group)
+    check_flags(steps=steps, log_model=log_model)
+    if isinstance(tags, str):
+        tags = [tags]
+    if tags is not None and not all(isinstance(tag, str) for tag in tags):
+        raise InputError(f"`tags` must be a list of text, not {show(tags)}")
+    check_package("wandb", "wandb")
+    return WandbTracker(project, run_name, tuple(tags or ()), group, steps, log_model)
+
+
+@dataclass(frozen=True)
+class WandbTracker(Tracker):
+    """Settings of `track_wandb`."""
+
+    project: str | None
+    run_name: str | None
+    tags: tuple[str, ...]
+    group: str | None
+    steps: bool
+    log_model: bool
+    system: str = field(default="wandb", repr=False)
+
+    def begin(self, prepared: PreparedTraining) -> Tracked:
+        """Start a run, or use the active one, and record the settings and the plan."""
+        wandb = load_package("wandb", "wandb")
+        try:
+            return _WandbRun(wandb, self, prepared)
+        except Exception as error:  # of its process and its server
+            raise explain_start(self.system, _ADVICE, error) from error
+
+
+class _WandbRun(Tracked):
+    """A run. wandb itself sends what is logged in the background."""
+
+    def __init__(self, wandb: Any, tracker: WandbTracker, prepared: PreparedTraining) -> None:
+        self._wandb, self._tracker = wandb, tracker
+        active = wandb.run
+        self._is_own = active is None
+        self._run = active or wandb.init(
+            project=tracker.project,
+            name=tracker.run_name,
+            tags=list(tracker.tags),
+            group=tracker.group,
+            settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
+        )
+        parameters = {**describe_parameters(prepared.settings), **describe_origin()}
+        self._run.config.update(parameters, allow_val_change=True)
+        self._run.define_metric("epoch")
+        self._run.define_metric("*", step_metric="epoch")
+        self._run.define_metric("step/number")
+        self._run.define_metric("step/*", step_metric="step/number")
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            write_plan(prepared, Path(folder))
+            self._add_files("plan", folder)
+
+    def log(self, axis: Literal["epoch", "step"], number: int, values: Mapping[str, float]) -> None:
+        """Record metrics with their own axis: wandb counts the calls itself."""
+        self._run.log({"epoch" if axis == "epoch" else "step/number": number, **values})
+
+    def finish(self, result: TrainResult) -> None:
+        """Record the result, and end an own run."""
+        try:
+            self._run.summary.update({**describe_result(result), **describe_hosts(result)})
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                write_result(result, Path(folder), reads_model=self._tracker.log_model)
+                self._add_files("report", folder)
+            if self._tracker.log_model and result.model_uri is None:
+                with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                    write_model(result, Path(folder))
+                    self._add_files("model", folder)
+        finally:
+            self._end(0)
+
+    def fail(self, error: BaseException) -> None:
+        """Record the error, and end an own run."""
+        try:
+            self._run.summary["tfdist/error"] = f"{type(error).__name__}: {error}"
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+                write_failure(error, Path(folder))
+                self._add_files("report", folder)
+        finally:
+            self._end(1)
+
+    def _add_files(self, kind: str, folder: str) -> None:
+        if any(Path(folder).iterdir()):
+            artifact = self._wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+            artifact.add_dir(folder)
+            self._run.log_artifact(artifact)
+
+    def _end(self, code: int) -> None:
+        if self._is_own:
+            self._run.finish(exit_code=code)

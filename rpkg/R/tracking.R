@@ -1,0 +1,105 @@
+#' Record training runs in MLflow or Weights & Biases
+#'
+#' Pass the result in the `callbacks` argument of [barrier_train()], [train_mnist()] or
+#' [ml_keras()], or through `parsnip::set_engine("tfdist", callbacks = )`. This session makes one
+#' run for each training and records it. The workers do not need the tracking package, its server or
+#' its key.
+#'
+#' @details
+#' A run contains:
+#' * the settings of the call as parameters, with the seed and the versions;
+#' * the metrics of each epoch and, within an epoch, those over the first worker's rows every few
+#'   seconds (`step/loss`, `step/rows_per_second`). Their step numbers count over all epochs;
+#' * at the end, times and rows per second of the call and of each of the first 64 workers
+#'   (`system/`), the audit (`audit/`), and the test metrics of [train_mnist()] (`test/`);
+#' * the files `plan.txt`, `report.html` (see [report()]) and `result.json`, and the model, which in
+#'   MLflow has its signature;
+#' * the version of tfdist, the hosts, the digest of the model, and the git commit of the working
+#'   directory.
+#'
+#' If training fails, the run is marked as failed, with the error as the tag `tfdist.error` (in
+#' wandb's summary, `tfdist/error`). If you interrupt training, MLflow marks the run as `KILLED`. A
+#' run that is already active in this session's Python is used and stays open. If the server fails
+#' during training, a note reports it once, and training continues.
+#'
+#' R's own mlflow package has separate runs: `mlflow::mlflow_start_run()` does not affect the runs
+#' that are made here, but it can read them from the same server.
+#'
+#' @param experiment Name of the experiment, which is created if necessary. `NULL` (default): the
+#'   active one.
+#' @param run_name Name of the run. `NULL` (default): a random name.
+#' @param tags For MLflow, a named list of text; for wandb, a character vector.
+#' @param nested `TRUE`: if a run is active, this run is its child, such as one trial of a search.
+#' @param tracking_uri URI of MLflow's tracking server for this session. `NULL` (default): the
+#'   environment variable `MLFLOW_TRACKING_URI` at the time when Python starts.
+#' @param steps `FALSE` records no metrics within epochs.
+#' @param log_model `FALSE` does not record the model. If the training has a `model_uri`, only the
+#'   URI is recorded in any case.
+#' @param project Name of the project. `NULL` (default): the environment variable `WANDB_PROJECT`.
+#' @param group Group of the run, such as the trials of a search.
+#'
+#' @return An object for `callbacks`. It requires the Python package mlflow or wandb:
+#'   `install_tfdist(extras = c("cpu", "mlflow"))`.
+#' @name track_mlflow
+#' @export
+#' @examples
+#' \dontrun{
+#' tracker <- track_mlflow("digits", tracking_uri = "http://127.0.0.1:5000")
+#' fit <- train_mnist("local", callbacks = list(tracker))
+#' }
+track_mlflow <- function(
+  experiment = NULL,
+  run_name = NULL,
+  tags = NULL,
+  nested = FALSE,
+  tracking_uri = NULL,
+  steps = TRUE,
+  log_model = TRUE
+) {
+  check_string(experiment, allow_null = TRUE)
+  check_string(run_name, allow_null = TRUE)
+  if (!is.null(tags) && !rlang::is_named(tags)) {
+    abort_expected(tags, "a named list of text", TRUE, "tags", rlang::current_env())
+  }
+  check_flag(nested)
+  check_string(tracking_uri, allow_null = TRUE)
+  check_flag(steps)
+  check_flag(log_model)
+  fields <- list(
+    experiment = experiment,
+    run_name = run_name,
+    tags = if (length(tags)) as.list(tags),
+    nested = nested,
+    tracking_uri = tracking_uri,
+    steps = steps,
+    log_model = log_model
+  )
+  new_options(fields, c("tfdist_track_mlflow", "tfdist_tracker"))
+}
+
+#' @rdname track_mlflow
+#' @export
+track_wandb <- function(
+  project = NULL,
+  run_name = NULL,
+  tags = NULL,
+  group = NULL,
+  steps = TRUE,
+  log_model = TRUE
+) {
+  check_string(project, allow_null = TRUE)
+  check_string(run_name, allow_null = TRUE)
+  check_strings(tags, allow_null = TRUE)
+  check_string(group, allow_null = TRUE)
+  check_flag(steps)
+  check_flag(log_model)
+  fields <- list(
+    project = project,
+    run_name = run_name,
+    tags = as.list(tags),
+    group = group,
+    steps = steps,
+    log_model = log_model
+  )
+  new_options(fields, c("tfdist_track_wandb", "tfdist_tracker"))
+}

@@ -1,0 +1,292 @@
+"""Runs in MLflow and Weights & Biases: one for each training, made in this session."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from conftest import build_dense, wait_for
+
+from pybackend import (
+    InputError,
+    Observer,
+    WorkerFailedError,
+    barrier_train,
+    plan,
+    track_mlflow,
+    track_wandb,
+    train_mnist,
+)
+from pybackend.api.observer import split_trackers
+from pybackend.api.tracking import list_numbers
+
+ROOT = Path(__file__).parents[2]
+MLFLOW = ROOT / "build" / "mlflow-server"
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: Any) -> Any:
+    """Point MLflow at a new store in files, and return its client."""
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    yield mlflow.MlflowClient()
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
+def find_run(client: Any, name: str) -> Any:
+    """Return the only run of an experiment."""
+    experiment = client.get_experiment_by_name(name)
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def read_history(client: Any, run: Any, name: str) -> list[tuple[int, float]]:
+    found = client.get_metric_history(run.info.run_id, name)
+    return sorted((one.step, one.value) for one in found)
+
+
+class NoTracking(keras.callbacks.Callback):
+    """Fails on a worker that has imported a tracking package."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert not {"mlflow", "wandb"} & set(sys.modules)
+        logs["own"] = 1.5
+
+
+def check_recorded(client: Any, rows: Any, tmp_path: Path, caplog: Any) -> None:
+    """Train with a tracker, and compare all that a store has of the run."""
+    import mlflow
+
+    caplog.set_level(logging.INFO, "tfdist")
+    tracker = track_mlflow(experiment="dense", run_name="first", tags={"team": "a"})
+    result = barrier_train(
+        "local",
+        build_dense,
+        rows,
+        workers=2,
+        epochs=3,
+        seed=4,
+        validation_data=rows,
+        callbacks=[NoTracking(), tracker],
+        verbose=0,
+    )
+    assert mlflow.active_run() is None
+    assert not [one for one in caplog.messages if "whole run" in one]
+    run = find_run(client, "dense")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
+    for name in ("loss", "val_accuracy"):
+        expected = list(enumerate(result.history[name], 1))
+        assert read_history(client, run, name) == expected
+    assert read_history(client, run, "own") == [(1, 1.5), (2, 1.5), (3, 1.5)]
+    assert run.data.params["seed"] == "4"
+    assert run.data.params["workers"] == "2"
+    assert run.data.params["exchange.kind"] == "Exchange"
+    assert run.data.params["versions.keras"] == keras.__version__
+    assert run.data.metrics["audit/steps"] == result.audit.steps > 0
+    for worker in result.workers:
+        assert run.data.metrics[f"system/worker_{worker.rank}/rows"] == 250
+        assert run.data.metrics[f"system/worker_{worker.rank}/seconds"] == worker.seconds
+    tags = run.data.tags
+    assert tags["team"] == "a"
+    assert tags["tfdist.hosts"] == result.workers[0].host
+    assert tags["tfdist.model_sha256"] == result.model_sha256
+    folder = tmp_path / "files"
+    folder.mkdir(parents=True)
+    for name in ("result.json", "plan.txt", "report.html"):
+        client.download_artifacts(run.info.run_id, name, str(folder))
+    assert json.loads((folder / "result.json").read_text())["seed"] == 4
+    assert "workers" in (folder / "plan.txt").read_text()
+    assert "tfdist-run" in (folder / "report.html").read_text()
+    (output,) = client.get_run(run.info.run_id).outputs.model_outputs
+    model = mlflow.keras.load_model(f"models:/{output.model_id}")
+    assert np.array_equal(model.predict(rows[0], verbose=0), result.predict(rows[0]))
+    signature = mlflow.models.get_model_info(f"models:/{output.model_id}").signature
+    assert [tensor.shape for tensor in signature.inputs.inputs] == [(-1, 8)]
+    assert [tensor.shape for tensor in signature.outputs.inputs] == [(-1, 3)]
+
+
+def test_a_run_of_mlflow_has_all_of_a_training(
+    store: Any, rows: Any, tmp_path: Path, caplog: Any
+) -> None:
+    check_recorded(store, rows, tmp_path, caplog)
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise ValueError("no such weather")
+
+
+def train(rows: Any, **settings: Any) -> Any:
+    return barrier_train("local", build_dense, rows, workers=1, verbose=0, **settings)
+
+
+def test_a_failed_run_has_the_error_and_an_active_run_stays_open(
+    store: Any, rows: Any, tmp_path: Path
+) -> None:
+    import mlflow
+
+    tracker = track_mlflow(experiment="failing", log_model=False)
+    with pytest.raises(WorkerFailedError):
+        train(rows, callbacks=[Fails(), tracker])
+    run = find_run(store, "failing")
+    assert run.info.status == "FAILED"
+    assert "no such weather" in run.data.tags["tfdist.error"]
+    folder = Path(store.download_artifacts(run.info.run_id, "", str(tmp_path)))
+    assert "no such weather" in (folder / "report.html").read_text()
+
+    def interrupt(epoch: int, logs: Any) -> None:
+        raise KeyboardInterrupt
+
+    mlflow.set_experiment("active")
+    child = track_mlflow(nested=True, log_model=False, run_name="trial")
+    own = track_mlflow(log_model=False)
+    with mlflow.start_run() as active:
+        train(rows, callbacks=[own])
+        assert mlflow.active_run().info.run_id == active.info.run_id
+        with pytest.raises(KeyboardInterrupt):
+            train(rows, callbacks=[Observer(on_epoch_end=interrupt), child])
+        assert mlflow.active_run().info.run_id == active.info.run_id
+    parent = store.get_run(active.info.run_id)
+    assert read_history(store, parent, "loss")[0][0] == 1
+    (trial,) = store.search_runs([parent.info.experiment_id], "attributes.run_name = 'trial'")
+    assert trial.info.status == "KILLED"
+    assert trial.data.tags["mlflow.parentRunId"] == active.info.run_id
+
+
+@pytest.mark.full
+def test_a_training_outlives_its_tracking_store(store: Any, rows: Any, capfd: Any) -> None:
+    def lose(epoch: int, logs: Any) -> None:
+        os.environ.pop("MLFLOW_ALLOW_FILE_STORE", None)
+        uri = store._tracking_client.tracking_uri.removeprefix("file://")
+        os.rename(uri, f"{uri}.lost")
+
+    callbacks = [Observer(on_epoch_end=lambda n, logs: lose(n, logs) if n == 1 else None)]
+    result = barrier_train(
+        "local",
+        build_dense,
+        rows,
+        workers=1,
+        epochs=2,
+        callbacks=[*callbacks, track_mlflow(log_model=False)],
+    )
+    assert len(result.history["loss"]) == 2
+    assert capfd.readouterr().out.count("MLflow does not have the whole run") == 1
+
+
+def test_wrong_settings_are_errors_at_once(monkeypatch: Any) -> None:
+    with pytest.raises(InputError, match="`experiment` must be text"):
+        track_mlflow(experiment=3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="`tags` must be a dict"):
+        track_mlflow(tags=["a"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has no argument `name`"):
+        track_mlflow(name="a")  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="`log_model` must be True or False"):
+        track_wandb(log_model="yes")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"call it, track_mlflow\(\)"):
+        split_trackers([track_mlflow])
+    for module, make in (("mlflow", track_mlflow), ("wandb", track_wandb)):
+        monkeypatch.setattr("pybackend.tracking.contents.find_spec", lambda name: None)
+        with pytest.raises(InputError, match=rf"is not installed .*tfdist\[{module}\]"):
+            make()
+
+
+def test_only_numbers_are_metrics() -> None:
+    logs = {"loss": 1, "name": "a", "f1": [0.5, None], "none": None}
+    assert list_numbers(logs) == {"loss": 1.0, "f1.0": 0.5}
+
+
+def test_a_plan_starts_no_run(store: Any, rows: Any) -> None:
+    made = plan("local", build_dense, rows, callbacks=[track_mlflow(experiment="planned")])
+    assert len(made.workers) == 2
+    assert store.get_experiment_by_name("planned") is None
+
+
+def test_a_run_of_wandb_is_on_disk(rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    result = train(
+        rows, epochs=2, callbacks=[NoTracking(), track_wandb(project="dense", run_name="first")]
+    )
+    import wandb
+
+    assert wandb.run is None
+    wandb.teardown()  # its process writes the rest
+    (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = written.read_bytes()
+    for text in ("versions.keras", "loss", "system/worker_0/rows", result.model_sha256):
+        assert text.encode() in content
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: Any) -> Iterator[str]:
+    """Start MLflow's server on a free port of this machine, from its own installation."""
+    if not (MLFLOW / "mlflow").is_dir():
+        packages = ["mlflow", "sqlalchemy", "alembic", "mako", "huey"]
+        install = ["scripts/py-install.sh", "--no-deps", "--target", str(MLFLOW), *packages]
+        subprocess.run(install, cwd=ROOT, check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"PYTHONPATH": str(MLFLOW), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{tmp_path}/runs.db"]
+    command += ["--artifacts-destination", str(tmp_path / "artifacts")]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, cwd=tmp_path, start_new_session=True
+        )
+    try:
+        wait_for(lambda: is_open(port) or process.poll() is not None, 180)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.full
+def test_a_server_of_mlflow_has_all_of_a_training(
+    server: str, rows: Any, tmp_path: Path, caplog: Any
+) -> None:
+    import mlflow
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(server)
+    try:
+        check_recorded(mlflow.MlflowClient(), rows, tmp_path / "copy", caplog)
+        result = train_mnist(
+            "local",
+            workers=2,
+            epochs=1,
+            limit=200,
+            callbacks=[track_mlflow(experiment="digits")],
+            verbose=0,
+        )
+        run = find_run(mlflow.MlflowClient(), "digits")
+        assert run.data.metrics["test/accuracy"] == result.metrics["test_accuracy"]
+    finally:
+        mlflow.set_tracking_uri(before)
