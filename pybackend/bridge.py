@@ -65,6 +65,7 @@ __all__ = [
     "report_record",
     "restore_model",
     "save_result",
+    "write_onnx",
 ]
 
 
@@ -150,6 +151,13 @@ def restore_model(model: Any, weights: dict[str, str]) -> Any:
 def copy_model(uri: str, path: str) -> None:
     """Copy the model file at a ``model_uri`` to a path, with the checks of `save_model`."""
     save_model(read_model_text(uri), path)
+
+
+def write_onnx(model: Any, path: str) -> float:
+    """Write a model as an ONNX file, as `TrainResult.export` does."""
+    from pybackend.model.onnx import write_onnx
+
+    return write_onnx(model, Path(path))
 
 
 def match_levels(model: Any, levels: list[str]) -> list[str] | None:

@@ -19,8 +19,12 @@
 #' @param sha256 Expected digest of the decoded bytes, as 64 hexadecimal digits; for a fit, it is
 #'   `fit$model_sha256`. `NULL` uses the digest in the text, if there is one.
 #' @param compile `TRUE` returns a compiled model, ready to evaluate and train.
-#' @param path File to write. Its extension determines the format: `.h5` or `.keras` for a model, or
-#'   `.json` for a whole fit. `read_fit()`, or `TrainResult.load()` in Python, reads a `.json` file.
+#' @param path File to write. Its extension determines the format: `.h5` or `.keras` for a model;
+#'   `.onnx` for a model without its training state, for ONNX Runtime; or `.json` for a whole fit.
+#'   `read_fit()`, or `TrainResult.load()` in Python, reads a `.json` file. An ONNX file is written
+#'   only if it computes the same as Keras, up to rounding (1e-4 of the largest value), for random
+#'   rows. It needs `install_tfdist(extras = c("cpu", "onnx"))`. Functional and Sequential models
+#'   can be written, except with text inputs and layers that look up or hash values.
 #'
 #' @return `model_to_base64()` returns a string; `model_from_base64()` returns a Keras model;
 #'   `write_model()` returns its `path`, invisibly; `read_fit()` returns a [tfdist_fit].
@@ -71,6 +75,12 @@ write_model <- function(x, path) {
   is_fit <- inherits(x, "tfdist_fit")
   if (is_fit && rlang::is_string(path) && endsWith(path, ".json")) {
     save_fit(x, path.expand(path), rlang::current_env())
+    return(invisible(path))
+  }
+  if (!is_text && rlang::is_string(path) && endsWith(path, ".onnx")) {
+    call <- rlang::current_env()
+    model <- if (is_fit) fit_model(x, call) else x
+    call_python(pybackend(call)$bridge$write_onnx, model, path.expand(path), call = call)
     return(invisible(path))
   }
   check_model_path(path)
@@ -269,7 +279,7 @@ check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) 
   if (!grepl("\\.(h5|keras)$", path)) {
     abort_input(
       sprintf(
-        "`%s` must end in .h5 or .keras, or, for a whole fit, in .json, but is %s.",
+        "`%s` must end in .h5, .keras or .onnx, or, for a whole fit, in .json, but is %s.",
         arg,
         describe(path)
       ),

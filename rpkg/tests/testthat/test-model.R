@@ -84,3 +84,15 @@ test_that("broken text is a serialization error", {
     class = "tfdist_error_serialization"
   )
 })
+
+test_full("a model becomes an ONNX file that computes the same", {
+  skip_if_no_pybackend()
+  path <- file.path(withr::local_tempdir(), "flowers.onnx")
+  fit <- train_flowers(iris)
+  expect_identical(write_model(fit, path), path)
+  session <- reticulate::import("onnxruntime")$InferenceSession(path)
+  x <- reticulate::np_array(as.matrix(unname(iris[1:4])), "float32")
+  name <- session$get_inputs()[[1L]]$name
+  found <- session$run(NULL, reticulate::py_dict(name, list(x)))[[1L]]
+  expect_equal(found, fit_model(fit)$predict(x, verbose = 0L), tolerance = 1e-5)
+})
