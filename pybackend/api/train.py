@@ -299,9 +299,10 @@ def barrier_train(
     return run_training(call)
 
 
-def run_training(
-    call: TrainingCall, complete: Callable[[TrainResult], TrainResult] = lambda result: result
-) -> TrainResult:
+Complete = Callable[[TrainResult], TrainResult]
+
+
+def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
     """Check a call of `barrier_train`, run it, and return the result.
 
     Parameters
@@ -310,10 +311,15 @@ def run_training(
         Completes the result before it is recorded by trackers.
     """
     began = time.monotonic()
-    return complete_training(call, prepare_training(call), began)
+    return complete_training(call, prepare_training(call), began, complete)
 
 
-def complete_training(call: TrainingCall, prepared: PreparedTraining, began: float) -> TrainResult:
+def complete_training(
+    call: TrainingCall,
+    prepared: PreparedTraining,
+    began: float,
+    complete: Complete = lambda result: result,
+) -> TrainResult:
     """Run a prepared call, which began at this ``time.monotonic()``, and return the result."""
     request, checkpoint = prepared.request, prepared.request.job.checkpoint
     say = printer(request.job.verbose)
