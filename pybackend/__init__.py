@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # Names by module.
 _NAMES = {
     "api.checkpoints": "load_checkpoint",
+    "api.detached_job": "DetachedJob attach jobs",
     "api.environment": "pack_environment",
     "api.mnist": "mnist train_mnist",
     "api.observer": "Observer",
@@ -64,6 +65,9 @@ __all__ = sorted(["__version__", *_HOME])
 
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint as load_checkpoint
+    from pybackend.api.detached_job import DetachedJob as DetachedJob
+    from pybackend.api.detached_job import attach as attach
+    from pybackend.api.detached_job import jobs as jobs
     from pybackend.api.environment import pack_environment as pack_environment
     from pybackend.api.mnist import mnist as mnist
     from pybackend.api.mnist import train_mnist as train_mnist

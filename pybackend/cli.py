@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command, fail=added.error)
         return added
 
-    for add in (_add_example, _add_clusters, _add_programs):
+    for add in (_add_example, _add_clusters, _add_programs, _add_jobs):
         add(add_command)
     return parser
 
@@ -188,6 +189,30 @@ def _add_programs(add_command: Callable[..., Any]) -> None:
     add("script", nargs=rest, metavar="SCRIPT [ARGUMENT ...]", help=script)
 
 
+def _add_jobs(add_command: Callable[..., Any]) -> None:
+    """Add the command for detached training runs."""
+    jobs = add_command(
+        "jobs",
+        _jobs,
+        help="list, watch, cancel or remove training runs started with detach=True",
+        description="Manage training runs that were started with barrier_train(..., detach=True). "
+        "An ID may be shortened to its end.",
+    )
+    add = jobs.add_argument
+    actions = ["list", "status", "logs", "result", "cancel", "remove"]
+    meaning = (
+        "list all jobs; print a job's status; print its logs; write its result to a file; end its "
+        "workers; remove its folder"
+    )
+    add("action", choices=actions, metavar="|".join(actions), help=meaning)
+    add("id", nargs="?", metavar="ID", help="the job (not for list)")
+    add("-f", "--follow", action="store_true", help="logs: print new lines until the job ends")
+    written = "result: file to write, *.json (the whole result), *.h5 or *.keras (the model)"
+    add("-o", "--output", metavar="FILE", help=written)
+    chosen = "folder with the jobs (default: TFDIST_JOBS, or ~/.local/state/tfdist/jobs)"
+    add("--folder", metavar="FOLDER", help=chosen)
+
+
 def _mnist(options: argparse.Namespace) -> int:
     if options.out and Path(options.out).suffix != ".h5":  # checked before the training
         raise InputError(f"--out must be a *.h5 file, not {options.out!r}")
@@ -285,6 +310,42 @@ def _tensorboard(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
     return 1
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    if (options.action == "list") != (options.id is None):
+        options.fail("list takes no ID" if options.id else f"{options.action} needs an ID")
+    if (options.action == "result") != (options.output is not None):
+        options.fail("result needs -o FILE" if options.output is None else "-o is for result")
+    if options.id is None:
+        for job in pybackend.jobs(options.folder):
+            print(job.id, job.describe(), sep="  ")
+        return 0
+    job = pybackend.attach(options.id, folder=options.folder)
+    if options.action == "logs":
+        _print_logs(job, options.follow)
+    elif options.action == "result":
+        print(f"written to {job.result().save(options.output)}")
+    elif options.action == "remove":
+        job.remove()
+    else:
+        if options.action == "cancel":
+            job.cancel()
+        print(job.describe())
+    return 0
+
+
+def _print_logs(job: pybackend.DetachedJob, follows: bool) -> None:
+    shown = 0
+    while True:
+        has_ended = job.status != "running"  # first: then the log is complete
+        lines = job.logs(shown)
+        for line in lines:
+            print(line, flush=True)
+        shown += len(lines)
+        if has_ended or not follows:
+            return
+        time.sleep(0.5)
 
 
 def _bench_scale(options: argparse.Namespace) -> int:

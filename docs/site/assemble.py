@@ -35,6 +35,7 @@ GUIDES = {
         "choose": "Choose a launcher",
         "training": "Train a model",
         "data": "Data",
+        "detached": "Leave a job running",
         "monitoring": "Monitor",
         "tuning": "Tune",
         "spark": "Spark",

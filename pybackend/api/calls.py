@@ -98,6 +98,7 @@ class TrainingCall(ModelCall):
     restarts: int = 0
     roles: Mapping[str, int] | None = None
     tensorboard: bool | Place | None = None
+    detach: bool | Place = False
 
 
 _P = ParamSpec("_P")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from pybackend.api.display import Display, choose_display, choose_lines
 from pybackend.api.observer import Observers
@@ -52,7 +53,7 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
         reports_steps=_is_seen_by_step(job, display, observers),
         is_observed=bool(observers),
     )
-    show = _Narrator(display)
+    show = Narrator(display)
 
     def on_event(event: Event) -> Answer | None:
         show(event)
@@ -68,7 +69,7 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
 
 def printer(verbose: int) -> Emit:
     """Return a function that shows events: 0 none, 1 epochs and notes, 2 also workers' lines."""
-    return _Narrator(choose_lines(verbose))
+    return Narrator(choose_lines(verbose))
 
 
 def say(text: str, verbose: int) -> None:
@@ -76,7 +77,7 @@ def say(text: str, verbose: int) -> None:
     choose_lines(verbose).line(text)
 
 
-def describe_start(launcher: Launcher, job: Job) -> str:
+def describe_start(launcher: Any, job: Job) -> str:
     """Describe the start, e.g. ``Starting 3 workers: processes of this machine ...``."""
     where = getattr(launcher, "where", None)
     return f"Starting {counted(job.workers, 'worker')}{f': {where}' if where else ''} ..."
@@ -105,11 +106,12 @@ def _is_seen_by_step(job: Job, display: Display, observers: Observers) -> bool:
     return isinstance(job, TrainingJob) and not job.is_asynchronous and is_seen
 
 
-class _Narrator:
-    """Write events as text to a display and to Python's logging."""
+class Narrator:
+    """Write events as text to a display and, unless ``logs`` is False, to Python's logging."""
 
-    def __init__(self, display: Display) -> None:
+    def __init__(self, display: Display, logs: bool = True) -> None:
         self._display = display
+        self._log = log_event if logs else lambda event, text: None
         self._waits = _Waits()
         self._is_finite = True
 
@@ -117,7 +119,7 @@ class _Narrator:
         # All ranks report the same epochs and notes.
         is_first = event.rank == 0
         if isinstance(event, PrintedLine):
-            log_event(event, event.text)
+            self._log(event, event.text)
             self._display.printed(f"[{event.rank}] {event.text}")
         elif isinstance(event, Waits):
             if text := self._waits.describe(event):
@@ -125,17 +127,17 @@ class _Narrator:
         elif isinstance(event, Note) and is_first:
             self._note(event, event.text)
         elif isinstance(event, StepEnded) and is_first:
-            log_event(event, step_line(event))
+            self._log(event, step_line(event))
             self._display.step(event)
         elif isinstance(event, EpochEnded) and is_first:
-            log_event(event, epoch_line(event))
+            self._log(event, epoch_line(event))
             self._display.epoch(event, epoch_line(event))
             if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
                 self._is_finite = False
                 self._note(event, _NO_NUMBER)
 
     def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
-        log_event(event, text)
+        self._log(event, text)
         self._display.line(f"note: {text}")
 
 

@@ -21,6 +21,7 @@ def run_with_restarts(
     launcher: Launcher,
     restarts: int,
     listen: Emit = lambda event: None,
+    say: Emit | None = None,
 ) -> Outcome:
     """Run a training run; if a worker is lost, run it again from the newest checkpoint.
 
@@ -32,6 +33,8 @@ def run_with_restarts(
         Maximum number of restarts.
     listen
         Receives the events of all runs.
+    say
+        Shows a note about each restart. None (default): as ``verbose`` of the job says.
 
     Returns
     -------
@@ -46,7 +49,7 @@ def run_with_restarts(
         The workers could not be started in the first run, or in later runs until no restarts were
         left.
     """
-    show, checkpoint = printer(request.job.verbose), request.job.checkpoint
+    show, checkpoint = say or printer(request.job.verbose), request.job.checkpoint
     is_kept = checkpoint is not None
     where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []

@@ -7,11 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_arguments
 from pybackend.api.checkpoints import has_checkpoint
 from pybackend.api.datasets import note_index
+from pybackend.api.detached_job import DetachedJob
+from pybackend.api.job_folder import find_root
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
 from pybackend.api.restarts import run_with_restarts
@@ -20,6 +22,7 @@ from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.api.scaled import note_scale
 from pybackend.api.sent_files import EventFiles, note_files
 from pybackend.api.settings import describe_settings
+from pybackend.api.submit import check_detachable, submit
 from pybackend.api.tracking import recording
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
@@ -73,6 +76,7 @@ def barrier_train(
     safe_mode: bool = True,
     verbose: int = 1,
     timeout: float = 300.0,
+    detach: bool | Place = False,
 ) -> TrainResult:
     """Train a Keras model on several workers.
 
@@ -195,11 +199,18 @@ def barrier_train(
         Seconds that workers wait for each other to start. After the same time, a worker counts as
         lost if it was stopped or its machine does not answer. For a worker that is merely slow, the
         others wait up to six hours, and a note names it once a minute.
+    detach
+        True: a process of its own drives the training, and the call returns a `DetachedJob` as soon
+        as it has handed over the model and the rows. This session may then end. `attach` returns
+        the job in any other session. Its files are in the folder that the environment variable
+        ``TFDIST_JOBS`` or the path ``detach`` names (default ``~/.local/state/tfdist/jobs``). Not
+        supported on Spark.
 
     Returns
     -------
     TrainResult
-        The trained model, its history, and a report of each worker.
+        The trained model, its history, and a report of each worker. With ``detach``, a
+        `DetachedJob`, whose ``result()`` returns it.
 
     Raises
     ------
@@ -295,11 +306,27 @@ def barrier_train(
         safe_mode=safe_mode,
         verbose=verbose,
         timeout=timeout,
+        detach=detach,
     )
+    if detach is not False:
+        # An overload for this would make type checkers explain wrong arguments badly.
+        return cast("TrainResult", submit_training(call))
     return run_training(call)
 
 
 Complete = Callable[[TrainResult], TrainResult]
+
+
+def submit_training(call: TrainingCall) -> DetachedJob:
+    """Check a call of `barrier_train`, and hand it over to a process of its own."""
+    began, root = (
+        time.monotonic(),
+        find_root(None if call.detach is True else call.detach, "detach"),
+    )
+    check_detachable(call)
+    prepared = prepare_training(call)
+    note_start(prepared, call)
+    return submit(prepared, began, root)
 
 
 def run_training(call: TrainingCall, complete: Complete = lambda result: result) -> TrainResult:
@@ -321,17 +348,45 @@ def complete_training(
     complete: Complete = lambda result: result,
 ) -> TrainResult:
     """Run a prepared call, which began at this ``time.monotonic()``, and return the result."""
-    request, checkpoint = prepared.request, prepared.request.job.checkpoint
-    say = printer(request.job.verbose)
+    return run_prepared(prepared, began, note_start(prepared, call), complete=complete)
+
+
+def note_start(prepared: PreparedTraining, call: TrainingCall) -> Emit:
+    """Show what the caller must know before the start; return the function that shows notes."""
+    say = printer(prepared.request.job.verbose)
     if (note := note_files(call.callbacks, prepared.launcher)) is not None:
         say(note)
-    for note in note_index(request.datasets):
+    for note in note_index(prepared.request.datasets):
         say(note)
+    return say
+
+
+def run_prepared(
+    prepared: PreparedTraining,
+    began: float,
+    say: Emit,
+    listen: Emit = lambda event: None,
+    complete: Complete = lambda result: result,
+) -> TrainResult:
+    """Run a checked training, and return the result.
+
+    Parameters
+    ----------
+    began
+        When the call began, in seconds of the monotonic clock.
+    say
+        Shows notes about the whole run.
+    listen
+        Receives the workers' events.
+    complete
+        As in `run_training`.
+    """
+    request, checkpoint = prepared.request, prepared.request.job.checkpoint
     files = EventFiles(request.job.tensorboard, say)
     with recording(prepared, say) as record:
-        parts = _Parts(began, files, record)
+        parts = _Parts(began, files, record, listen)
         with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-            outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts)
+            outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts, say)
             result = complete(_make_result(prepared, outcome, parts))
         note_scale(request, result)
         files.conclude()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit as Emit
+from pybackend.launchers.base import Bound as Bound
 from pybackend.launchers.base import Checking as Checking
 from pybackend.launchers.base import Describing as Describing
 from pybackend.launchers.base import Dividing as Dividing
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pybackend.launchers.environment.archive import PackedEnvironment as PackedEnvironment
     from pybackend.launchers.environment.archive import pack_environment_of as pack_environment_of
     from pybackend.launchers.fork_server import without_fork_server as without_fork_server
+    from pybackend.launchers.package_files import own_libraries as own_libraries
+    from pybackend.launchers.package_files import run_here as run_here
     from pybackend.launchers.script.options import add_run_options as add_run_options
     from pybackend.launchers.script.options import read_run_plan as read_run_plan
     from pybackend.launchers.script.run import run_script as run_script
@@ -62,6 +65,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "environment.archive": "PackedEnvironment pack_environment_of",
     "fork_server": "without_fork_server",
+    "package_files": "own_libraries run_here",
     "script.options": "add_run_options read_run_plan",
     "script.run": "run_script",
     "slurm.batch": "describe_batch",

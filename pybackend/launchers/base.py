@@ -115,6 +115,15 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
+class Bound(Protocol):
+    """A launcher whose workers end with the process that made it."""
+
+    @property
+    def why_bound(self) -> str:
+        """Reason why another process cannot launch its workers, and what to do instead."""
+
+
+@runtime_checkable
 class Describing(Protocol):
     """A launcher that can describe its plan without starting anything."""
 

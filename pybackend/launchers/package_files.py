@@ -50,12 +50,12 @@ def package_root() -> str:
 
 
 def run_here(module: str, *words: str) -> list[str]:
-    """Return the command that calls ``main`` of a module of `pybackend.launchers`.
+    """Return the command that calls ``main`` of a module of this package.
 
     Not `python -m`: with it, files in the current directory would shadow installed modules.
     """
     program = f"import sys; sys.path[0] = {package_root()!r}; "
-    program += f"from pybackend.launchers.{module} import main; main(*sys.argv[1:])"
+    program += f"from pybackend.{module} import main; main(*sys.argv[1:])"
     return [sys.executable, "-c", program, *words]
 
 

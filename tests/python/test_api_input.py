@@ -358,6 +358,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`workers` must be from 1 to 4092",
     ),
     "timeout": (train(timeout=0), "`timeout`"),
+    "detach": (train(detach=3), "`detach` must be a path"),
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),

@@ -67,6 +67,10 @@ class JoinedLauncher:
     is_here = True
     session = None
     why_fixed = "processes that you start yourself have a fixed number and fixed ranks"
+    why_bound = (
+        "this process is itself one of the workers: start the processes where they outlive you, "
+        "for example with sbatch"
+    )
     calls = 0
     """Number of finished calls of this process."""
 

@@ -45,7 +45,7 @@ class HostRanks:
 
     def command(self) -> list[str]:
         """Return the command that starts the agent on the host."""
-        return run_here("script.agent")
+        return run_here("launchers.script.agent")
 
     def connect(self) -> AgentConnection:
         """Start the agent on the host."""

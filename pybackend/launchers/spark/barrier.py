@@ -91,6 +91,10 @@ class SparkLauncher:
     is_here = False
     workers = None
     why_fixed = "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
+    why_bound = (
+        "a Spark session belongs to the process that started it, and its jobs end with it: run "
+        "the script with spark-submit in cluster deploy mode"
+    )
 
     def __init__(
         self,

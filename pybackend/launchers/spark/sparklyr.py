@@ -84,6 +84,10 @@ class SparklyrWorkers:
     why_fixed: ClassVar[str] = (
         "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
     )
+    why_bound: ClassVar[str] = (
+        "sparklyr's connection belongs to this R session, and its jobs end with it: run the script "
+        "on the cluster, in a process that keeps running"
+    )
     session: Any
     run_stage: Callable[[str, str, str, int], Any]
     examine: Callable[[str, str, str], Any]

@@ -1,0 +1,97 @@
+"""The process that drives a detached training run, independently of the session that submitted it.
+
+It makes the ordinary call. Its events, and the result or the error, go into the job's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from pybackend.api.job_folder import BEAT_SECONDS, EventLog, JobFolder, describe_error
+from pybackend.api.observer import Observer, Observers
+from pybackend.api.submit import read_request
+from pybackend.api.train import run_prepared
+from pybackend.errors import ClusterError, TfdistError
+from pybackend.words import speak
+
+_LOOK_SECONDS = 0.2
+
+
+def main(place: str, lock: str) -> None:
+    """Drive the job in a folder; ``lock`` is the descriptor of its lock."""
+    os.set_inheritable(int(lock), False)
+    # A shell starts background jobs with Ctrl-C ignored; here it is how a job is cancelled.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    folder = JobFolder(Path(place))
+    speak(folder.submitted.language)
+    folder = folder.publish()
+    try:
+        with _watched(folder):
+            _train(folder)
+    except KeyboardInterrupt:
+        folder.end("cancelled")
+    except TfdistError as error:
+        folder.end("failed", describe_error(error))
+    except BaseException as error:
+        unknown = f"the process that drives the job failed: {type(error).__name__}: {error}"
+        folder.end("failed", describe_error(ClusterError(f"{unknown} (see {folder.output})")))
+        raise
+    else:
+        folder.end("finished")
+
+
+def _train(folder: JobFolder) -> None:
+    prepared, began = read_request(folder)
+
+    def is_asked(number: int, logs: object) -> bool:
+        return folder.is_asked("stop")
+
+    # Observers run in the sessions that attach, and ask this one to stop the training.
+    job = prepared.request.job
+    ask = Observer(is_asked, None if job.is_asynchronous else is_asked)
+    request = replace(prepared.request, observers=Observers([ask]))
+    log = EventLog(folder)
+    result = run_prepared(replace(prepared, request=request), began, log, log)
+    decode = result.decode and replace(result.decode, verbose=1)  # type: ignore[type-var]
+    folder.decoder.write_bytes(pickle.dumps(decode))
+    result.save(folder.result)
+
+
+@contextmanager
+def _watched(folder: JobFolder) -> Iterator[None]:
+    """Show that this process runs; interrupt the block, as with Ctrl-C, if the job is cancelled."""
+    has_ended = threading.Event()
+    guard = threading.Lock()
+
+    def look() -> None:
+        last = 0.0
+        while not has_ended.wait(_LOOK_SECONDS):
+            if time.monotonic() - last > BEAT_SECONDS:
+                folder.beat()
+                last = time.monotonic()
+            with guard:
+                if folder.is_asked("cancel") and not has_ended.is_set():
+                    has_ended.set()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watch = threading.Thread(target=look, daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        with guard:
+            has_ended.set()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

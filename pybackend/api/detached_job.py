@@ -1,0 +1,300 @@
+"""Detached training runs: look at them, wait for them, and get their results, from any session."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pybackend.api.calls import Place
+from pybackend.api.display import Lines, choose_display
+from pybackend.api.job_folder import (
+    JobFolder,
+    Status,
+    find_root,
+    list_folders,
+    next_step,
+    read_events,
+    restore_error,
+)
+from pybackend.api.observer import Observer, Observers, split_observers
+from pybackend.api.progress import Narrator, describe_start
+from pybackend.api.result import TrainResult
+from pybackend.errors import ClusterError, InputError
+from pybackend.job.job import Job
+from pybackend.job.messages import EpochEnded, StopTraining
+from pybackend.words import setting, show
+
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 60.0
+
+
+class DetachedJob:
+    """A training run that a process of its own drives.
+
+    ``barrier_train(..., detach=True)`` and `attach` return it. It stays valid in other sessions and
+    languages by its ``id``.
+
+    Attributes
+    ----------
+    id
+        Name of the job, and of its folder.
+    """
+
+    def __init__(self, folder: JobFolder, observers: Sequence[Observer] = ()) -> None:
+        self.id = folder.id
+        self._folder = folder
+        self._observers = Observers(observers)
+        # Observers see what happens from now on.
+        self._observed = read_events(folder, 0)[1] if observers else 0
+        self._shown = 0
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}: {self.describe()}>"
+
+    @property
+    def folder(self) -> str:
+        """Path of the job's folder."""
+        return str(self._folder.path)
+
+    @property
+    def status(self) -> Status:
+        """``"running"``, ``"finished"``, ``"failed"``, ``"cancelled"`` or ``"lost"``.
+
+        Lost: the process that drove the job was killed, or its machine restarted. The workers ended
+        with it.
+        """
+        self._check_exists()
+        return self._folder.status
+
+    def describe(self) -> str:
+        """Return the status and the progress in a line."""
+        record, status = self._folder.submitted, self.status
+        ended = self._folder.ended
+        if ended is not None and ended.error is not None:
+            return f"{status}: {ended.error.message.partition(chr(10))[0]}"
+        if status == "lost":
+            return f"{status}: {next_step(self._folder)}"
+        epochs = [e for e in read_events(self._folder, 0)[0] if isinstance(e, EpochEnded)]
+        done = max((event.epoch for event in epochs), default=0)
+        where = f"{record.workers} workers, {record.where}, driven on {record.host}"
+        return f"{status}, epoch {done}/{record.epochs} completed ({where})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as plain data; ``submitted`` is in seconds since 1970."""
+        record = self._folder.submitted
+        return {
+            "id": self.id,
+            "status": self.status,
+            "submitted": record.time,
+            "host": record.host,
+            "where": record.where,
+            "workers": record.workers,
+            "epochs": record.epochs,
+            "folder": self.folder,
+        }
+
+    def logs(self, start: int = 0) -> list[str]:
+        """Return what happened, a line each: epochs, notes, and all that the workers printed.
+
+        Parameters
+        ----------
+        start
+            Number of lines to leave out.
+        """
+        self._check_exists()
+        display = _Collected(True)
+        show_event = Narrator(display, logs=False)
+        for event in read_events(self._folder, 0)[0]:
+            show_event(event)
+        return display.lines[start:]
+
+    def wait(self, timeout: float | None = None, *, verbose: int = 1) -> Status:
+        """Wait until the job has ended, show its progress, and return its status.
+
+        Ctrl-C only ends the waiting.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait at most. None (default): any time.
+        verbose
+            As in `barrier_train`.
+        """
+        self._check_exists()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        job = replace(Job.from_json(self._folder.job.read_text()), verbose=verbose)
+        display = choose_display(job)
+        narrate = Narrator(display)
+        try:
+            with display:
+                if self._shown == 0:
+                    display.begin(describe_start(self._folder.submitted, job), job)
+                while True:
+                    status = self._folder.status  # first: then the log is complete
+                    self._follow(narrate)
+                    if status != "running" or (deadline and time.monotonic() > deadline):
+                        return status
+                    time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            text = f"the job goes on: attach({show(self.id)}) waits again, and .cancel() ends it"
+            print(text, file=sys.stderr)
+            raise
+
+    def _follow(self, narrate: Narrator) -> None:
+        position = self._shown
+        events, self._shown = read_events(self._folder, position)
+        for event in events:
+            narrate(event)
+        if not self._observers or self._shown <= self._observed:
+            return
+        seen, self._observed = read_events(self._folder, self._observed)
+        for event in seen:
+            if isinstance(self._observers(event), StopTraining):
+                self._folder.ask("stop")
+
+    def result(self, timeout: float | None = None, *, verbose: int = 1) -> TrainResult:
+        """Wait for the result, and return it, or raise the error with which training ended.
+
+        Parameters
+        ----------
+        timeout, verbose
+            As in `wait`.
+
+        Raises
+        ------
+        TimeoutError
+            The job has not ended in time. It goes on.
+        ClusterError
+            The job was cancelled or lost, or the cluster could not run it.
+        TfdistError
+            The error that the call without ``detach`` raises.
+        """
+        status = self.wait(timeout, verbose=verbose)
+        if status == "running":
+            raise TimeoutError(f"the job {self.id} has not ended after {timeout:g} seconds")
+        if status == "lost":
+            raise ClusterError(f"the job {self.id} is lost: {next_step(self._folder)}")
+        if status == "cancelled":
+            raise ClusterError(f"the job {self.id} was cancelled, and has no result")
+        ended = self._folder.ended
+        if ended is not None and ended.error is not None:
+            raise restore_error(ended.error)
+        self._folder.check_private()
+        # The whole model, also with parts that no file can hold.
+        decode = partial(_decode, self._folder.decoder.read_bytes())
+        return replace(TrainResult.load(self._folder.result), decode=decode)
+
+    def cancel(self, timeout: float = _END_SECONDS) -> Status:
+        """End the job and its workers, and return its status; its folder stays until `remove`.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait for the end.
+
+        Raises
+        ------
+        ClusterError
+            The job has not ended in time.
+        """
+        if self.status == "running":
+            self._folder.ask("cancel")
+        deadline = time.monotonic() + timeout
+        while (status := self.status) == "running":
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the job {self.id} has not ended after {timeout:g} seconds; it ends when its "
+                    f"driver on {self._folder.submitted.host} notices"
+                )
+            time.sleep(_LOOK_SECONDS)
+        return status
+
+    def remove(self) -> None:
+        """Remove the folder of a job that has ended, with its result.
+
+        Raises
+        ------
+        InputError
+            The job is running.
+        """
+        if self.status == "running":
+            raise InputError(f"the job {self.id} is running: cancel it first")
+        self._folder.remove()
+
+    def _check_exists(self) -> None:
+        if not self._folder.job.exists():
+            raise InputError(f"the job {self.id} was removed: there is no folder {self.folder}")
+
+
+class _Collected(Lines):
+    """A display that collects lines."""
+
+    def __init__(self, shows_printed: bool) -> None:
+        super().__init__(shows_printed)
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def _decode(decoder: bytes, content: bytes) -> Any:
+    return pickle.loads(decoder)(content)  # noqa: S301
+
+
+def jobs(folder: Place | None = None) -> list[DetachedJob]:
+    """Return all detached jobs of this user, oldest first.
+
+    Parameters
+    ----------
+    folder
+        Folder with the jobs. None (default): the environment variable ``TFDIST_JOBS``, or
+        ``~/.local/state/tfdist/jobs``.
+
+    Raises
+    ------
+    InputError
+        The folder is not a path.
+    """
+    return [DetachedJob(found) for found in list_folders(find_root(folder))]
+
+
+def attach(
+    id: str, *, callbacks: Sequence[Observer] | None = None, folder: Place | None = None
+) -> DetachedJob:
+    """Return a detached job, submitted in any session, in Python or R.
+
+    Parameters
+    ----------
+    id
+        The job's ``id``, or enough of its end to be unique.
+    callbacks
+        `Observer` objects. While this session waits for the job, they see the epochs and steps that
+        end from now on. Workers do not wait for them: training stops soon after one returns True.
+    folder
+        As in `jobs`.
+
+    Raises
+    ------
+    InputError
+        There is no such job, or a callback is not an `Observer`.
+    """
+    root = find_root(folder)
+    observers, others = split_observers(callbacks)
+    if others:
+        raise InputError(
+            "`callbacks` of a running job must be observers: Keras's own callbacks run on the "
+            f"workers. Pass them to barrier_train({setting(detach=True)})"
+        )
+    if not isinstance(id, str) or not id:
+        raise InputError(f"`id` must be the id of a job, not {show(id)}")
+    found = [one for one in list_folders(root) if one.id.endswith(id)]
+    if len(found) != 1:
+        known = ", ".join(one.id for one in list_folders(root)[-5:]) or "none"
+        reason = "several jobs end with" if found else "there is no job"
+        raise InputError(f"{reason} {show(id)} in {root} (newest jobs: {known})")
+    return DetachedJob(found[0], observers)

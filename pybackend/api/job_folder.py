@@ -1,0 +1,355 @@
+"""The folder of a training run whose driver does not belong to a session.
+
+A submission writes it under a temporary name, and the driver renames it: so a job exists as a whole
+or not at all. Both hold a lock on a file in it, which the system releases when a process ends for
+any reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pybackend.data.files import write_whole
+from pybackend.errors import (
+    ClusterError,
+    DatabaseError,
+    Failure,
+    InputError,
+    PeerLostError,
+    RError,
+    SerializationError,
+    TfdistError,
+    WorkerFailedError,
+)
+from pybackend.job.codec import decode, encode, encode_line
+from pybackend.job.messages import Announced, Event, EventBytes, StepEnded, read_event
+from pybackend.words import Language, setting, show, spoken
+
+VARIABLE = "TFDIST_JOBS"
+End = Literal["finished", "failed", "cancelled"]
+Status = Literal["running", "finished", "failed", "cancelled", "lost"]
+
+BEAT_SECONDS = 10.0
+"""Seconds between two signs of life of a driver."""
+_UNFINISHED = ".new-"
+# On another machine, a driver counts as lost if its last beat is older.
+_LOST_SECONDS = 120.0
+_STEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job as it was submitted: ``time`` in seconds since 1970, ``where`` its workers run."""
+
+    time: float
+    host: str
+    where: str
+    workers: int
+    epochs: int
+    language: Language
+
+
+@dataclass(frozen=True)
+class JobError:
+    """An error as data.
+
+    ``rank``, ``host`` and ``reason`` belong to a `PeerLostError`, ``failures`` to a
+    `WorkerFailedError`. The ``reason`` of an `RError` is R's call stack.
+    """
+
+    kind: str
+    message: str
+    failures: list[Failure]
+    rank: int = 0
+    host: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a job."""
+
+    status: End
+    time: float
+    error: JobError | None = None
+
+
+def describe_error(error: TfdistError) -> JobError:
+    """Return an error as data."""
+    kind, text = type(error).__name__, str(error)
+    if isinstance(error, WorkerFailedError):
+        return JobError(kind, text, error.failures)
+    if isinstance(error, PeerLostError):
+        return JobError(kind, text, [], error.rank, error.host, error.reason)
+    return JobError(kind, text, [], reason=error.calls if isinstance(error, RError) else "")
+
+
+def restore_error(error: JobError) -> TfdistError:
+    """Return the error that `describe_error` described."""
+    if error.kind == "WorkerFailedError":
+        return WorkerFailedError(error.failures)
+    if error.kind == "PeerLostError":
+        return PeerLostError(error.rank, error.host, error.reason)
+    if error.kind == "RError":
+        return RError(error.message, error.reason)
+    kinds = (InputError, SerializationError, DatabaseError)
+    kind = next((kind for kind in kinds if kind.__name__ == error.kind), ClusterError)
+    return kind(error.message)
+
+
+def find_root(place: Any = None, argument: str = "folder") -> Path:
+    """Return the folder of all jobs: ``place``, ``TFDIST_JOBS``, or one in the home folder."""
+    if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
+        raise InputError(f"`{argument}` must be a path, not {show(place)}")
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    chosen = os.fspath(place or os.environ.get(VARIABLE) or Path(state, "tfdist", "jobs"))
+    if "://" in chosen:
+        raise InputError(
+            f"jobs need a folder that this machine can lock, not the URI {show(chosen)}: pass a "
+            f"path, or set {VARIABLE} to one"
+        )
+    return Path(chosen).expanduser().absolute()
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """All files of a job."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def job(self) -> Path:
+        """The `Job`, as JSON."""
+        return self.path / "job.json"
+
+    @property
+    def request(self) -> Path:
+        """Folder with the model, the rows and the launcher, for the driver."""
+        return self.path / "request"
+
+    @property
+    def result(self) -> Path:
+        """The result, as `TrainResult.save` writes it."""
+        return self.path / "result.json"
+
+    @property
+    def decoder(self) -> Path:
+        """The function that builds the model from the file in the result."""
+        return self.path / "decoder.pickle"
+
+    @property
+    def output(self) -> Path:
+        """Output of the driver, which is empty if all goes well."""
+        return self.path / "driver.log"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "submitted.json"
+
+    @property
+    def _ended(self) -> Path:
+        return self.path / "ended.json"
+
+    @property
+    def submitted(self) -> Submitted:
+        return decode(self.record.read_bytes(), Submitted)
+
+    def submit(self, where: str, workers: int, epochs: int) -> None:
+        """Write the description of the job."""
+        record = Submitted(time.time(), socket.gethostname(), where, workers, epochs, spoken())
+        self.record.write_text(encode(record))
+
+    @property
+    def ended(self) -> Ended | None:
+        """The end of the job; None before."""
+        try:
+            return decode(self._ended.read_bytes(), Ended)
+        except FileNotFoundError:
+            return None
+
+    def end(self, status: End, error: JobError | None = None) -> None:
+        """Remove what only the driver needed, and write the end of the job."""
+        shutil.rmtree(self.request, ignore_errors=True)
+        write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
+
+    @property
+    def status(self) -> Status:
+        # The end is looked up again, since a driver may end in between.
+        ended = self.ended or (None if self._has_driver() else self.ended)
+        if ended is not None:
+            return ended.status
+        return "running" if self._has_driver() else "lost"
+
+    def _has_driver(self) -> bool:
+        with suppress(FileNotFoundError):
+            if self.submitted.host == socket.gethostname():
+                return self.is_locked()
+            return time.time() - self.lock.stat().st_mtime < _LOST_SECONDS
+        return False
+
+    def is_locked(self) -> bool:
+        """Return whether a submission or a driver on this machine holds the lock."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # A shared lock, so that two sessions that look do not see each other.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def beat(self) -> None:
+        """Show sessions on other machines that the driver is running."""
+        os.utime(self.lock)
+
+    def ask(self, what: Literal["cancel", "stop"]) -> None:
+        """Ask the driver to end the job, or to stop the training and return its result."""
+        (self.path / what).touch(0o600)
+
+    def is_asked(self, what: Literal["cancel", "stop"]) -> bool:
+        return (self.path / what).exists()
+
+    def check_private(self) -> None:
+        """Check that only this user can have written the folder, before code in it is run."""
+        for path in (self.path.parent, self.path):
+            found = path.stat()
+            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
+                raise InputError(
+                    f"{path} must belong to you, and only you may write to it: "
+                    f"chmod 700 {path}, or choose another folder with {VARIABLE}"
+                )
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+    @property
+    def published(self) -> JobFolder:
+        """The folder under its final name."""
+        return JobFolder(self.path.with_name(self.id.removeprefix(_UNFINISHED)))
+
+    def publish(self) -> JobFolder:
+        """Give the folder its final name: from now on, the job exists."""
+        self.path.rename(self.published.path)
+        return self.published
+
+
+@contextmanager
+def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
+    """Create a folder for a job, and lock it; it is removed if the block raises an error.
+
+    Yields
+    ------
+    tuple
+        The folder, and the descriptor of the lock, which is closed after the block.
+    """
+    root.mkdir(0o700, parents=True, exist_ok=True)
+    remove_unfinished(root)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = JobFolder(root / f"{_UNFINISHED}{name}")
+    folder.path.mkdir(0o700)
+    try:
+        folder.check_private()
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(descriptor, root)
+            yield folder, descriptor
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _lock(descriptor: int, root: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise InputError(
+            f"files in {root} cannot be locked ({error.strerror}): set {VARIABLE} to a folder on "
+            "another disk"
+        ) from error
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove folders of submissions on this machine that were killed."""
+    for path in root.glob(f"{_UNFINISHED}*"):
+        folder = JobFolder(path)
+        with suppress(OSError):
+            if folder.record.exists():
+                is_left = folder.submitted.host == socket.gethostname()
+            else:  # perhaps just created, and not yet locked
+                is_left = time.time() - path.stat().st_mtime > _LOST_SECONDS
+            if is_left and not (folder.lock.exists() and folder.is_locked()):
+                folder.remove()
+
+
+def list_folders(root: Path) -> list[JobFolder]:
+    """Return the folders of all jobs, oldest first."""
+    if not root.is_dir():
+        return []
+    remove_unfinished(root)
+    found = [p for p in root.iterdir() if not p.name.startswith(".") and (p / "job.json").exists()]
+    return [JobFolder(path) for path in sorted(found)]
+
+
+class EventLog:
+    """Append events to the log of a job, each with one write."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(folder.events, flags, 0o600)
+        self._last_step = 0.0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, EventBytes | Announced):  # not for display, and long
+            return
+        if isinstance(event, StepEnded):
+            if time.monotonic() - self._last_step < _STEP_SECONDS:
+                return
+            self._last_step = time.monotonic()
+        os.write(self._descriptor, encode_line(event))
+
+
+def read_events(folder: JobFolder, start: int) -> tuple[list[Event], int]:
+    """Return the complete events in the log from a position on, and the position after them."""
+    try:
+        with folder.events.open("rb") as file:
+            file.seek(start)
+            complete, end, _ = file.read().rpartition(b"\n")
+    except FileNotFoundError:
+        return [], start
+    events = [read_event(line) for line in complete.splitlines()]
+    return events, start + len(complete) + len(end)
+
+
+def next_step(folder: JobFolder) -> str:
+    """Return what to do about a lost job."""
+    return (
+        f"its driver on {folder.submitted.host} was killed, or the machine restarted, and its "
+        "workers ended with it: make the same call again, with "
+        f"`{setting(checkpoint=...)}` and `resume` if it wrote checkpoints"
+    )

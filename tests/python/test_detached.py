@@ -1,0 +1,263 @@
+"""Detached jobs: they outlive their session, and give the result or error of an ordinary call."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import is_running, marked_processes, wait_for
+from failing import nothing_left
+
+import pybackend
+from pybackend import ClusterError, DetachedJob, InputError, Observer, WorkerFailedError
+from pybackend.cli import main
+
+MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
+SETTINGS = {"workers": 2, "batch_size": 8, "seed": 3, "verbose": 0}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    return tmp_path / "jobs"
+
+
+def build() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.2)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return model
+
+
+def rows() -> Any:
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(64, 4)), generator.normal(size=(64, 3))
+
+
+def slow(seconds: float) -> Any:
+    """Return a callback that makes each step take at least these seconds."""
+    import keras
+
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            time.sleep(seconds)
+
+    return Slow()
+
+
+def submit(**changes: Any) -> DetachedJob:
+    return pybackend.barrier_train(
+        "local", build, rows(), **{"epochs": 2, **SETTINGS, **changes, "detach": True}
+    )
+
+
+def drivers() -> list[int]:
+    return [pid for pid, words in marked_processes() if b"api.detached_driver" in words]
+
+
+SESSION = """
+import os, sys, time, numpy as np, pybackend
+sys.path.insert(0, {here!r})
+from test_detached import build, rows, SETTINGS
+print("ready", flush=True)
+job = pybackend.barrier_train("local", build, rows(), epochs=2, detach=True, **SETTINGS)
+print(job.id, flush=True)
+time.sleep(600)
+"""
+
+
+def start_session() -> subprocess.Popen[str]:
+    program = SESSION.format(here=str(Path(__file__).parent))
+    session = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert session.stdout is not None
+    assert session.stdout.readline() == "ready\n"
+    return session
+
+
+def end(session: subprocess.Popen[str]) -> None:
+    os.killpg(session.pid, signal.SIGKILL)
+    session.communicate()
+
+
+@pytest.fixture(scope="module")
+def expected() -> Any:
+    return pybackend.barrier_train("local", build, rows(), epochs=2, **SETTINGS)
+
+
+def test_the_session_is_killed_and_another_one_gets_the_same_model(
+    expected: Any, folder: Path
+) -> None:
+    session = start_session()
+    assert session.stdout is not None
+    name = session.stdout.readline().strip()
+    end(session)
+    # In a new process, as in the user's next session.
+    program = f"""
+    import pybackend
+    job = pybackend.attach({name!r})
+    result = job.result(120)
+    weights = [w.tolist() for w in result.model.get_weights()]
+    print("RESULT", result.model_sha256, result.history, weights, job.status, sep="|")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+    )
+    assert "epoch 2/2" in done.stdout, done.stderr
+    found = done.stdout.rpartition("RESULT|")[2].strip().split("|")
+    weights = [w.tolist() for w in expected.model.get_weights()]
+    history = dict(expected.history)
+    assert found == [expected.model_sha256, str(history), str(weights), "finished"]
+    wait_for(lambda: not drivers())
+    assert not (folder / name / "request").exists()
+    assert (folder / name).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(20))
+def test_a_session_that_is_killed_at_any_moment_leaves_a_job_or_nothing(
+    number: int, expected: Any, folder: Path
+) -> None:
+    session = start_session()
+    # A submission takes up to a second.
+    time.sleep(random.Random(number).uniform(0, 1.0))
+    end(session)
+
+    def is_settled() -> bool:
+        pybackend.jobs()  # removes what a killed submission left
+        return not list(folder.glob(".new-*"))
+
+    wait_for(is_settled)
+    found = pybackend.jobs()
+    left = os.listdir(folder) if folder.exists() else []
+    assert left == [job.id for job in found]
+    assert len(found) <= 1
+    for job in found:
+        assert job.result(120, verbose=0).model_sha256 == expected.model_sha256
+    wait_for(lambda: not drivers())
+
+
+def test_half_a_submission_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.fork()
+    if pid == 0:  # killed after it has written some of the request
+        monkeypatch.setattr("pybackend.api.submit.write_request", lambda *_: os._exit(0))
+        submit()
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(list(folder.iterdir())) == 1
+    assert pybackend.jobs() == []
+    assert list(folder.iterdir()) == []
+
+
+def test_an_error_is_that_of_the_ordinary_call() -> None:
+    def fail() -> Any:
+        raise RuntimeError("no model today")
+
+    job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+    with pytest.raises(WorkerFailedError, match="no model today") as caught:
+        job.result(120, verbose=0)
+    assert caught.value.exception_type == "RuntimeError"
+    assert {failure.rank for failure in caught.value.failures} == {0, 1}
+    assert "no model today" in caught.value.worker_traceback
+    assert job.status == "failed"
+    assert "no model today" in repr(job)
+
+
+def test_cancel_leaves_nothing_but_the_folder(tmp_path: Path, folder: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with nothing_left(MARK, temporary):
+        job = submit(epochs=1000, callbacks=[slow(0.05)])
+        wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
+        with pytest.raises(InputError, match="cancel it first"):
+            job.remove()
+        with pytest.raises(TimeoutError):
+            job.result(0.1, verbose=0)
+        assert job.cancel() == "cancelled"
+    with pytest.raises(ClusterError, match="was cancelled"):
+        job.result(verbose=0)
+    assert pybackend.attach(job.id).status == "cancelled"
+    job.remove()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_driver_that_is_killed_is_lost_and_its_workers_end(tmp_path: Path) -> None:
+    job = submit(epochs=1000, callbacks=[slow(0.05)])
+    wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
+    (driver,) = drivers()
+    os.kill(driver, signal.SIGKILL)
+    wait_for(lambda: job.status == "lost")
+    assert not is_running(driver)
+    with pytest.raises(ClusterError, match="make the same call again"):
+        job.result(verbose=0)
+    wait_for(lambda: not any(b"pybackend" in words for _, words in marked_processes(MARK)))
+
+
+def test_an_observer_in_another_session_stops_the_training() -> None:
+    job = submit(epochs=1000, callbacks=[slow(0.02)])
+    wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
+    seen: list[int] = []
+
+    def stop(epoch: int, logs: Any) -> bool:
+        seen.append(epoch)
+        return len(seen) == 2
+
+    result = pybackend.attach(job.id, callbacks=[Observer(stop)]).result(120, verbose=0)
+    assert seen[0] > 1
+    assert seen[1] <= result.epochs < 1000
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"pass it to `attach\(..., callba"),
+        ({"detach": "s3://bucket/jobs"}, "not the URI"),
+    ],
+)
+def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {"detach": True, **SETTINGS, **changes}
+    with pytest.raises(InputError, match=named):
+        pybackend.barrier_train("local", build, rows(), **arguments)
+    assert pybackend.jobs() == []
+
+
+def test_an_unknown_job_is_named() -> None:
+    with pytest.raises(InputError, match="there is no job 'abc'"):
+        pybackend.attach("abc")
+
+
+def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(InputError, match="only you may write"):
+        submit()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_command_line(tmp_path: Path, capsys: Any) -> None:
+    job = submit()
+    assert main(["jobs", "logs", job.id[-6:], "-f"]) == 0
+    assert "epoch 2/2" in capsys.readouterr().out
+    assert main(["jobs", "list"]) == 0
+    assert f"{job.id}  finished, epoch 2/2 completed" in capsys.readouterr().out
+    assert main(["jobs", "result", job.id, "-o", str(tmp_path / "model.h5")]) == 0
+    assert (tmp_path / "model.h5").read_bytes() == job.result(verbose=0).content
+    assert main(["jobs", "cancel", job.id]) == 0
+    assert "finished" in capsys.readouterr().out
+    assert main(["jobs", "remove", job.id]) == 0
+    assert main(["jobs", "status", job.id]) == 1
+    assert "there is no job" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["jobs", "status"])
+    assert "status needs an ID" in capsys.readouterr().err
