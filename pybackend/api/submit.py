@@ -122,6 +122,7 @@ def write_request(folder: JobFolder, prepared: PreparedTraining, began: float) -
     rest: Mapping[str, Any] = {
         "launcher": prepared.launcher,
         "restarts": prepared.restarts,
+        "trackers": prepared.trackers,
         "began": began,
         "files": request.files,
         "functions": functions,
@@ -155,4 +156,5 @@ def read_request(folder: JobFolder) -> tuple[PreparedTraining, float]:
         snapshot=rest["snapshot"],
         observers=Observers(),
     )
-    return PreparedTraining(request, rest["launcher"], rest["restarts"]), rest["began"]
+    prepared = PreparedTraining(request, rest["launcher"], rest["restarts"], rest["trackers"])
+    return prepared, rest["began"]

@@ -61,6 +61,22 @@ def submit(**changes: Any) -> DetachedJob:
     )
 
 
+@pytest.mark.full
+def test_the_driver_records_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mlflow
+
+    uri = f"file://{tmp_path}/mlruns"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    tracker = pybackend.track_mlflow(tracking_uri=uri, experiment="away", log_model=False)
+    result = submit(callbacks=[tracker]).result()
+    assert isinstance(result, pybackend.TrainResult)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("away")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["loss"] == result.history["loss"][-1]
+
+
 def drivers() -> list[int]:
     return [pid for pid, words in marked_processes() if b"api.detached_driver" in words]
 
