@@ -2,8 +2,8 @@
 #'
 #' Value for the `resources` argument of [barrier_train()] and the other functions that start
 #' workers. It has the same meaning with every launcher. A launcher that cannot provide the
-#' resources raises an error before training starts. With Spark 4 on a cluster, the tasks that run the
-#' workers get these cores and GPUs; other tasks of the session keep theirs.
+#' resources raises an error before training starts. With Spark 4 on a cluster, the tasks that run
+#' the workers get these cores and GPUs; other tasks of the session keep theirs.
 #'
 #' @param cpus Number of TensorFlow threads in each worker. `NULL` (default): the machine's cores
 #'   are divided among its workers.
