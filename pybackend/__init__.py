@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # Names by module.
 _NAMES = {
     "api.checkpoints": "load_checkpoint",
-    "api.detached_job": "DetachedJob attach jobs",
+    "api.detached_job": "DetachedJob attach_job jobs",
     "api.environment": "pack_environment",
     "api.mnist": "mnist train_mnist",
     "api.observer": "Observer",
@@ -66,7 +66,7 @@ __all__ = sorted(["__version__", *_HOME])
 if TYPE_CHECKING:
     from pybackend.api.checkpoints import load_checkpoint as load_checkpoint
     from pybackend.api.detached_job import DetachedJob as DetachedJob
-    from pybackend.api.detached_job import attach as attach
+    from pybackend.api.detached_job import attach_job as attach_job
     from pybackend.api.detached_job import jobs as jobs
     from pybackend.api.environment import pack_environment as pack_environment
     from pybackend.api.mnist import mnist as mnist

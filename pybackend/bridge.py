@@ -14,13 +14,21 @@ from typing import Any
 
 import pybackend
 from pybackend.api.calls import EvaluationCall, PredictionCall
+from pybackend.api.detached_job import DetachedJob, jobs
 from pybackend.api.display import Tell, relayed_to
 from pybackend.api.in_process import evaluate_here, predict_here
 from pybackend.api.result_file import read_result, write_result
 from pybackend.api.returned_model import read_model_file
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
-from pybackend.errors import Failure, InputError, PeerLostError, TfdistError, WorkerFailedError
+from pybackend.errors import (
+    ClusterError,
+    Failure,
+    InputError,
+    PeerLostError,
+    TfdistError,
+    WorkerFailedError,
+)
 from pybackend.launchers import SparklyrWorkers, attach_spark
 from pybackend.model.serialization import decode_base64, model_from_bytes, save_model
 from pybackend.reporting.call import report, write_report
@@ -43,6 +51,7 @@ __all__ = [
     "check_levels",
     "connect_dbi",
     "copy_model",
+    "describe_job",
     "describe_sql",
     "describe_trial",
     "describe_trials",
@@ -51,7 +60,13 @@ __all__ = [
     "evaluate_rows",
     "find_text_inputs",
     "find_trial",
+    "job_cancel",
+    "job_logs",
+    "job_remove",
+    "job_result",
+    "job_status",
     "list_columns",
+    "list_jobs",
     "load_result",
     "match_levels",
     "model_function",
@@ -266,6 +281,44 @@ def describe_sql(made: Any) -> dict[str, Any]:
         "place": [row[1] for row in rows],
         "numbers": [row[2] for row in rows],
     }
+
+
+def list_jobs(folder: str | None) -> list[dict[str, Any]]:
+    """Return all detached jobs as plain data."""
+    return [job.to_dict() for job in jobs(folder)]
+
+
+def describe_job(job: DetachedJob) -> str:
+    """Return the status and the progress of a detached job in a line."""
+    return job.describe()
+
+
+def job_status(job: DetachedJob) -> str:
+    """Return the status of a detached job."""
+    return job.status
+
+
+def job_logs(job: DetachedJob) -> list[str]:
+    """Return what happened in a detached job."""
+    return job.logs()
+
+
+def job_result(job: DetachedJob, seconds: float | None, verbose: int) -> Any:
+    """Wait for the result of a detached job."""
+    try:
+        return job.result(seconds, verbose=verbose)
+    except TimeoutError as error:
+        raise ClusterError(f"{error}; it goes on") from None
+
+
+def job_cancel(job: DetachedJob) -> str:
+    """End a detached job, and return its status."""
+    return job.cancel()
+
+
+def job_remove(job: DetachedJob) -> None:
+    """Remove the folder of a detached job."""
+    job.remove()
 
 
 def model_function(

@@ -321,7 +321,7 @@ def _jobs(options: argparse.Namespace) -> int:
         for job in pybackend.jobs(options.folder):
             print(job.id, job.describe(), sep="  ")
         return 0
-    job = pybackend.attach(options.id, folder=options.folder)
+    job = pybackend.attach_job(options.id, folder=options.folder)
     if options.action == "logs":
         _print_logs(job, options.follow)
     elif options.action == "result":

@@ -21,7 +21,7 @@ GROUPS = {
         "Stop poor trials: MedianPruning SuccessiveHalving",
         "train_mnist",
         "TrainResult",
-        "Detached jobs: attach jobs DetachedJob",
+        "Detached jobs: attach_job jobs DetachedJob",
         "Reports of workers: WorkerReport StepTimes Audit Generation Restart",
     ],
     "Use a model": [

@@ -27,7 +27,7 @@ from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StopTraining
-from pybackend.words import setting, show
+from pybackend.words import Code, call_of, either, show
 
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 60.0
@@ -36,8 +36,8 @@ _END_SECONDS = 60.0
 class DetachedJob:
     """A training run that a process of its own drives.
 
-    ``barrier_train(..., detach=True)`` and `attach` return it. It stays valid in other sessions and
-    languages by its ``id``.
+    ``barrier_train(..., detach=True)`` and `attach_job` return it. Its ``id`` stays valid in other
+    sessions and languages.
 
     Attributes
     ----------
@@ -141,7 +141,9 @@ class DetachedJob:
                         return status
                     time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:
-            text = f"the job goes on: attach({show(self.id)}) waits again, and .cancel() ends it"
+            again = call_of("attach_job", Code(show(self.id)))
+            end = either(".cancel()", "job_cancel()")
+            text = f"the job goes on: {again} finds it again, and {end} ends it"
             print(text, file=sys.stderr)
             raise
 
@@ -263,7 +265,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
     return [DetachedJob(found) for found in list_folders(find_root(folder))]
 
 
-def attach(
+def attach_job(
     id: str, *, callbacks: Sequence[Observer] | None = None, folder: Place | None = None
 ) -> DetachedJob:
     """Return a detached job, submitted in any session, in Python or R.
@@ -288,7 +290,7 @@ def attach(
     if others:
         raise InputError(
             "`callbacks` of a running job must be observers: Keras's own callbacks run on the "
-            f"workers. Pass them to barrier_train({setting(detach=True)})"
+            f"workers. Pass them to `{call_of('barrier_train', ..., detach=True)}`"
         )
     if not isinstance(id, str) or not id:
         raise InputError(f"`id` must be the id of a job, not {show(id)}")

@@ -47,7 +47,7 @@ def check_detachable(call: TrainingCall) -> None:
     if split_observers(call.callbacks)[0]:
         raise InputError(
             f"an {term('Observer')} runs in a session, which {setting(detach=True)} leaves: pass "
-            f"it to `{call_of('attach', ..., callbacks=...)}`"
+            f"it to `{call_of('attach_job', ..., callbacks=...)}`"
         )
     if BENCH in os.environ:
         raise InputError(f"bench-scale waits for the training: leave out {setting(detach=True)}")

@@ -201,9 +201,9 @@ def barrier_train(
         others wait up to six hours, and a note names it once a minute.
     detach
         True: a process of its own drives the training, and the call returns a `DetachedJob` as soon
-        as it has handed over the model and the rows. This session may then end. `attach` returns
-        the job in any other session. Its files are in the folder that the environment variable
-        ``TFDIST_JOBS`` or the path ``detach`` names (default ``~/.local/state/tfdist/jobs``). Not
+        as it has handed over the model and the rows. This session may then end. `attach_job`
+        returns the job in any other session. Its files are in the folder that ``detach`` or the
+        environment variable ``TFDIST_JOBS`` names (default: ``~/.local/state/tfdist/jobs``). Not
         supported on Spark.
 
     Returns

@@ -41,8 +41,17 @@ check_argument <- function(x, name, call, arg = name) {
     class_weight = check_class_weight(x, arg = arg, call = call),
     custom_objects = check_custom_objects(x, arg = arg, call = call),
     model_uri = check_model_uri(x, arg = arg, call = call),
+    detach = check_detach(x, arg = arg, call = call),
     abort(sprintf("There is no check for `%s`.", name), .internal = TRUE)
   )
+}
+
+# TRUE, FALSE, or the folder of the job.
+check_detach <- function(x, arg = caller_arg(x), call = caller_env()) {
+  if (is.character(x)) {
+    return(path.expand(check_string(x, arg = arg, call = call)))
+  }
+  check_flag(x, arg = arg, call = call)
 }
 
 # barrier_train() and plan() also take the result of elastic().

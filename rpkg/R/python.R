@@ -179,7 +179,7 @@ is_older <- function(version, than) {
 # Call a function of pybackend. Its failures come back in an envelope, because reticulate drops the
 # attributes of exceptions. Other exceptions arrive as conditions from reticulate, and Ctrl-C as an
 # R interrupt. Python's progress and messages are shown by R.
-call_python <- function(fn, ..., call = caller_env()) {
+call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   bridge <- pybackend(call)$bridge
   progress <- new_progress()
   on.exit(
@@ -201,7 +201,9 @@ call_python <- function(fn, ..., call = caller_env()) {
       abort_tfdist(message, "tfdist_error_python", call = call)
     },
     interrupt = function(interrupt) {
-      rlang::inform("Interrupted: the workers have been stopped.")
+      if (stops_workers) {
+        rlang::inform("Interrupted: the workers have been stopped.")
+      }
     }
   )
   if (!isTRUE(answer$ok)) {

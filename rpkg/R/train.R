@@ -116,7 +116,12 @@
 #'   whose machine does not answer, is considered lost after the same number of seconds. If a worker
 #'   is only slow, the others wait up to six hours for it, and a message names it once a minute.
 #'
-#' @return A [tfdist_fit] object.
+#' @param detach `TRUE`: a process of its own drives the training, and the call returns a job as soon
+#'   as it has handed over the model and the rows. This session may then end. [attach_job()] returns
+#'   the job in any other session. Its files are in the folder that `detach` or the environment
+#'   variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). Not supported on Spark.
+#'
+#' @return A [tfdist_fit] object; with `detach`, a job, see [attach_job()].
 #'
 #' @section Data:
 #' `data` is one of
@@ -267,7 +272,8 @@ barrier_train <- function(
   custom_objects = NULL,
   safe_mode = TRUE,
   verbose = getOption("tfdist.verbose", 1),
-  timeout = 300
+  timeout = 300,
+  detach = FALSE
 ) {
   check_dots_empty(...)
   training <- prepare_training()
@@ -283,15 +289,18 @@ barrier_train <- function(
   result <- run_training(training, pybackend(rlang::current_env())$barrier_train)
   columns$feature_names <- training$data$feature_names
   columns$encode_of_data <- training$data$encode
-  fit <- new_fit(
-    result,
-    columns,
-    settings$custom_objects,
-    settings$safe_mode,
-    c(settings, list(exchange = exchange)),
-    match.call(),
-    kept
+  own <- list(
+    columns = columns,
+    custom_objects = settings$custom_objects,
+    safe_mode = settings$safe_mode,
+    settings = c(settings[names(settings) != "detach"], list(exchange = exchange)),
+    call = match.call(),
+    kept = kept
   )
+  if (!isFALSE(settings$detach)) {
+    return(new_job(result, own))
+  }
+  fit <- do.call(new_fit, c(list(result), own), quote = TRUE)
   if (informs && is.null(columns$levels)) {
     # Text in a table or in files, whose values only the workers see.
     inform_levels(fit$levels)
@@ -407,7 +416,7 @@ training_settings <- c(
   c("workers", "epochs", "initial_epoch", "batch_size", "steps_per_epoch"),
   c("validation_split", "validation_freq", "callbacks", "class_weight", "seed", "shuffle"),
   c("scale_lr", "resources", "model_uri", "checkpoint", "restarts", "tensorboard"),
-  c("custom_objects", "safe_mode", "verbose", "timeout")
+  c("custom_objects", "safe_mode", "verbose", "timeout", "detach")
 )
 
 # `fn` is Python's barrier_train() or plan().

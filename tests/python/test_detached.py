@@ -122,7 +122,7 @@ def test_the_session_is_killed_and_another_one_gets_the_same_model(
     # In a new process, as in the user's next session.
     program = f"""
     import pybackend
-    job = pybackend.attach({name!r})
+    job = pybackend.attach_job({name!r})
     result = job.result(120)
     weights = [w.tolist() for w in result.model.get_weights()]
     print("RESULT", result.model_sha256, result.history, weights, job.status, sep="|")
@@ -203,7 +203,7 @@ def test_cancel_leaves_nothing_but_the_folder(tmp_path: Path, folder: Path) -> N
         assert job.cancel() == "cancelled"
     with pytest.raises(ClusterError, match="was cancelled"):
         job.result(verbose=0)
-    assert pybackend.attach(job.id).status == "cancelled"
+    assert pybackend.attach_job(job.id).status == "cancelled"
     job.remove()
     assert list(folder.iterdir()) == []
 
@@ -229,7 +229,7 @@ def test_an_observer_in_another_session_stops_the_training() -> None:
         seen.append(epoch)
         return len(seen) == 2
 
-    result = pybackend.attach(job.id, callbacks=[Observer(stop)]).result(120, verbose=0)
+    result = pybackend.attach_job(job.id, callbacks=[Observer(stop)]).result(120, verbose=0)
     assert seen[0] > 1
     assert seen[1] <= result.epochs < 1000
 
@@ -237,7 +237,7 @@ def test_an_observer_in_another_session_stops_the_training() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"pass it to `attach\(..., callba"),
+        ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"it to `attach_job\(..., callba"),
         ({"detach": "s3://bucket/jobs"}, "not the URI"),
     ],
 )
@@ -250,7 +250,7 @@ def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -
 
 def test_an_unknown_job_is_named() -> None:
     with pytest.raises(InputError, match="there is no job 'abc'"):
-        pybackend.attach("abc")
+        pybackend.attach_job("abc")
 
 
 def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:

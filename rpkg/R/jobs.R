@@ -1,0 +1,150 @@
+#' Jobs that outlive their session
+#'
+#' `barrier_train(..., detach = TRUE)` hands training over to a process of its own and returns a job.
+#' You may then restart R, log out of the machine or close RStudio. `attach_job()` returns the job in
+#' another session, also if it was submitted in Python. `jobs()` lists all jobs.
+#'
+#' Interrupting `job_result()` only ends the waiting. A job whose status is `"lost"` ended because the
+#' process that drove it was killed, or its machine restarted. Its workers ended, too. Make the same
+#' call again, with `checkpoint(folder, resume = TRUE)` if it wrote checkpoints.
+#'
+#' @param id Id of a job, or enough of its end to be unique.
+#' @param callbacks [observer()] objects. While this session waits for the job, their functions are
+#'   called for the epochs and steps that end from now on. The workers do not wait for them: training
+#'   stops soon after one returns `TRUE`.
+#' @param folder Folder with the jobs. `NULL` (default): the environment variable `TFDIST_JOBS`, or
+#'   `~/.local/state/tfdist/jobs`.
+#' @param job A job.
+#' @param seconds Maximum time to wait. `NULL` (default): any time.
+#' @param verbose As in [barrier_train()].
+#'
+#' @return
+#' * `attach_job()`: an object of class `tfdist_job`.
+#' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,
+#'   `host`, `where`, `workers`, `epochs` and `folder`.
+#' * `job_status()`: `"running"`, `"finished"`, `"failed"`, `"cancelled"` or `"lost"`.
+#' * `job_result()`: the [tfdist_fit] of the call without `detach`. If training failed, it raises the
+#'   error of that call.
+#' * `job_logs()`: a character vector of epochs, notes and what the workers printed.
+#' * `job_cancel()`: the status, after the workers have ended.
+#' * `job_remove()`: nothing. It removes the folder of a job that has ended, with its result.
+#' @section Errors:
+#' `tfdist_error_input` if there is no such job, or if a job to remove is running;
+#' `tfdist_error_cluster` from `job_result()` if the job was cancelled or lost.
+#' @seealso [barrier_train()]
+#' @export
+#' @examples
+#' \dontrun{
+#' job <- barrier_train("local", model, iris, Species ~ ., epochs = 50, detach = TRUE)
+#' job
+#' # In another session:
+#' job <- attach_job("5a15f0")
+#' fit <- job_result(job)
+#' }
+attach_job <- function(id, callbacks = NULL, folder = NULL) {
+  check_string(id)
+  check_string(folder, allow_null = TRUE)
+  callbacks <- check_callbacks(callbacks)
+  call <- rlang::current_env()
+  job <- call_python(
+    pybackend(call)$attach_job,
+    id,
+    callbacks = as_python_callbacks(callbacks, call),
+    folder = expand_path(folder),
+    call = call
+  )
+  structure(list(id = job$id, folder = job$folder, python = job), class = "tfdist_job")
+}
+
+#' @rdname attach_job
+#' @export
+jobs <- function(folder = NULL) {
+  check_string(folder, allow_null = TRUE)
+  call <- rlang::current_env()
+  found <- call_python(pybackend(call)$bridge$list_jobs, expand_path(folder), call = call)
+  column <- function(name, type) vapply(found, function(job) as(job[[name]], type), as(NA, type))
+  data.frame(
+    id = column("id", "character"),
+    status = column("status", "character"),
+    submitted = as.POSIXct(column("submitted", "numeric"), origin = "1970-01-01"),
+    host = column("host", "character"),
+    where = column("where", "character"),
+    workers = column("workers", "integer"),
+    epochs = column("epochs", "integer"),
+    folder = column("folder", "character")
+  )
+}
+
+#' @rdname attach_job
+#' @export
+job_status <- function(job) call_job(job, "job_status")
+
+#' @rdname attach_job
+#' @export
+job_logs <- function(job) as.character(unlist(call_job(job, "job_logs")))
+
+#' @rdname attach_job
+#' @export
+job_result <- function(job, seconds = NULL, verbose = getOption("tfdist.verbose", 1)) {
+  seconds <- if (!is.null(seconds)) check_positive(seconds)
+  verbose <- check_verbose(verbose)
+  call <- rlang::current_env()
+  result <- call_job(job, "job_result", seconds, verbose, call = call)
+  own <- job$own %||% read_own_part(job)
+  if (is.null(own)) {
+    # A job of Python.
+    return(new_fit(result))
+  }
+  do.call(new_fit, c(list(result), own), quote = TRUE)
+}
+
+#' @rdname attach_job
+#' @export
+job_cancel <- function(job) call_job(job, "job_cancel")
+
+#' @rdname attach_job
+#' @export
+job_remove <- function(job) invisible(call_job(job, "job_remove"))
+
+#' @export
+print.tfdist_job <- function(x, ...) {
+  cat(sprintf("<tfdist_job> %s: %s\n", x$id, call_job(x, "describe_job")))
+  invisible(x)
+}
+
+# A submitted job. `own` is what only R knows of the fit: the arguments of new_fit().
+new_job <- function(job, own) {
+  own$settings <- plain_settings(own$settings)
+  own$call <- plain_call(own$call)
+  # Objects of Python do not outlive the session; the job has them, too.
+  stored <- replace(own, "custom_objects", list(NULL))
+  path <- own_part(job$folder)
+  temporary <- paste0(path, ".new")
+  saveRDS(stored, temporary)
+  Sys.chmod(temporary, "600")
+  file.rename(temporary, path)
+  structure(list(id = job$id, folder = job$folder, python = job, own = own), class = "tfdist_job")
+}
+
+own_part <- function(folder) file.path(folder, "fit.rds")
+
+# job_result() has checked that only this user can write to the folder.
+read_own_part <- function(job) {
+  path <- own_part(job$folder)
+  if (file.exists(path)) readRDS(path)
+}
+
+call_job <- function(job, fn, ..., call = caller_env()) {
+  if (!inherits(job, "tfdist_job")) {
+    abort_expected(job, "a job, as `attach_job()` returns it", FALSE, "job", call)
+  }
+  bridge <- pybackend(call)$bridge
+  python <- job$python
+  if (reticulate::py_is_null_xptr(python)) {
+    # From an earlier session, by saveRDS().
+    python <- pybackend(call)$attach_job(job$id, folder = dirname(job$folder))
+  }
+  call_python(bridge[[fn]], python, ..., call = call, stops_workers = FALSE)
+}
+
+expand_path <- function(path) if (!is.null(path)) path.expand(path)

@@ -1,0 +1,87 @@
+local_jobs <- function(frame = parent.frame()) {
+  folder <- withr::local_tempdir(.local_envir = frame)
+  withr::local_envvar(TFDIST_JOBS = folder, .local_envir = frame)
+  folder
+}
+
+submit <- function(..., model = dense_model()) {
+  barrier_train(
+    "local",
+    model,
+    iris,
+    Species ~ .,
+    workers = 2,
+    epochs = 2,
+    seed = 1,
+    verbose = 0,
+    ...
+  )
+}
+
+test_that("a job outlives its session and gives the fit of the call without detach", {
+  skip_if_no_pybackend()
+  local_jobs()
+  model <- dense_model()
+  job <- submit(model = model, detach = TRUE)
+  expect_s3_class(job, "tfdist_job")
+  # As a new session finds it.
+  again <- attach_job(substring(job$id, nchar(job$id) - 5L))
+  fit <- job_result(again, verbose = 0)
+  expect_identical(job_status(job), "finished")
+  here <- submit(model = model)
+  expect_identical(fit$model_sha256, here$model_sha256)
+  expect_identical(fit$history, here$history)
+  expect_identical(predict(fit, iris), predict(here, iris))
+  expect_identical(fit$levels, levels(iris$Species))
+  expect_identical(job_result(job, verbose = 0)$model_sha256, here$model_sha256)
+  listed <- jobs()
+  expect_identical(listed$id, job$id)
+  expect_identical(listed$status, "finished")
+  expect_output(print(job), paste0(job$id, ": finished, epoch 2/2"), fixed = TRUE)
+  expect_true(any(grepl("epoch 2/2", job_logs(job))))
+  # Python finds it, too.
+  python <- pybackend()$attach_job(job$id)
+  expect_identical(python$result(verbose = 0L)$model_sha256, here$model_sha256)
+  job_remove(job)
+  expect_identical(nrow(jobs()), 0L)
+  expect_error(job_status(job), "was removed", class = "tfdist_error_input")
+})
+
+test_that("what has no job is named", {
+  skip_if_no_pybackend()
+  local_jobs()
+  expect_error(attach_job("abc"), "there is no job", class = "tfdist_error_input")
+  expect_error(attach_job(1), class = "tfdist_error_input")
+  expect_error(job_result("abc"), "`job` must be a job", class = "tfdist_error_input")
+  expect_error(submit(detach = 3), "detach", class = "tfdist_error_input")
+  expect_error(
+    submit(detach = TRUE, callbacks = observer(function(epoch, logs) FALSE)),
+    "attach_job(..., callbacks",
+    fixed = TRUE,
+    class = "tfdist_error_input"
+  )
+})
+
+test_full("a job is cancelled, and one that fails raises its error", {
+  skip_if_no_pybackend()
+  local_jobs()
+  job <- barrier_train(
+    "local",
+    dense_model(),
+    iris,
+    Species ~ .,
+    epochs = 100000,
+    verbose = 0,
+    detach = TRUE
+  )
+  expect_identical(job_cancel(job), "cancelled")
+  expect_error(job_result(job, verbose = 0), "was cancelled", class = "tfdist_error_cluster")
+  broken <- barrier_train(
+    "local",
+    data = list(array(0, c(8, 4)), numeric(8)),
+    model_fn = function() stop("no model today"),
+    verbose = 0,
+    detach = TRUE
+  )
+  expect_error(job_result(broken, verbose = 0), "no model today")
+})
