@@ -17,9 +17,9 @@
 #'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
 #'   reasons why some were `skipped`; `NULL` if training was not audited (see [exchange()]);
 #' * `workers_by_epoch`: number of workers at the end of each epoch;
-#' * `generations`: with [elastic()], a data frame with a row for each worker group: its first `epoch`
-#'   and its first `step` in it; and, as text, the numbers of its `workers` in rank order, of the
-#'   workers that `joined`, and of those that `left`, with the reasons;
+#' * `generations`: with [elastic()], a data frame with a row for each worker group: the `epoch` and
+#'   the `step` with which it began; and, as text, the numbers of its `workers` in rank order, of
+#'   the workers that `joined`, and of those that `left`, with the reasons;
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that
 #'   reported the lost worker (`lost`), and the `checkpoint` from which training resumed (`NA`: from
 #'   the beginning);

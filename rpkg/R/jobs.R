@@ -1,17 +1,17 @@
 #' Jobs that outlive their session
 #'
-#' `barrier_train(..., detach = TRUE)` hands training over to a process of its own and returns a job.
-#' You may then restart R, log out of the machine or close RStudio. `attach_job()` returns the job in
-#' another session, also if it was submitted in Python. `jobs()` lists all jobs.
+#' `barrier_train(..., detach = TRUE)` hands training over to a process of its own and returns a
+#' job. You may then restart R, log out of the machine or close RStudio. `attach_job()` returns the
+#' job in another session, also if it was submitted in Python. `jobs()` lists all jobs.
 #'
-#' Interrupting `job_result()` only ends the waiting. A job whose status is `"lost"` ended because the
-#' process that drove it was killed, or its machine restarted. Its workers ended, too. Make the same
-#' call again, with `checkpoint(folder, resume = TRUE)` if it wrote checkpoints.
+#' Interrupting `job_result()` only ends the waiting. A job whose status is `"lost"` ended because
+#' the process that drove it was killed, or its machine restarted. Its workers ended, too. Make the
+#' same call again, with `checkpoint(folder, resume = TRUE)` if it wrote checkpoints.
 #'
 #' @param id Id of a job, or enough of its end to be unique.
 #' @param callbacks [observer()] objects. While this session waits for the job, their functions are
-#'   called for the epochs and steps that end from now on. The workers do not wait for them: training
-#'   stops soon after one returns `TRUE`.
+#'   called for the epochs and steps that end from now on. The workers do not wait for them:
+#'   training stops soon after one returns `TRUE`.
 #' @param folder Folder with the jobs. `NULL` (default): the environment variable `TFDIST_JOBS`, or
 #'   `~/.local/state/tfdist/jobs`.
 #' @param job A job.
@@ -23,8 +23,8 @@
 #' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,
 #'   `host`, `where`, `workers`, `epochs` and `folder`.
 #' * `job_status()`: `"running"`, `"finished"`, `"failed"`, `"cancelled"` or `"lost"`.
-#' * `job_result()`: the [tfdist_fit] of the call without `detach`. If training failed, it raises the
-#'   error of that call.
+#' * `job_result()`: the [tfdist_fit] of the call without `detach`. If training failed, it raises
+#'   the error of that call.
 #' * `job_logs()`: a character vector of epochs, notes and what the workers printed.
 #' * `job_cancel()`: the status, after the workers have ended.
 #' * `job_remove()`: nothing. It removes the folder of a job that has ended, with its result.

@@ -115,11 +115,11 @@
 #' @param timeout Seconds that workers wait for each other to start. A worker that is stopped, or
 #'   whose machine does not answer, is considered lost after the same number of seconds. If a worker
 #'   is only slow, the others wait up to six hours for it, and a message names it once a minute.
-#'
-#' @param detach `TRUE`: a process of its own drives the training, and the call returns a job as soon
-#'   as it has handed over the model and the rows. This session may then end. [attach_job()] returns
-#'   the job in any other session. Its files are in the folder that `detach` or the environment
-#'   variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). Not supported on Spark.
+#' @param detach `TRUE`: a process of its own drives the training, and the call returns a job as
+#'   soon as it has handed over the model and the rows. This session may then end. [attach_job()]
+#'   returns the job in any other session. Its files are in the folder that `detach` or the
+#'   environment variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). Not supported
+#'   on Spark.
 #'
 #' @return A [tfdist_fit] object; with `detach`, a job, see [attach_job()].
 #'
