@@ -303,16 +303,15 @@ class EpochKeeper(keras.callbacks.Callback):
         record = self._record
         if record is None or record.last is None or not record.is_settled:
             return
-        last, ranks = record.last, None
+        last = record.last
+        before: dict[str, Any] = {}
         if record.has_ended or last.step == self._feed.steps:
             if self._before_last is None:
                 return
             last, before = self._before_last
-            self._state.write(before["variables"])
-            ranks = before["ranks"]
+            self._state.write(before.pop("variables"))
         record.restore(last)
-        state = self._state.read_alone()
-        state["ranks"] = ranks or state["ranks"]
+        state = {**self._state.read_alone(), **before}
         taken = last.step - sum(steps for _, steps in self._groups)
         groups = (*self._groups, (self._collective.world_size, taken))
         self._memory.kept = EpochState(self._epoch, encode_state(state), groups)

@@ -40,7 +40,7 @@ class StepValues:
     """Values after a step: the number of steps in its epoch so far, arrays, and sums."""
 
     step: int
-    values: Sequence[Array]
+    values: list[Array]
     sums: Array
 
 
@@ -80,6 +80,7 @@ class StepRecord:
         others += [v for v in model.variables if id(v) not in weights]
         others += [v for v in model.metrics_variables if id(v) in same]
         self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(model)]
+        self._places = {id(v): place for place, v in enumerate(self._variables)}
         self._before: list[Array] = []
         self.count = sum(
             int(np.prod(v.shape, dtype=np.int64)) for v in [*self._metrics, *self._statistics]
@@ -112,12 +113,27 @@ class StepRecord:
             assert isinstance(self._feed, Feed)
             share = self._feed.share_until(step + 1)
             means = values[len(self._metrics) :][: len(self._statistics)]
-            terms += [mean.reshape(-1) * share for mean in means]
+            for mean, old in zip(means, self._before, strict=True):
+                terms.append((mean - old.astype(float)).reshape(-1) * share)
         return np.concatenate([np.empty(0), *terms])
 
     def keep(self, step: int, values: Sequence[Array], sums: Array) -> None:
         """Record the values after a number of steps; TensorFlow may reuse their memory."""
         self.last = StepValues(step, [np.array(value) for value in values], sums)
+
+    def replace(self, variables: Sequence[Any]) -> None:
+        """Record the values on which the workers agreed after the step.
+
+        A variable that is not recorded, such as a counter in a frozen layer, makes the record
+        useless: the workers then repeat their part of the epoch after a loss.
+        """
+        if self.last is None:
+            return
+        if not all(id(variable) in self._places for variable in variables):
+            self.last = None
+            return
+        for variable in variables:
+            self.last.values[self._places[id(variable)]] = np.array(variable.numpy())
 
     def restore(self, last: StepValues) -> None:
         """Set the variables to recorded values; metrics and statistics are those of all workers."""
@@ -126,12 +142,11 @@ class StepRecord:
         summed = [*self._metrics, *self._statistics]
         sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in summed]
         parts = np.split(last.sums, np.cumsum(sizes)[:-1]) if summed else []
-        before = [None] * len(self._metrics) + self._before
+        # Only changes are averaged: what no worker changed has no rounding error.
+        before = [0.0] * len(self._metrics) + [old.astype(float) for old in self._before]
         values = last.values[: len(summed)]
         for variable, part, old, own in zip(summed, parts, before, values, strict=True):
-            value = part.reshape(own.shape).astype(own.dtype)
-            # What did not change must not change by a rounding error.
-            variable.assign(value if old is None else np.where(own == old, own, value))
+            variable.assign((old + part.reshape(own.shape)).astype(own.dtype))
 
     def empty_metrics(self) -> None:
         """Remove from this worker the metrics that another one has, for the sum over all."""

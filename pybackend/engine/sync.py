@@ -257,6 +257,8 @@ class EpochSync(keras.callbacks.Callback):
             first += last.size
             self._agreed[n] = (last + part).astype(self._agreed[n].dtype)
             variables[n].assign(self._agreed[n])
+        if self._synchronizer.record is not None:
+            self._synchronizer.record.replace([variables[n] for n in self._moving])
 
 
 def _may_stop_within(callback: Any) -> bool:

@@ -291,7 +291,9 @@ class TrainingState:
             "synchronizer": {},
         }
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
-        is_stopped = bool(self._model.stop_training)
+        # A request that was not sent yet.
+        is_requested = self._synchronizer.agreement.is_requested
+        is_stopped = bool(self._model.stop_training or is_requested)
         return {"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped}
 
     def write(self, arrays: Sequence[Any]) -> None:

@@ -61,9 +61,11 @@ def train(*callbacks: Any, target: Any = "local", **settings: Any) -> TrainResul
     return barrier_train(target, model, data, callbacks=list(callbacks), **given)
 
 
-def check_exact(result: TrainResult, shuffle: Any = True, batch_size: int = BATCH) -> None:
+def check_exact(
+    result: TrainResult, shuffle: Any = True, batch_size: int = BATCH, make: Any = build
+) -> None:
     """Check that one process gets the same result on the batches of each epoch's workers."""
-    model, losses = build(), []
+    model, losses = make(), []
     for epoch in range(result.epochs):
         options = {"seed": SEED, "epoch": epoch, "shuffle": shuffle}
         found = 0.0
@@ -275,6 +277,81 @@ def test_a_loss_costs_at_most_a_step(rank: int, step: int, tmp_path: Path) -> No
     last = result.generations[1]
     assert last.epoch == 2
     assert last.step in (step + 1, step + 2)
+    check_exact(result)
+
+
+def track(is_frozen: bool) -> Any:
+    class Track(keras.layers.Layer):
+        """Has a moving average of its inputs, and a counter, which do not affect its outputs."""
+
+        def build(self, shape: Any) -> None:
+            options = {"initializer": "zeros", "trainable": False}
+            self.mean = self.add_weight(shape=(shape[-1],), name="mean", **options)
+            self.count = self.add_weight(shape=(), name="count", **options)
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if training:
+                self.mean.assign(0.9 * self.mean + 0.1 * keras.ops.mean(inputs, axis=0))
+                self.count.assign(self.count + 1)
+            return inputs
+
+    keras.utils.set_random_seed(3)
+    tracked = Track(trainable=not is_frozen)
+    model = keras.Sequential([keras.Input((4,)), tracked, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_state_of_custom_layers_survives_a_loss(is_frozen: bool, tmp_path: Path) -> None:
+    make = partial(track, is_frozen)
+    killer = KillAt(2, 1, 2, tmp_path / "killed")
+    result = train(killer, model=make, workers=Elastic(3), epochs=2)
+    last = result.generations[-1]
+    assert (last.epoch, last.step > 1) == (2, not is_frozen)
+    check_exact(result, make=make)
+
+
+@pytest.mark.full
+def test_statistics_that_only_some_workers_changed_survive_a_loss(tmp_path: Path) -> None:
+    rows = X.copy()
+    rows[:, 0] = np.arange(len(X)) % 3 == 1  # not 0 only on worker 1
+
+    def make() -> Any:
+        layers = keras.layers
+        model = keras.Sequential([keras.Input((4,)), layers.BatchNormalization(), layers.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    settings: dict[str, Any] = {"model": make, "data": (rows, X[:, :3]), "shuffle": False}
+    killer = KillAt(2, 0, 2, tmp_path / "killed")
+    result = train(killer, workers=Elastic(3), epochs=1, **settings)
+    assert result.generations[-1].step > 1
+    mean = result.model.layers[0].moving_mean.numpy()[0]
+    assert 0.005 < mean < 0.1
+
+
+class StopAfterLoss(keras.callbacks.Callback):
+    """Stops a training after its second epoch, when a worker is killed, too."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = str(mark)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if os.environ["TFDIST_RANK"] == "1" and epoch == 1 and not Path(self.mark).exists():
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.model.stop_training = epoch == 1
+
+
+@pytest.mark.full
+def test_a_loss_as_the_training_stops_does_not_cost_rows(tmp_path: Path) -> None:
+    result = train(StopAfterLoss(tmp_path / "killed"), workers=Elastic(2))
+    assert result.workers_by_epoch == [2, 1]
+    assert result.generations[-1].step > 1
     check_exact(result)
 
 
