@@ -56,6 +56,8 @@ def pack_environment(
         raise InputError(f"`path` must end with .tar.gz, not {show(os.fspath(path))}")
     if not target.absolute().parent.is_dir():
         raise InputError(f"`path` is {show(os.fspath(path))}, whose folder does not exist")
+    if target.is_dir() or not os.access(target.absolute().parent, os.W_OK):
+        raise InputError(f"`path` is {show(os.fspath(path))}, which cannot be written")
     given = os.path.expanduser(environment)
     if given != THIS and not os.path.isdir(given):
         raise InputError(

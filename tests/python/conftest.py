@@ -424,3 +424,15 @@ needs_r = pytest.mark.skipif(
     not (RLIB / "keras3").is_dir() and os.environ.get("TFDIST_TEST_REQUIRE") != "1",
     reason="NO R PACKAGES: RUN make r-setup",
 )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of a megabyte."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small file system: {mounted.stderr!r}")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)

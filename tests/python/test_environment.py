@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +41,14 @@ from pybackend.launchers.environment.archive import (
     read_packed,
 )
 from pybackend.launchers.environment.contents import describe_environment, list_entries
-from pybackend.launchers.environment.installing import Interpreter, check_host, install_here
+from pybackend.launchers.environment.installing import (
+    Installation,
+    Interpreter,
+    check_host,
+    install_here,
+)
 from pybackend.launchers.environment.packing import pack_for
+from pybackend.launchers.spark.environment import _place
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -147,9 +156,103 @@ def test_a_broken_archive_leaves_nothing(packed: PackedEnvironment, tmp_path: Pa
     half = tmp_path / "half.tar.gz"
     half.write_bytes(Path(packed.path).read_bytes()[: packed.size // 2])
     root = tmp_path / "host"
-    with pytest.raises(ClusterError, match=r"cannot be unpacked on .*host"):
+    with pytest.raises(ClusterError, match=r"cannot be unpacked on .*host.*: Unexpected EOF in"):
         install_here(packed, half, str(root))
     assert list(root.iterdir()) == []
+
+
+def test_a_full_disk_of_a_host_is_named(packed: PackedEnvironment, small_disk: Path) -> None:
+    with pytest.raises(ClusterError, match=r"cannot be unpacked on .*: No space left on device$"):
+        install_here(packed, Path(packed.path), str(small_disk))
+    assert list(small_disk.iterdir()) == []
+
+
+PACK = """
+import sys
+from pathlib import Path
+from pybackend.launchers.environment.archive import pack_environment_of
+pack_environment_of(sys.argv[1], Path(sys.argv[2], "env.tar.gz"))
+"""
+
+
+def test_a_process_that_is_killed_as_it_packs_leaves_nothing(small: Path, tmp_path: Path) -> None:
+    paths = {**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", PACK, small, tmp_path], env=paths) as packing:
+        wait_for(lambda: list(tmp_path.iterdir()))
+        packing.kill()
+    wait_for(lambda: not list(tmp_path.iterdir()))
+    assert packing.returncode == -signal.SIGKILL
+
+
+def test_an_archive_that_ends_between_two_files_leaves_nothing(
+    packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    content = gzip.decompress(Path(packed.path).read_bytes())
+    with tarfile.open(packed.path) as archive:
+        middle = next(entry for entry in archive if entry.name.startswith("lib/python"))
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(gzip.compress(content[: middle.offset], 1))
+    root = tmp_path / "host"
+    with pytest.raises(ClusterError, match=r"cannot be unpacked on .*bin/python"):
+        install_here(packed, cut, str(root))
+    assert list(root.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_shell_that_reads_nothing_is_ended(packed: PackedEnvironment) -> None:
+    answer = f"printf '\\ntfdist need|{os.uname().machine}|glibc 2.99|/x\\n'; exec sleep 600"
+    with Installation(packed, ["/bin/sh", "-c", answer], "host7") as installation:
+        assert not installation.ask()
+        sending = threading.Thread(target=try_to_finish, args=[installation, packed])
+        sending.start()
+        sending.join(1.0)
+        assert sending.is_alive()
+    sending.join()
+
+
+def try_to_finish(installation: Installation, packed: PackedEnvironment) -> None:
+    with suppress(ClusterError, ValueError):
+        installation.finish(Path(packed.path))
+
+
+def test_an_environment_of_one_user_is_not_removed_with_another_users_files(
+    packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    root = tmp_path / "host"
+    for name in ("tfdist-environment-0123.abc", "other"):
+        (root / name).mkdir(parents=True)
+        (root / name / ".used").touch()
+        os.utime(root / name / ".used", (0, 0))
+    install_here(packed, Path(packed.path), str(root))
+    assert (root / "other").exists()
+    assert not (root / "tfdist-environment-0123.abc").exists()
+
+
+def test_a_file_is_placed_again_after_a_call_that_was_interrupted(
+    packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert os.path.samefile(_place(packed, tmp_path), packed.path)
+
+
+def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    python = python_with(tmp_path, *SMALL)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    (site / "above").symlink_to(site.parent.absolute())
+    facts = describe_environment(str(python))
+    entries = list_entries(facts)
+    assert not any("/above/" in entry.name for entry in entries)
+    (site / "gone.py").touch()
+    entries = list_entries(facts)
+    (site / "gone.py").unlink()
+    with pytest.raises(InputError, match=r"`environment` cannot be packed: .*gone\.py"):
+        make_manifest(facts, entries)
+
+
+def test_a_path_that_cannot_be_written_is_named_at_once(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "env.tar.gz").mkdir()
+    with pytest.raises(InputError, match=r"env\.tar\.gz', which cannot be written"):
+        pybackend.pack_environment(tmp_path / "env.tar.gz", small)
 
 
 def test_a_python_of_another_release_is_named(packed: PackedEnvironment, tmp_path: Path) -> None:

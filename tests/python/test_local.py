@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -428,18 +427,6 @@ def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> Non
     with nothing_left(mark, tmp_path):
         for kind in [*KINDS, "kill", "exit with status 0", "raise in a function"]:
             fail(kind)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of a megabyte."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system: {mounted.stderr!r}")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 @pytest.mark.full

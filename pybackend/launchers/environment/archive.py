@@ -31,6 +31,7 @@ from pybackend.launchers.environment.contents import (
     read_code,
 )
 from pybackend.launchers.machine import count_cores
+from pybackend.launchers.remote.janitor import end_sweep, sweep
 from pybackend.words import either, show
 
 # The first file in a packed environment.
@@ -152,6 +153,7 @@ def pack_entries(
     began = time.monotonic()
     manifest = make_manifest(facts, entries)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    janitor = sweep(str(partial))
     try:
         with (
             naming_full_disk(path.parent, "packed environment"),
@@ -162,6 +164,7 @@ def pack_entries(
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+        end_sweep(janitor)
     seconds = time.monotonic() - began
     return PackedEnvironment(str(path), manifest.digest, path.stat().st_size, manifest, seconds)
 
@@ -178,9 +181,8 @@ def read_packed(path: str) -> PackedEnvironment:
     try:
         with tarfile.open(path, "r|gz") as archive:
             first = archive.next()
-            if first is not None and first.name == MANIFEST and first.size < _BLOCK:
-                file = archive.extractfile(first)
-                assert file is not None
+            is_ours = first is not None and first.name == MANIFEST and first.size < _BLOCK
+            if first is not None and is_ours and (file := archive.extractfile(first)):
                 manifest = decode(file.read(), Manifest)
                 return PackedEnvironment(path, manifest.digest, size, manifest)
     except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError) as error:
@@ -224,8 +226,15 @@ def _read(entry: Entry) -> tuple[str, int]:
     """Return the digest of an entry's content, and the release of glibc that it needs."""
     if entry.source is None:
         return hashlib.sha256((entry.link or "").encode() + entry.content).hexdigest(), 0
+    try:
+        return _scan(entry.source)
+    except OSError as error:
+        raise InputError(f"`environment` cannot be packed: {error}") from error
+
+
+def _scan(path: str) -> tuple[str, int]:
     digest, newest, tail = hashlib.sha256(), 0, b""
-    with open(entry.source, "rb") as file:
+    with open(path, "rb") as file:
         is_compiled = file.read(4) == b"\x7fELF"
         file.seek(0)
         while block := file.read(_BLOCK):

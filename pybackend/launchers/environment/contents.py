@@ -152,7 +152,10 @@ def _run(python: str, program: str) -> str:
 
 
 def list_entries(facts: EnvironmentFacts) -> list[Entry]:
-    """Return the entries of a packed environment, sorted by name."""
+    """Return the entries of a packed environment, sorted by name.
+
+    Its Python is the last: an environment that is cut off between two files has none.
+    """
     entries: dict[str, Entry] = {}
     for found in (
         _list_interpreter(facts),
@@ -163,7 +166,8 @@ def list_entries(facts: EnvironmentFacts) -> list[Entry]:
     ):
         for entry in found:
             entries.setdefault(entry.name, entry)
-    return [entries[name] for name in sorted(entries)]
+    listed = sorted(entries, key=lambda name: (name == "bin/python", name))
+    return [entries[name] for name in listed]
 
 
 def _list_interpreter(facts: EnvironmentFacts) -> Iterator[Entry]:
@@ -218,7 +222,7 @@ def _walk(root: str, name: str, tag: str, unused: tuple[str, ...]) -> Iterator[E
             path = os.path.join(inside, entry.name)
             if entry.is_symlink() and (link := _find_link(root, path)):
                 yield Entry(f"{name}/{path}", link=link)
-            elif entry.is_dir():
+            elif entry.is_dir() and not _is_above(entry):
                 if entry.name != "__pycache__" and path not in unused and not _is_static(path):
                     pending.append(path)
             elif entry.is_file() and not _is_left_out(entry.name):
@@ -232,6 +236,12 @@ def _find_link(root: str, path: str) -> str | None:
     if os.path.isabs(target) or reached.startswith(".."):
         return None
     return target
+
+
+def _is_above(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a link to a folder that contains it."""
+    own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
+    return entry.is_symlink() and Path(os.path.realpath(entry.path)) in own.parents
 
 
 def _is_static(path: str) -> bool:

@@ -23,6 +23,8 @@ from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.words import either
 
 _BLOCK = 1 << 20
+# tar prints these after the lines with the reasons.
+_AFTER_REASONS = ("Exiting with failure", "Error is not recoverable", "Child returned status")
 
 # A shell script, since a host may have no Python. Its arguments are the folder for environments
 # ("-": that of the user's caches), the environment's name, and the release of Python. It prints
@@ -39,13 +41,14 @@ printf '\ntfdist %s|%s|%s|%s\n' "$state" "$(uname -m)" "$libc" "$place"
 [ "$state" = need ] || exit 0
 exec 1>&2
 mkdir -p "$root" || exit 1
-find "$root" -mindepth 2 -maxdepth 2 -name .used -mtime +30 2>/dev/null | while read -r old; do
+find "$root" -mindepth 2 -maxdepth 2 -path '*/tfdist-environment-*/.used' -mtime +30 2>/dev/null |
+while read -r old; do
   rm -rf "${old%/.used}"
 done
 made=$(mktemp -d "$place.XXXXXX") || exit 1
 trap 'rm -rf "$made"' EXIT; trap 'exit 1' HUP INT PIPE TERM
 touch "$made/.used"
-tar -xozf - -C "$made" || exit 1
+LC_ALL=C tar -xozf - -C "$made" || exit 1
 LD_LIBRARY_PATH=$made/LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH
 "$made/bin/python" -I -c "import sys, ssl, ctypes
 if '%d.%d' % sys.version_info[:2] != '$2': sys.exit('it is Python ' + sys.version)" || exit 1
@@ -139,9 +142,10 @@ class Installation:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        # In this order: a thread may be writing to a process that does not read.
+        self._process.terminate()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.terminate()
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
@@ -181,11 +185,12 @@ class Installation:
 
     def explain(self) -> ClusterError:
         """Return the error for a shell that failed; it waits for its end."""
-        printed = self.wait()[1] or [f"status {self._process.returncode}"]
+        status, lines = self.wait()
+        printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
+        reason = printed[-1].strip() if printed else f"status {status}"
         place = f", in {self._answer.place}" if self._answer else ""
         return ClusterError(
-            f"the environment in `environment` cannot be unpacked on {self.host}{place}: "
-            f"{printed[-1].strip()}"
+            f"the environment in `environment` cannot be unpacked on {self.host}{place}: {reason}"
         )
 
     def wait(self) -> tuple[int, list[str]]:

@@ -29,7 +29,7 @@ from pybackend.launchers.environment.contents import (
     find_python,
     list_entries,
 )
-from pybackend.launchers.remote.janitor import sweep
+from pybackend.launchers.remote.janitor import end_sweep, sweep
 from pybackend.words import setting, show
 
 
@@ -75,9 +75,7 @@ class _Session:
 
     def _close(self) -> None:
         assert self._janitor is not None
-        assert self._janitor.stdin is not None
-        self._janitor.stdin.close()
-        self._janitor.wait()
+        end_sweep(self._janitor)
 
 
 _SESSION = _Session()

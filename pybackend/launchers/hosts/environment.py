@@ -35,7 +35,8 @@ def install_on_hosts(
     packed = pack_for(job, lambda text: on_event(Note(text)))
     if packed is None:
         return {}
-    with ExitStack() as stack, ThreadPoolExecutor(len(hosts)) as threads:
+    # On an error, the shells end first: threads may wait for a host that does not respond.
+    with ThreadPoolExecutor(len(hosts)) as threads, ExitStack() as stack:
         started = [stack.enter_context(_Installation(ssh, host, packed)) for host in hosts]
         answers = list(threads.map(Installation.ask, started))
         missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]

@@ -31,8 +31,15 @@ def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def sweep(folder: str) -> subprocess.Popen[bytes]:
-    """Start a process that removes a folder when its input ends."""
+    """Start a process that removes a folder, or a file, when its input ends."""
     return _start(["/bin/sh", "-c", SWEEP, folder])
+
+
+def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
+    """Let the process of `sweep` remove what is still there, and wait for its end."""
+    assert janitor.stdin is not None
+    janitor.stdin.close()
+    janitor.wait()
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def _send(session: Any, packed: PackedEnvironment) -> None:
 def _place(packed: PackedEnvironment, folder: Path) -> str:
     """Link or copy the file into a folder, under the name that tells its content."""
     path = folder / packed.name
+    path.unlink(missing_ok=True)  # of a call that was interrupted
     try:
         os.link(packed.path, path)
     except OSError:  # on another disk
