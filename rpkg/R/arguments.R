@@ -51,7 +51,7 @@ check_detach <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is.character(x)) {
     return(path.expand(check_string(x, arg = arg, call = call)))
   }
-  check_flag(x, arg = arg, call = call)
+  if (check_flag(x, arg = arg, call = call)) jobs_folder() %||% TRUE else FALSE
 }
 
 # barrier_train() and plan() also take the result of elastic().

@@ -50,7 +50,7 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
     pybackend(call)$attach_job,
     id,
     callbacks = as_python_callbacks(callbacks, call),
-    folder = expand_path(folder),
+    folder = jobs_folder(folder),
     call = call
   )
   structure(list(id = job$id, folder = job$folder, python = job), class = "tfdist_job")
@@ -61,7 +61,7 @@ attach_job <- function(id, callbacks = NULL, folder = NULL) {
 jobs <- function(folder = NULL) {
   check_string(folder, allow_null = TRUE)
   call <- rlang::current_env()
-  found <- call_python(pybackend(call)$bridge$list_jobs, expand_path(folder), call = call)
+  found <- call_python(pybackend(call)$bridge$list_jobs, jobs_folder(folder), call = call)
   column <- function(name, type) vapply(found, function(job) as(job[[name]], type), as(NA, type))
   data.frame(
     id = column("id", "character"),
@@ -147,4 +147,9 @@ call_job <- function(job, fn, ..., call = caller_env()) {
   call_python(bridge[[fn]], python, ..., call = call, stops_workers = FALSE)
 }
 
-expand_path <- function(path) if (!is.null(path)) path.expand(path)
+# Python does not see variables that this session sets after Python has started.
+jobs_folder <- function(folder = NULL) {
+  set <- Sys.getenv("TFDIST_JOBS")
+  folder <- folder %||% if (nzchar(set)) set
+  if (!is.null(folder)) path.expand(folder)
+}

@@ -76,15 +76,16 @@ def resources_here(context: WorkerContext) -> Any:
 
 
 @pytest.mark.launcher
-def test_workers_are_to_have_no_more_than_a_task(spark: Any) -> None:
+def test_workers_are_to_have_no_more_than_an_executor(spark: Any) -> None:
     def run(**wanted: Any) -> Any:
         resources = pybackend.Resources(**wanted)
         return barrier_run(spark, resources_here, workers=2, resources=resources, verbose=0)
 
     assert run(cpus=1, memory="2GB", gpus=0) == [("1", "")] * 2
-    with pytest.raises(InputError, match=r"has 1: start the session with spark\.task\.cpus=2$"):
+    with pytest.raises(ClusterError, match="at most 0 tasks with 2 cores each"):
         run(cpus=2)
-    with pytest.raises(InputError, match=r"has 0: start .* spark\.task\.resource\.gpu\.amount=1$"):
+    executor = r"has 0: start the session with spark\.executor\.resource\.gpu\.amount=1$"
+    with pytest.raises(InputError, match=executor):
         run(gpus=1)
     with pytest.raises(InputError, match="2 workers need 2 TB of memory"):
         run(memory="1TB")

@@ -40,7 +40,7 @@ test_that("a job outlives its session and gives the fit of the call without deta
   expect_output(print(job), paste0(job$id, ": finished, epoch 2/2"), fixed = TRUE)
   expect_true(any(grepl("epoch 2/2", job_logs(job))))
   # Python finds it, too.
-  python <- pybackend()$attach_job(job$id)
+  python <- pybackend()$attach_job(job$id, folder = jobs_folder())
   expect_identical(python$result(verbose = 0L)$model_sha256, fit$model_sha256)
   job_remove(job)
   expect_identical(nrow(jobs()), 0L)
