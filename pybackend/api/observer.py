@@ -142,6 +142,10 @@ class Tracker(ABC):
     def begin(self, prepared: Any) -> Tracked:
         """Start the record of a `PreparedTraining`; an error ends the call."""
 
+    @abstractmethod
+    def for_trial(self, number: int) -> Tracker:
+        """Return the settings for one of several trials, which run at once on other threads."""
+
 
 def split_trackers(callbacks: Any) -> tuple[tuple[Tracker, ...], list[Any]]:
     """Separate trackers from observers and Keras callbacks.

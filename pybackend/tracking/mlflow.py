@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ def track_mlflow(
     tags
         Further tags, as text by name.
     nested
-        True: if a run is active, this run is its child, e.g. one trial of a search.
+        True: if a run is active, this run is its child. The trials of `train_many` always are.
     tracking_uri
         Sets the URI of the tracking server for this session, as ``mlflow.set_tracking_uri``. None
         (default): as set before, or in MLFLOW_TRACKING_URI.
@@ -126,7 +126,14 @@ class MlflowTracker(Tracker):
     tracking_uri: str | None
     steps: bool
     log_model: bool
+    parent: str | None = None
     system: str = field(default="MLflow", repr=False)
+
+    def for_trial(self, number: int) -> MlflowTracker:
+        """Return the settings for a child of the run that is active in this thread, if any is."""
+        active = load_package("mlflow", "MLflow").active_run()
+        name = f"{self.run_name or 'trial'}-{number}"
+        return replace(self, run_name=name, parent=active and active.info.run_id)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
         """Start a run, or use the active one, and record the settings and the plan."""
@@ -154,6 +161,7 @@ class _MlflowRun(Tracked):
                 experiment_id=self._find_experiment(),
                 run_name=tracker.run_name,
                 nested=active is not None,
+                parent_run_id=tracker.parent,
             )
         self._id = active.info.run_id
         self._pending: list[Any] = []

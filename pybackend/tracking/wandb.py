@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +98,13 @@ class WandbTracker(Tracker):
     group: str | None
     steps: bool
     log_model: bool
+    is_trial: bool = False
     system: str = field(default="wandb", repr=False)
+
+    def for_trial(self, number: int) -> WandbTracker:
+        """Return the settings for a run beside others of this process, in the same group."""
+        name = f"{self.run_name or 'trial'}-{number}"
+        return replace(self, run_name=name, group=self.group or "trials", is_trial=True)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
         """Start a run, or use the active one, and record the settings and the plan."""
@@ -114,13 +120,14 @@ class _WandbRun(Tracked):
 
     def __init__(self, wandb: Any, tracker: WandbTracker, prepared: PreparedTraining) -> None:
         self._wandb, self._tracker = wandb, tracker
-        active = wandb.run
+        active = None if tracker.is_trial else wandb.run
         self._is_own = active is None
         self._run = active or wandb.init(
             project=tracker.project,
             name=tracker.run_name,
             tags=list(tracker.tags),
             group=tracker.group,
+            reinit="create_new" if tracker.is_trial else None,
             settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
         )
         parameters = {**describe_parameters(prepared.settings), **describe_origin()}

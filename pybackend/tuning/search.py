@@ -11,6 +11,7 @@ from typing import Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.data_checks import check_rows
 from pybackend.api.datasets import read_training_data
+from pybackend.api.observer import Tracker, list_callbacks
 from pybackend.api.planned_rows import count_known
 from pybackend.api.prepared_training import prepare_training
 from pybackend.api.progress import epoch_line, say
@@ -119,7 +120,11 @@ class Search:
     def _prepare(self, number: int, arguments: Arguments) -> TrialCall:
         own, options = self.model.split(arguments)
         call = replace(self.call, **options)
-        call = replace(call, model=self.model.build(own, call.seed or 0))
+        callbacks = [
+            one.for_trial(number) if isinstance(one, Tracker) else one
+            for one in list_callbacks(call.callbacks)
+        ]
+        call = replace(call, model=self.model.build(own, call.seed or 0), callbacks=callbacks)
         if isinstance(call.tensorboard, (str, os.PathLike)):
             folder = os.fspath(call.tensorboard).rstrip("/")
             call = replace(call, tensorboard=f"{folder}/trial-{number}")

@@ -29,7 +29,7 @@
 #'   active one.
 #' @param run_name Name of the run. `NULL` (default): a random name.
 #' @param tags For MLflow, a named list of text; for wandb, a character vector.
-#' @param nested `TRUE`: if a run is active, this run is its child, such as one trial of a search.
+#' @param nested `TRUE`: if a run is active, this run is its child, as those of [train_many()] are.
 #' @param tracking_uri URI of MLflow's tracking server for this session. `NULL` (default): the
 #'   environment variable `MLFLOW_TRACKING_URI` at the time when Python starts.
 #' @param steps `FALSE` records no metrics within epochs.

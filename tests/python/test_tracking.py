@@ -26,6 +26,7 @@ from pybackend import (
     plan,
     track_mlflow,
     track_wandb,
+    train_many,
     train_mnist,
 )
 from pybackend.api.observer import split_trackers
@@ -217,6 +218,39 @@ def test_a_plan_starts_no_run(store: Any, rows: Any) -> None:
     made = plan("local", build_dense, rows, callbacks=[track_mlflow(experiment="planned")])
     assert len(made.workers) == 2
     assert store.get_experiment_by_name("planned") is None
+
+
+@pytest.mark.full
+def test_each_trial_is_a_run_of_its_own(
+    store: Any, rows: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+
+    def build(rate: float) -> Any:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(rate), loss)
+        return model
+
+    trackers = [track_mlflow(experiment="trials", log_model=False), track_wandb(project="trials")]
+    mlflow.set_experiment("trials")
+    with mlflow.start_run() as parent:
+        found = train_many(
+            "local", build, rows, grid={"rate": [0.1, 0.01]}, callbacks=trackers, verbose=0
+        )
+    experiment = store.get_experiment_by_name("trials")
+    runs = [
+        run
+        for run in store.search_runs([experiment.experiment_id])
+        if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
+    ]
+    losses = {run.info.run_name: run.data.metrics["loss"] for run in runs}
+    assert losses == {f"trial-{t.number}": t.metrics["loss"] for t in found.trials}
+    wandb_runs = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(wandb_runs) == 2
 
 
 def test_a_run_of_wandb_is_on_disk(rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
