@@ -123,11 +123,12 @@ train_many <- function(
   initial_epoch <- 0L
   model_uri <- NULL
   checkpoint <- NULL
+  detach <- FALSE
   model <- if (!is_sent) function() NULL
   model_fn <- if (is_sent) function() NULL
   training <- prepare_training()
   settings <- training$settings
-  fixed <- c("workers", "initial_epoch", "model_uri", "checkpoint")
+  fixed <- c("workers", "initial_epoch", "model_uri", "checkpoint", "detach")
   training$settings <- c(settings[setdiff(names(settings), fixed)], search)
   training$trial_models <- function(data) {
     trial_models(build, is_sent, data, call)
