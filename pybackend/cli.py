@@ -318,12 +318,16 @@ def _jobs(options: argparse.Namespace) -> int:
     if (options.action == "result") != (options.output is not None):
         options.fail("result needs -o FILE" if options.output is None else "-o is for result")
     if options.id is None:
-        for job in pybackend.jobs(options.folder):
+        found = pybackend.jobs(options.folder)
+        for job in found:
             print(job.id, job.describe(), sep="  ")
+        if not found:
+            print("there are no jobs")
         return 0
     job = pybackend.attach_job(options.id, folder=options.folder)
     if options.action == "logs":
         _print_logs(job, options.follow)
+        print(job.describe())
     elif options.action == "result":
         print(f"written to {job.result().save(options.output)}")
     elif options.action == "remove":

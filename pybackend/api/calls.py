@@ -207,10 +207,13 @@ def _explain(
     known = list(signature.parameters.values())
     by_place = [p.name for p in known if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_place):
+        named = setting(**{known[len(by_place)].name: ...})
+        if not by_place:
+            return f"{name}() takes its arguments by name, e.g. {named}"
         return (
             f"{name}() takes {', '.join(f'`{place}`' for place in by_place)} by position, but "
             f"got {len(args)} positional arguments: pass arrays together as {term('(x, y)')}, and "
-            f"other arguments by name, e.g. {setting(**{known[len(by_place)].name: ...})}"
+            f"other arguments by name, e.g. {named}"
         )
     unknown = next((given for given in kwargs if given not in signature.parameters), None)
     if unknown is not None:

@@ -25,6 +25,7 @@ from pybackend.api.observer import Observer, Observers, split_observers
 from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.arguments import counted
 from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StopTraining
 from pybackend.words import Code, call_of, either, show
@@ -81,7 +82,7 @@ class DetachedJob:
             return f"{status}: {next_step(self._folder)}"
         epochs = [e for e in read_events(self._folder, 0)[0] if isinstance(e, EpochEnded)]
         done = max((event.epoch for event in epochs), default=0)
-        where = f"{record.workers} workers, {record.where}, driven on {record.host}"
+        where = f"{counted(record.workers, 'worker')}, {record.where}, driven on {record.host}"
         return f"{status}, epoch {done}/{record.epochs} completed ({where})"
 
     def to_dict(self) -> dict[str, Any]:

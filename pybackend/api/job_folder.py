@@ -266,7 +266,11 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     tuple
         The folder, and the descriptor of the lock, which is closed after the block.
     """
-    root.mkdir(0o700, parents=True, exist_ok=True)
+    try:
+        root.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{show(str(root))} cannot be created: {error.strerror}"
+        raise InputError(f"jobs need a folder, but {reason}") from error
     remove_unfinished(root)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = JobFolder(root / f"{_UNFINISHED}{name}")

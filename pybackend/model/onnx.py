@@ -63,6 +63,8 @@ def write_onnx(model: Any, path: Path) -> float:
         The model cannot be exported, or computes different numbers.
     """
     check_onnx_installed()
+    if path.is_dir():
+        raise InputError(f"{show(str(path))} is a folder: name a file, such as {show('m.onnx')}")
     _check_layers(model)
     rng = np.random.default_rng(0)
     batches = [[_draw(rng, tensor, rows) for tensor in _list_inputs(model)] for rows in _BATCHES]

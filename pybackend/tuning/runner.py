@@ -171,7 +171,8 @@ class TrialRunner:
     def _relay(self, running: _Running) -> Observers:
         """Return observers that pass events to the calling thread, and wait for its answer."""
         sees_epochs = self.source.sees_epochs or self.on_epoch is not None or running.observers
-        if not sees_epochs:
+        # The first trial shows whether there is such a metric.
+        if not sees_epochs and running.number > 1:
             return Observers()
 
         def ask(kind: type[EpochEnded | StepEnded], place: int, logs: dict[str, Any]) -> bool:
@@ -229,8 +230,6 @@ class TrialRunner:
             return stops
         if self.on_epoch is not None:
             self.on_epoch(running.number, event)
-        if not self.source.sees_epochs:
-            return stops
         value = event.logs.get(self.metric)
         if value is None:
             if running.planned.call.validation_freq == 1:
@@ -241,6 +240,8 @@ class TrialRunner:
                 )
             return stops
         is_last = event.epoch == event.epochs
+        if not self.source.sees_epochs:
+            return stops
         if self.source.prunes(running.number, event.epoch, value) and not (stops or is_last):
             running.is_pruned = True
         return stops or running.is_pruned

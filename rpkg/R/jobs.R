@@ -62,16 +62,17 @@ jobs <- function(folder = NULL) {
   check_string(folder, allow_null = TRUE)
   call <- rlang::current_env()
   found <- call_python(pybackend(call)$bridge$list_jobs, jobs_folder(folder), call = call)
-  column <- function(name, type) vapply(found, function(job) as(job[[name]], type), as(NA, type))
+  text <- function(name) vapply(found, function(job) job[[name]], "")
+  number <- function(name) vapply(found, function(job) as.numeric(job[[name]]), 0)
   data.frame(
-    id = column("id", "character"),
-    status = column("status", "character"),
-    submitted = as.POSIXct(column("submitted", "numeric"), origin = "1970-01-01"),
-    host = column("host", "character"),
-    where = column("where", "character"),
-    workers = column("workers", "integer"),
-    epochs = column("epochs", "integer"),
-    folder = column("folder", "character")
+    id = text("id"),
+    status = text("status"),
+    submitted = as.POSIXct(number("submitted"), origin = "1970-01-01"),
+    host = text("host"),
+    where = text("where"),
+    workers = as.integer(number("workers")),
+    epochs = as.integer(number("epochs")),
+    folder = text("folder")
   )
 }
 

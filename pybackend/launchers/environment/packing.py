@@ -136,5 +136,5 @@ def _check(job: Job, version: str, packages: Mapping[str, str]) -> None:
         if not installed & set(names):
             raise InputError(
                 f"{named} has no {TITLES.get(package, package)}: install it there with "
-                f"`pip install {package}`"
+                f"`pip install {package}`, and pack it again if it is a file"
             )
