@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.api.calls import Place, TrainingCall, explain_arguments
+from pybackend.api.observer import split_trackers
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
 from pybackend.api.train import run_training
@@ -129,6 +130,7 @@ def train_mnist(
     # Check the arguments before the images are searched, or even downloaded.
     make_job(TrainingJob, vars(call))
     check_whole_number("restarts", restarts, least=0)
+    split_trackers(callbacks)
     digits = _find_digits(path, limit, verbose)
 
     def evaluate(result: TrainResult) -> TrainResult:

@@ -27,6 +27,7 @@ from pybackend import (
     barrier_train,
     bench_scale,
     predict_spark,
+    track_mlflow,
     train_mnist,
 )
 
@@ -412,6 +413,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist path": (digits(), "`path` is 'missing.npz', but there is no such file"),
     "mnist path type": (digits(path=5), "`path`"),
     "mnist limit": (digits(limit=0), "`limit`"),
+    "mnist callbacks": (digits(callbacks=[track_mlflow]), "contains the function track_mlflow"),
     "mnist seed": (digits(seed=-1), "`seed`"),
     "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
     "mnist checkpoint": (digits(checkpoint=5), "`checkpoint`"),
