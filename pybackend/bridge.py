@@ -51,7 +51,6 @@ __all__ = [
     "check_levels",
     "connect_dbi",
     "copy_model",
-    "describe_job",
     "describe_sql",
     "describe_trial",
     "describe_trials",
@@ -60,9 +59,6 @@ __all__ = [
     "evaluate_rows",
     "find_text_inputs",
     "find_trial",
-    "job_cancel",
-    "job_logs",
-    "job_remove",
     "job_result",
     "job_status",
     "list_columns",
@@ -288,19 +284,9 @@ def list_jobs(folder: str | None) -> list[dict[str, Any]]:
     return [job.to_dict() for job in jobs(folder)]
 
 
-def describe_job(job: DetachedJob) -> str:
-    """Return the status and the progress of a detached job in a line."""
-    return job.describe()
-
-
 def job_status(job: DetachedJob) -> str:
     """Return the status of a detached job."""
     return job.status
-
-
-def job_logs(job: DetachedJob) -> list[str]:
-    """Return what happened in a detached job."""
-    return job.logs()
 
 
 def job_result(job: DetachedJob, seconds: float | None, verbose: int) -> Any:
@@ -309,16 +295,6 @@ def job_result(job: DetachedJob, seconds: float | None, verbose: int) -> Any:
         return job.result(seconds, verbose=verbose)
     except TimeoutError as error:
         raise ClusterError(f"{error}; it goes on") from None
-
-
-def job_cancel(job: DetachedJob) -> str:
-    """End a detached job, and return its status."""
-    return job.cancel()
-
-
-def job_remove(job: DetachedJob) -> None:
-    """Remove the folder of a detached job."""
-    job.remove()
 
 
 def model_function(

@@ -319,10 +319,8 @@ Complete = Callable[[TrainResult], TrainResult]
 
 def submit_training(call: TrainingCall) -> DetachedJob:
     """Check a call of `barrier_train`, and hand it over to a process of its own."""
-    began, root = (
-        time.monotonic(),
-        find_root(None if call.detach is True else call.detach, "detach"),
-    )
+    began = time.monotonic()
+    root = find_root(None if call.detach is True else call.detach, "detach")
     check_detachable(call)
     prepared = prepare_training(call)
     note_start(prepared, call)

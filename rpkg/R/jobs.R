@@ -78,11 +78,15 @@ jobs <- function(folder = NULL) {
 
 #' @rdname attach_job
 #' @export
-job_status <- function(job) call_job(job, "job_status")
+job_status <- function(job) {
+  call <- rlang::current_env()
+  status <- pybackend(call)$bridge$job_status
+  call_python(status, find_job(job, call), call = call, stops_workers = FALSE)
+}
 
 #' @rdname attach_job
 #' @export
-job_logs <- function(job) as.character(unlist(call_job(job, "job_logs")))
+job_logs <- function(job) as.character(unlist(call_job(job, "logs")))
 
 #' @rdname attach_job
 #' @export
@@ -90,7 +94,14 @@ job_result <- function(job, seconds = NULL, verbose = getOption("tfdist.verbose"
   seconds <- if (!is.null(seconds)) check_positive(seconds)
   verbose <- check_verbose(verbose)
   call <- rlang::current_env()
-  result <- call_job(job, "job_result", seconds, verbose, call = call)
+  result <- call_python(
+    pybackend(call)$bridge$job_result,
+    find_job(job, call),
+    seconds,
+    verbose,
+    call = call,
+    stops_workers = FALSE
+  )
   own <- job$own %||% read_own_part(job)
   if (is.null(own)) {
     # A job of Python.
@@ -101,15 +112,15 @@ job_result <- function(job, seconds = NULL, verbose = getOption("tfdist.verbose"
 
 #' @rdname attach_job
 #' @export
-job_cancel <- function(job) call_job(job, "job_cancel")
+job_cancel <- function(job) call_job(job, "cancel")
 
 #' @rdname attach_job
 #' @export
-job_remove <- function(job) invisible(call_job(job, "job_remove"))
+job_remove <- function(job) invisible(call_job(job, "remove"))
 
 #' @export
 print.tfdist_job <- function(x, ...) {
-  cat(sprintf("<tfdist_job> %s: %s\n", x$id, call_job(x, "describe_job")))
+  cat(sprintf("<tfdist_job> %s: %s\n", x$id, call_job(x, "describe")))
   invisible(x)
 }
 
@@ -135,17 +146,20 @@ read_own_part <- function(job) {
   if (file.exists(path)) readRDS(path)
 }
 
-call_job <- function(job, fn, ..., call = caller_env()) {
+call_job <- function(job, method, ..., call = caller_env()) {
+  python <- find_job(job, call)
+  call_python(python[[method]], ..., call = call, stops_workers = FALSE)
+}
+
+find_job <- function(job, call) {
   if (!inherits(job, "tfdist_job")) {
     abort_expected(job, "a job, as `attach_job()` returns it", FALSE, "job", call)
   }
-  bridge <- pybackend(call)$bridge
-  python <- job$python
-  if (reticulate::py_is_null_xptr(python)) {
-    # From an earlier session, by saveRDS().
-    python <- pybackend(call)$attach_job(job$id, folder = dirname(job$folder))
+  if (!reticulate::py_is_null_xptr(job$python)) {
+    return(job$python)
   }
-  call_python(bridge[[fn]], python, ..., call = call, stops_workers = FALSE)
+  # From an earlier session, by saveRDS().
+  pybackend(call)$attach_job(job$id, folder = dirname(job$folder))
 }
 
 # Python does not see variables that this session sets after Python has started.
