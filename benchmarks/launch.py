@@ -53,6 +53,7 @@ def measure(rounds: int) -> dict[str, Figures]:
         training = {
             "spark-tensorflow-distributor (Keras 2)": lambda: _distributor(_mirrored),
             "tfdist, Spark": lambda: _train(session),
+            "tfdist, Spark, without audits": lambda: _train(session, audit=False),
             "tfdist, this machine": lambda: _train("local"),
         }
         steps = STEPS * EPOCHS
@@ -149,9 +150,16 @@ def _network() -> Any:
     return network(keras)
 
 
-def _train(spark: Any) -> Any:
+def _train(spark: Any, audit: bool = True) -> Any:
     result = pybackend.barrier_train(
-        spark, _network, _images(), workers=WORKERS, epochs=EPOCHS, batch_size=BATCH, verbose=0
+        spark,
+        _network,
+        _images(),
+        workers=WORKERS,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        exchange=pybackend.Exchange(audit=audit),
+        verbose=0,
     )
     return result.model_base64
 

@@ -38,6 +38,8 @@ def standalone_session(**settings: str) -> Iterator[Any]:
                 "spark__executor__memory": "1500m",
                 # Otherwise all rows may be cached on the executor that registers first.
                 "spark__scheduler__minRegisteredResourcesRatio": "1.0",
+                # Otherwise a stage waits 3 s for executors that have cached its rows and are busy.
+                "spark__locality__wait": "0",
                 "spark__executorEnv__TF_NUM_INTRAOP_THREADS": "1",
                 "spark__executorEnv__TF_CPP_MIN_LOG_LEVEL": "3",
                 **settings,
