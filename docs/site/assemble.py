@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import benchmarks_page
 import chart
 import python_pages
 import r_pages
@@ -55,6 +56,7 @@ GUIDES = {
         "platforms": "Platforms",
         "exactness": "Exactness, case by case",
         "keras_examples": "Keras's code examples",
+        "benchmarks": "Benchmarks",
         "scaling": "Scaling",
         "glossary": "Glossary",
     },
@@ -135,6 +137,7 @@ def write_documents(source: Path) -> None:
             text += _contents(names, ":hidden:")
         (source / page).parent.mkdir(parents=True, exist_ok=True)
         (source / page).write_text(text)
+    (source / "guides/benchmarks.md").write_text(benchmarks_page.write_page())
 
 
 def write_start(source: Path) -> None:

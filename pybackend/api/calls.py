@@ -29,6 +29,7 @@ Place = str | os.PathLike[str]
 Features = Sequence[str] | Mapping[str, str | Sequence[str]]
 OnMissing = Literal["null", "error"]
 PredictionType = Literal["class", "prob", "raw"]
+PredictionRuntime = Literal["keras", "onnx"]
 Scaling = Literal["linear", "sqrt"]
 
 

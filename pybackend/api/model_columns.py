@@ -73,6 +73,7 @@ def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
 
 _TYPES = ("class", "prob", "raw")
 _ON_MISSING = ("null", "error")
+_RUNTIMES = ("keras", "onnx")
 
 
 def check_type(kind: Any) -> None:
@@ -91,6 +92,18 @@ def check_on_missing(on_missing: Any) -> bool:
             f"`on_missing` must be {show('null')} or {show('error')}, not {show(on_missing)}"
         )
     return bool(on_missing == "null")
+
+
+def check_runtime(runtime: Any) -> None:
+    """Reject an unknown runtime, and one whose packages are missing here."""
+    if runtime not in _RUNTIMES:
+        raise InputError(
+            f"`runtime` must be {show('keras')} or {show('onnx')}, not {show(runtime)}"
+        )
+    if runtime == "onnx":
+        from pybackend.model.onnx import check_onnx_installed
+
+        check_onnx_installed()
 
 
 def check_levels(levels: Any) -> tuple[str, ...] | None:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from pybackend.data.arrays import Columns, count_rows
 from pybackend.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
 from pybackend.data.ragged import Ragged, to_dense, to_strings
+from pybackend.errors import InputError
+from pybackend.words import show
 
 Array = npt.NDArray[Any]
 Spec = dict[str, tuple[Any, tuple[int, ...]]]
@@ -258,6 +260,29 @@ class Reshaped:
         """Return the rows with these numbers, in this order."""
         found = self._rows.take(places)
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
+
+
+def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
+    """Reshape flat rows of columns to these shapes; a shape with an unknown size is left alone.
+
+    Raises
+    ------
+    InputError
+        A row has more or fewer numbers than the shape.
+    """
+    for key, wanted in shapes.items():
+        own = rows.spec[key][1]
+        shape = tuple(n for n in wanted if n is not None)
+        if own == shape or len(shape) < len(wanted):
+            continue
+        if math.prod(own) != math.prod(shape):
+            found = f"have shape {show(own)}" if own else "are one number each"
+            raise InputError(
+                f"the rows {found}, but the model's input"
+                f"{f' {show(key[2:])}' if key != 'x' else ''} has shape {show(shape)}"
+            )
+        rows = Reshaped(rows, key, shape)
+    return rows
 
 
 class ShardedRows:

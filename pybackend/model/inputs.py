@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.data.rows import Reshaped, Rows
+from pybackend.data.rows import Rows, reshape_columns
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import build_model, is_of_keras
@@ -217,19 +217,7 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
         expected = model.input_shape
     except (AttributeError, TypeError):  # not built
         return rows
-    for key, wanted in _shapes_by_column(expected, model, rows).items():
-        own = rows.spec[key][1]
-        shape = tuple(n for n in wanted if n is not None)
-        if own == shape or len(shape) < len(wanted):
-            continue
-        if int(np.prod(own)) != int(np.prod(shape)):
-            found = f"have shape {show(own)}" if own else "are one number each"
-            raise InputError(
-                f"the rows {found}, but the model's input"
-                f"{f' {show(key[2:])}' if key != 'x' else ''} has shape {show(shape)}"
-            )
-        rows = Reshaped(rows, key, shape)
-    return rows
+    return reshape_columns(rows, _shapes_by_column(expected, model, rows))
 
 
 def build_by_batch(model: Any, batch: Any) -> Any:

@@ -8,7 +8,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InputError, SerializationError
+from pybackend.model.scorers import OnnxInput
 from pybackend.words import install, show
 
 Array = npt.NDArray[Any]
@@ -84,6 +85,36 @@ def write_onnx(model: Any, path: Path) -> float:
         difference = _compare(model, expected, found)
         made.replace(path)
     return difference
+
+
+def encode_onnx(model: Any) -> bytes:
+    """Return a model as an ONNX file; errors are as in `write_onnx`."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        path = Path(folder) / "model.onnx"
+        write_onnx(model, path)
+        return path.read_bytes()
+
+
+def match_inputs(model: Any, columns: Sequence[str]) -> tuple[OnnxInput, ...]:
+    """Return the inputs of a model's ONNX file, each with the tensor that feeds it.
+
+    Parameters
+    ----------
+    columns
+        Names of the tensors, which `check_features` has compared with the model's inputs.
+    """
+    import keras
+
+    tensors = _list_inputs(model)
+    fed = [column for column in columns if column.partition("/")[0] == "x"]
+    if len(tensors) > 1:
+        structure = keras.tree.flatten_with_path(model.input)
+        is_named = isinstance(model.input, Mapping)
+        fed = [f"x/{path[0] if is_named else tensor.name}" for path, tensor in structure]
+    return tuple(
+        OnnxInput(column, tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype))
+        for column, tensor in zip(fed, tensors, strict=True)
+    )
 
 
 def _check_layers(model: Any) -> None:

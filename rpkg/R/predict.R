@@ -26,6 +26,11 @@
 #'   error.
 #' @param batch_size Number of rows to compute at once. `NULL` (default): 32, or 256 for a Spark
 #'   table.
+#' @param runtime What computes the predictions of a Spark table. `"keras"` needs TensorFlow and Keras
+#'   on the executors. `"onnx"`, ONNX Runtime, needs only the Python package onnxruntime there: it
+#'   starts sooner, needs less memory, and computes on the CPU. The model is converted in this
+#'   session, which needs `install_tfdist(extras = c("cpu", "onnx"))`, and compared with Keras on
+#'   random rows; see [write_model()]. `NULL` (default): `"keras"`.
 #'
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
@@ -56,16 +61,20 @@ predict.tfdist_fit <- function(
   tensors = NULL,
   categories = NULL,
   on_missing = "null",
-  batch_size = NULL
+  batch_size = NULL,
+  runtime = NULL
 ) {
   check_dots_empty(...)
   check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
+  check_one_of(runtime, c("keras", "onnx"), allow_null = TRUE)
   call <- rlang::current_env()
   columns <- list(features = features, tensors = tensors, categories = categories)
   if (inherits(newdata, "tbl_spark")) {
-    return(predict_table(object, newdata, type, columns, on_missing, batch_size, call))
+    return(
+      predict_table(object, newdata, type, columns, on_missing, batch_size, runtime, call)
+    )
   }
-  check_only_tables(columns)
+  check_only_tables(c(columns, list(runtime = runtime)))
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
   is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
   checked <- check_newdata(newdata, object, on_missing)

@@ -1,6 +1,6 @@
 # Predictions for the rows of a Spark table: a view that Spark computes when its rows are needed.
 
-predict_table <- function(fit, table, type, columns, on_missing, batch_size, call) {
+predict_table <- function(fit, table, type, columns, on_missing, batch_size, runtime, call) {
   check_needs_no_r(fit, "Predict for the rows that `dplyr::collect(newdata)` fetches.", call)
   check_installed("dplyr", "A Spark table", call)
   sc <- sparklyr::spark_connection(table)
@@ -27,6 +27,7 @@ predict_table <- function(fit, table, type, columns, on_missing, batch_size, cal
       levels = levels,
       on_missing = on_missing,
       batch_size = batch_size,
+      runtime = runtime %||% "keras",
       custom_objects = living_objects(fit$custom_objects),
       safe_mode = fit$safe_mode,
       call = call

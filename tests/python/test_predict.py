@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import shared_spark
+from conftest import full, shared_spark
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions
 from pyspark.sql.types import (
@@ -30,6 +30,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
+from pythons import python_with
 
 from pybackend import (
     InputError,
@@ -41,6 +42,7 @@ from pybackend import (
 from pybackend.launchers.spark import predict, predict_task
 from pybackend.launchers.spark.predict import remove_dates
 from pybackend.launchers.spark.predict_task import PredictTask
+from pybackend.model import scorers
 
 LEVELS = ["no", "may be", "yes"]
 
@@ -112,7 +114,8 @@ def test_python_gets_the_features_alone(table: Any, dense_model: Any) -> None:
 
 
 @pytest.mark.full
-def test_images_in_bytes(spark: Any) -> None:
+@pytest.mark.parametrize("runtime", ["keras", "onnx"])
+def test_images_in_bytes(spark: Any, runtime: Any) -> None:
     images = np.random.default_rng(0).integers(0, 256, (50, 28, 28), "uint8")
     data = spark.createDataFrame(
         [(i, bytearray(image.tobytes())) for i, image in enumerate(images)], "id int, image binary"
@@ -129,7 +132,12 @@ def test_images_in_bytes(spark: Any) -> None:
         ]
     )
     found = predict_spark(
-        model, data, features=["image"], tensors={"image": ("uint8", (28, 28))}, batch_size=16
+        model,
+        data,
+        features=["image"],
+        tensors={"image": ("uint8", (28, 28))},
+        batch_size=16,
+        runtime=runtime,
     )
     expected = model.predict(images[..., None], verbose=0)
     digits = [f".pred_{digit}" for digit in range(10)]
@@ -190,8 +198,8 @@ def test_a_table_s_own_columns_stay_as_they_are(spark: Any, dense_model: Any, ro
         assert [row[:6] for row in found.orderBy("id").collect()] == [tuple(row) for row in before]
 
 
-@pytest.mark.full
-def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
+@pytest.mark.parametrize("runtime", [full("keras"), "onnx"])
+def test_several_inputs_and_outputs(table: Any, rows: Any, runtime: Any) -> None:
     keras.utils.set_random_seed(2)
     left, right = keras.Input((3,), name="left"), keras.Input((2,), name="right")
     both = keras.layers.Concatenate()([left, right])
@@ -199,7 +207,7 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
     outputs = {"score": keras.layers.Dense(1)(both), "grid": grid}
     model = keras.Model({"left": left, "right": right}, outputs)
     features = {"right": ["f0", "f1"], "left": ["f2", "f3", "f4"]}
-    found = predict_spark(model, table, features=features)
+    found = predict_spark(model, table, features=features, runtime=runtime)
     x = rows[0][:60]
     expected = model.predict({"left": x[:, 2:5], "right": x[:, :2]}, verbose=0)
     assert found.dtypes[-2:] == [(".pred_grid", "array<array<float>>"), (".pred_score", "float")]
@@ -207,6 +215,50 @@ def test_several_inputs_and_outputs(table: Any, rows: Any) -> None:
     np.testing.assert_allclose(numbers(found, ".pred_grid")[:, 0], expected["grid"], atol=1e-6)
     with pytest.raises(InputError, match=r"inputs left, right: specify the columns"):
         predict_spark(model, table, features=FEATURES)
+
+
+@pytest.mark.full
+def test_onnx_gets_the_types_of_its_inputs_and_rows_of_any_length(spark: Any) -> None:
+    keras.utils.set_random_seed(2)
+    code, series = keras.Input((2,), dtype="int32", name="c"), keras.Input((3,), name="s")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(code))
+    joined = keras.layers.Concatenate()([embedded, series])
+    model = keras.Model([code, series], keras.layers.Dense(1)(joined))
+    values = [(i, i % 9, 8 - i % 9, [0.5 * i] * (1 + i % 3)) for i in range(30)]
+    data = spark.createDataFrame(values, "id int, a long, b short, series array<double>")
+    arguments = {
+        "features": {"s": ["series"], "c": ["a", "b"]},
+        "tensors": {"series": ("float32", (None,))},
+    }
+    expected = numbers(predict_spark(model, data, **arguments), ".pred")
+    found = numbers(predict_spark(model, data, runtime="onnx", **arguments), ".pred")
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_onnx_cannot_read_text(spark: Any) -> None:
+    text = keras.Input((1,), dtype="string", name="text")
+    known = keras.layers.StringLookup(vocabulary=["a"])(text)
+    model = keras.Model(text, keras.layers.Embedding(2, 3)(known))
+    data = spark.createDataFrame([("a",)], "text string")
+    with pytest.raises(InputError, match="ONNX files cannot have the layers"):
+        predict_spark(model, data, runtime="onnx")
+
+
+def test_onnx_needs_no_tensorflow_on_executors(
+    spark: Any, table: Any, rows: Any, dense_model: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    bare = ("pyspark", "pyarrow", "pandas", "cloudpickle")
+    for packages, message in ((bare, "onnxruntime is not installed"), ((*bare, "onnxruntime"), "")):
+        python = python_with(tmp_path / f"{len(packages)}", *packages)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+        found = predict_spark(dense_model, table, features=FEATURES, type="raw", runtime="onnx")
+        if message:
+            with pytest.raises(Exception, match=message):
+                found.collect()
+    expected = dense_model.predict(rows[0][:60], verbose=0)
+    np.testing.assert_allclose(numbers(found, ".pred")[:, 0], expected, atol=1e-6)
+    with pytest.raises(Exception, match=r"No module named|is not installed"):
+        predict_spark(dense_model, table, features=FEATURES).collect()
 
 
 def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
@@ -346,8 +398,9 @@ def test_when_a_model_was_written_makes_it_no_other(dense_model: Any) -> None:
 
 
 def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: Any) -> None:
-    monkeypatch.setattr(predict_task, "_BLOCK_BYTES", 40 * 3 * 4)
-    blocks = [outputs[0] for outputs in predict_task.predict_rows(dense_model, {"x": rows[0]}, 30)]
+    monkeypatch.setattr(scorers, "_BLOCK_BYTES", 40 * 3 * 4)
+    scorer = scorers.KerasScorer(dense_model)
+    blocks = [outputs[0] for outputs in scorers.predict_rows(scorer, {"x": rows[0]}, 30)]
     assert [len(block) for block in blocks] == [60] * 8 + [20]
     expected = dense_model.predict(rows[0], verbose=0)
     np.testing.assert_allclose(np.concatenate(blocks), expected, atol=1e-6)
@@ -412,6 +465,7 @@ def test_a_bad_row_is_named(table: Any, dense_model: Any) -> None:
         ({"levels": ["a", "b", "A"]}, "two columns named '.pred_A'"),
         ({"levels": ["x", "y", "class"]}, "two columns named '.pred_class'"),
         ({"tensors": {"oops": ("uint8", (2,))}}, "no column 'oops'"),
+        ({"runtime": "onnxruntime"}, "`runtime` must be 'keras' or 'onnx', not 'onnxruntime'"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -22,6 +22,7 @@ from pybackend.job.job import MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.predict_task import PredictTask
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, read_schema, read_version
+from pybackend.model.scorers import OnnxInput
 from pybackend.words import show
 
 _METADATA = "metadata.json"
@@ -35,13 +36,14 @@ def add_predictions(
     files: Mapping[str, bytes],
     predictions: Predictions,
     *,
+    onnx_inputs: tuple[OnnxInput, ...] | None,
     skips_incomplete: bool,
 ) -> Any:
     """Return a DataFrame with the predictions as further columns; no Spark job is run.
 
     Parameters
     ----------
-    skips_incomplete
+    onnx_inputs, skips_incomplete
         As in `PredictTask`.
 
     Raises
@@ -62,7 +64,8 @@ def add_predictions(
     places = {field.name: place for place, field in enumerate(columns)}
     sources = [places[name] for name in vectors]
     places |= {name: len(columns) + extra for extra, name in enumerate(vectors)}
-    files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
+    if onnx_inputs is None:
+        files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
     task = PredictTask(
         job,
         files,
@@ -72,6 +75,7 @@ def add_predictions(
         len(columns),
         predictions,
         skips_incomplete,
+        onnx_inputs=onnx_inputs,
     )
     added = [_struct_field(field) for field in predictions.fields]
     ship_package(session)
@@ -140,7 +144,7 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
     A Connect plan contains the task and is sent with each request, so it must stay below 128 MB. In
     a classic session, PySpark itself broadcasts large objects.
     """
-    name = f"tfdist-{task.digest[:32]}.keras"
+    name = f"tfdist-{task.digest[:32]}.model"
     files = dict(task.files)
     model = files.pop(MODEL_FILE)
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:

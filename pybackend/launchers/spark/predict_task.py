@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +20,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.arrays import nest
 from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.predictions import Predictions
-from pybackend.data.ragged import Ragged, to_dense
 from pybackend.job.job import EXTRAS, MODEL_FILE, PredictionJob
 from pybackend.model.quiet import import_tensorflow
+from pybackend.model.scorers import (
+    KerasScorer,
+    OnnxInput,
+    OnnxScorer,
+    Scorer,
+    predict_rows,
+)
 
 Array = npt.NDArray[Any]
 # Spark reuses its Python processes for other tasks and queries.
 _MOST_MODELS = 3
-# A model's outputs may be much larger than its inputs; Arrow's lists hold 2**31 numbers.
-_BLOCK_BYTES = 64 << 20
-_models: OrderedDict[str, Any] = OrderedDict()
+_models: OrderedDict[str, Scorer] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -44,11 +47,13 @@ class PredictTask:
     Attributes
     ----------
     files
-        The model's file, and the custom objects that it needs.
+        The model's file, for Keras or ONNX Runtime, and the custom objects that it needs.
     digest
         Digest of the files' content; models with equal digests are equal.
     artifact
         Name under which Spark stores the model's file; None: it is in ``files``.
+    onnx_inputs
+        Inputs of the model's ONNX file; None: Keras computes the predictions.
     column_groups
         The tensors; their ``places`` are indices into ``places`` below.
     places
@@ -68,6 +73,7 @@ class PredictTask:
     predictions: Predictions
     skips_incomplete: bool
     artifact: str | None = None
+    onnx_inputs: tuple[OnnxInput, ...] | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield each batch with the predictions as further columns."""
@@ -134,7 +140,7 @@ class PredictTask:
             done += len(outputs[0])
             yield outputs, places[done]
 
-    def model(self) -> Any:
+    def model(self) -> Scorer:
         """Return the model, from this process's memory if it was already loaded."""
         with _lock:
             if self.digest not in _models:
@@ -144,7 +150,9 @@ class PredictTask:
             _models.move_to_end(self.digest)
             return _models[self.digest]
 
-    def _load(self) -> Any:
+    def _load(self) -> Scorer:
+        if self.onnx_inputs is not None:
+            return OnnxScorer(self._model_file(), self.onnx_inputs, _count_cores() or 1)
         set_up_tensorflow()
         import cloudpickle
 
@@ -162,7 +170,7 @@ class PredictTask:
         )
         # XLA recompiles for each number of rows, and is slower for convolutions on a CPU.
         model.jit_compile = False
-        return model
+        return KerasScorer(model)
 
     def _model_file(self) -> bytes:
         if self.artifact is None:
@@ -170,47 +178,6 @@ class PredictTask:
         from pyspark import SparkFiles
 
         return Path(SparkFiles.get(self.artifact)).read_bytes()
-
-
-def predict_rows(
-    model: Any, tensors: Mapping[str, Array | Ragged], batch_size: int
-) -> Iterator[list[Array]]:
-    """Yield a model's outputs for all rows in order, flattened, in blocks that fit into memory.
-
-    Raises
-    ------
-    InputError
-        The rows do not have the shape of the model's input.
-    """
-    import keras
-    import tensorflow as tf
-
-    from pybackend.data.rows import to_rows
-    from pybackend.model.inputs import reshape_rows
-
-    widths = _widths(model, tensors)
-    rows = to_rows({key: to_dense(tensors[key], widths.get(key, 0)) for key in tensors})
-    rows = reshape_rows(rows, model)
-    parts, size = [], 0
-    for first in range(0, len(rows), batch_size):
-        last = min(first + batch_size, len(rows))
-        some = rows.take(np.arange(first, last))
-        batch = nest({key: tf.convert_to_tensor(array) for key, array in some.items()})
-        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        parts.append(keras.tree.flatten(model.predict_on_batch(x)))
-        size += sum(output.nbytes for output in parts[-1])
-        if size >= _BLOCK_BYTES or last == len(rows):
-            yield [np.concatenate(part) for part in zip(*parts, strict=True)]
-            parts, size = [], 0
-
-
-def _widths(model: Any, tensors: Mapping[str, Any]) -> dict[str, int]:
-    """Return the row length of each model input that has a single, known length."""
-    inputs: Sequence[Any] = getattr(model, "inputs", None) or []
-    is_one = len(inputs) == 1 and "x" in tensors
-    names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]
-    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in zip(names, inputs, strict=True)}
-    return {name: s[0] for name, s in shapes.items() if len(s) == 1 and s[0] is not None}
 
 
 def set_up_tensorflow() -> None:
@@ -231,7 +198,15 @@ def set_up_tensorflow() -> None:
         # Spark collects garbage after each task, and would search all of TensorFlow's objects.
         gc.freeze()
     with suppress(RuntimeError):  # initialized already, by an earlier model or the user
-        if context is not None:
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, context.cpus()))
+        if cores := _count_cores():
+            tf.config.threading.set_intra_op_parallelism_threads(cores)
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
+
+
+def _count_cores() -> int | None:
+    """Return the number of cores of this task; None outside a task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return None if context is None else max(1, context.cpus())

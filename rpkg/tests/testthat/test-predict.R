@@ -24,6 +24,8 @@ test_that("types are checked before Python is used", {
   expect_snapshot(error = TRUE, {
     predict(example_fit(), matrix(1:4, 2), type = "numeric")
     predict(example_fit(), data.frame(a = 1), features = "a")
+    predict(example_fit(), data.frame(a = 1), runtime = "onnx")
+    predict(example_fit(), data.frame(a = 1), runtime = "tf")
   })
 })
 

@@ -73,6 +73,8 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
   expect_s3_class(found, "tbl_spark")
   expect_same_predictions(fit, found)
 
+  expect_same_predictions(fit, predict(fit, table, runtime = "onnx"))
+
   # dplyr's verbs can be applied to the result.
   expected <- table(as.character(predict(fit, iris_rows())$.pred_class))
   counted <- dplyr::collect(dplyr::count(found, .pred_class))
