@@ -26,11 +26,11 @@
 #'   error.
 #' @param batch_size Number of rows to compute at once. `NULL` (default): 32, or 256 for a Spark
 #'   table.
-#' @param runtime What computes the predictions of a Spark table. `"keras"` needs TensorFlow and Keras
-#'   on the executors. `"onnx"`, ONNX Runtime, needs only the Python package onnxruntime there: it
-#'   starts sooner, needs less memory, and computes on the CPU. The model is converted in this
-#'   session, which needs `install_tfdist(extras = c("cpu", "onnx"))`, and compared with Keras on
-#'   random rows; see [write_model()]. `NULL` (default): `"keras"`.
+#' @param runtime What computes the predictions of a Spark table. `"keras"` needs TensorFlow and
+#'   Keras on the executors. `"onnx"`, ONNX Runtime, needs only the Python package onnxruntime
+#'   there: it starts sooner, needs less memory, and computes on the CPU. The model is converted in
+#'   this session, which needs `install_tfdist(extras = c("cpu", "onnx"))`, and compared with Keras
+#'   on random rows; see [write_model()]. `NULL` (default): `"keras"`.
 #'
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
