@@ -256,6 +256,8 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     orders, asked = worker.orders.get, worker.asked.is_set
     membership = Membership(member, host, server, orders, asked, join, worker.answers)
     trained = train_in_generations(worker.job, membership, worker.folder, worker.emit)
+    if trained.discard is not None:
+        worker.at_end.callback(trained.discard)
     return _report_training(worker, trained)
 
 

@@ -133,6 +133,8 @@ def list_events(
     for generation in generations[1:]:
         left = [f"worker {number} left ({why})" for number, why in generation.left.items()]
         joined = [f"worker {number} joined" for number in generation.joined]
+        if generation.joined == generation.workers:
+            joined = [f"resumed with {counted(len(joined), 'worker')}"]
         step = f", step {generation.step}" if generation.step > 1 else ""
         lines.append(f"from epoch {generation.epoch}{step} on: {', '.join([*left, *joined])}")
     if straggler is not None:

@@ -256,7 +256,10 @@ def barrier_train(
     the batches that `replay_batches` lists for `TrainResult.generations`. The epoch is repeated
     from the beginning if the model has its own ``train_step`` or ``compute_metrics``, runs eagerly,
     takes several steps per execution, accumulates gradients, or has masks that reach the loss,
-    `SpectralNormalization` or very large metrics; a note gives the reason. Every worker stores all
+    `SpectralNormalization` or very large metrics; a note gives
+    the reason. ``checkpoint`` is for the case that fewer than ``min`` workers are left or that this
+    process dies: training then resumes at any step, with any number of workers, and
+    `TrainResult.generations` lists the worker groups from the beginning. Every worker stores all
     rows, and up to three copies of the model's state in memory. With ``max``, workers are started
     at the beginning and whenever a worker is lost. They join between epochs or when a worker is
     lost, as soon as they are ready. On `hosts` all slots are used; a slot in which a worker fails
@@ -264,7 +267,8 @@ def barrier_train(
 
     **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or
     settings raise an error, but ``epochs`` may be larger. The result, including its history, is
-    that of an uninterrupted run. ``workers`` may change between epochs. Then training continues
+    that of an uninterrupted run (of elastic training: up to rounding). ``workers`` may change
+    between epochs. Then training continues
     from the weights, the optimizer state and the history in the checkpoint, as one process would on
     the batches for the new number of workers, but with different dropout masks.
 

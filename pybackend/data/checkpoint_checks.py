@@ -66,11 +66,17 @@ def check_is_same(
                 f"{which} belongs to a different training run: its {how}, or choose another "
                 "folder for `checkpoint`"
             )
-    is_other_group = saved.workers != job.workers
-    if is_other_group and (saved.step or isinstance(job.exchange, LocalSteps)):
+    if saved.generations and saved.step and not job.is_elastic:
+        elastic = setting(workers=call_of("Elastic", ...))
+        raise InputError(
+            f"{which} was written during an epoch of elastic training: resume with {elastic}"
+        )
+    needs_same = saved.step and not saved.generations
+    is_other_group = saved.workers != job.workers or job.is_elastic
+    if is_other_group and (needs_same or isinstance(job.exchange, LocalSteps)):
         why = (
             f"was written during an epoch in which {saved.workers} workers trained on their shards"
-            if saved.step
+            if needs_same
             else f"has a state for each of {saved.workers} workers, because of {term('LocalSteps')}"
         )
         raise InputError(f"{which} {why}: resume with {setting(workers=saved.workers)}")
@@ -98,8 +104,11 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     there = saved.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
-    if there and here and saved.workers != job.workers:  # the rows are then sharded differently
-        there, here = [sum(count for count, _ in rows) for rows in (there, here)]
+    if there and here and len(there) != len(here):
+        # Else the rows are sharded differently.
+        has_all = name == argument_of("train") and job.shuffles_globally
+        pair = (there, here)
+        there, here = [rows[0] if has_all else sum(count for count, _ in rows) for rows in pair]
     if there == here:
         return None
     return (

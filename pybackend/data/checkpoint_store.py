@@ -16,6 +16,7 @@ from typing import Any
 from pybackend.data.files import open_folder
 from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
+from pybackend.job.report import Generation
 from pybackend.words import call_of, show
 
 VERSION = 1
@@ -60,6 +61,8 @@ class Manifest:
         File with everything that training changes.
     run
         Random identifier of the process that wrote it.
+    generations
+        Worker groups so far, if the training run is elastic.
     """
 
     epoch: int
@@ -75,6 +78,7 @@ class Manifest:
     state: Part = Part("", "")
     version: int = VERSION
     run: str = ""
+    generations: tuple[Generation, ...] = ()
 
     @property
     def name(self) -> str:

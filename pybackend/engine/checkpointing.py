@@ -190,6 +190,84 @@ class Checkpoints:
             self.writer.clear(seconds)
 
 
+class Saver:
+    """Saves the state of training, at the same steps on all ranks.
+
+    Parameters
+    ----------
+    step
+        Number of steps of the epoch that were done before.
+    """
+
+    def __init__(
+        self, replica: Replica, checkpoints: Checkpoints, state: TrainingState, step: int
+    ) -> None:
+        self._epochs = replica.job.epochs
+        self._emit = replica.emit
+        self._reported: set[str] = set()
+        self._collective = replica.collective
+        self._checkpoints = checkpoints
+        self._state = state
+        self._schedule = Schedule(checkpoints.options, replica.collective)
+        self._seen = step
+        self._final: tuple[Manifest, bytes] | None = None
+
+    def begin_epoch(self) -> None:
+        """Start counting the steps of an epoch."""
+        self._seen = 0
+
+    def count(self, done: int) -> bool:
+        """Count the steps of the epoch so far; return whether a checkpoint is due."""
+        is_due = self._schedule.advance(done - self._seen)
+        self._seen = done
+        return is_due
+
+    @property
+    def is_each_epoch(self) -> bool:
+        """True if checkpoints are due at the end of each epoch only."""
+        return self._schedule.is_each_epoch
+
+    def is_due_at_end(self) -> bool:
+        """Return whether a checkpoint is due at the end of an epoch."""
+        return self.is_each_epoch or self._schedule.advance(0)
+
+    def save(self, epoch: int, step: int, is_stopped: bool) -> None:
+        """Save the state after some epochs, and steps of the next; all ranks call this together."""
+        writer, manifest = self._checkpoints.writer, self._checkpoints.manifest
+        if writer is not None:
+            writer.check()
+        self.report_lost()
+        state = self._state.gather(self._collective, is_within_epoch=step > 0)
+        if writer is not None and manifest is not None:
+            manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped)
+            writer.submit(manifest, state)
+            is_over = not step and (is_stopped or epoch == self._epochs)
+            self._final = (manifest, state) if is_over else None
+        self._schedule.restart()
+
+    def report_lost(self) -> None:
+        """Report attributes that are not saved, once each; hooks may have created them."""
+        lost = [name for name in self._state.find_lost() if name not in self._reported]
+        if lost:
+            text = (
+                "checkpoints do not store these attributes of callbacks, which are not plain "
+                f"data: {', '.join(lost)}"
+            )
+            self._emit(Note(text))
+            self._reported.update(lost)
+
+    def finish(self) -> None:
+        """Store the final weights if the last callbacks changed them."""
+        if self._final is None or self._checkpoints.writer is None:
+            return
+        manifest, encoded = self._final
+        state, weights = decode_state(encoded), self._state.read_weights()
+        stored = state["variables"][: len(weights)]
+        if not all(map(_is_same, stored, weights)):
+            encoded = encode_state({**state, "final": weights})
+            self._checkpoints.writer.submit(manifest, encoded)
+
+
 class Checkpointing(keras.callbacks.Callback):
     """Callback that saves the state of training when due, at the same step on all ranks."""
 
@@ -203,63 +281,47 @@ class Checkpointing(keras.callbacks.Callback):
         super().__init__()
         self._job = replica.job
         self._preemption = preemption
-        self._emit = replica.emit
-        self._reported: set[str] = set()
         self._collective = replica.collective
         self._checkpoints = checkpoints
         self._state = state
         self._steps = replica.feed.steps
-        self._schedule = Schedule(checkpoints.options, replica.collective)
         self._epoch = checkpoints.start.epoch
-        self._seen = checkpoints.start.step
         self._to_restore = checkpoints.start.state
-        self._final: tuple[Manifest, bytes] | None = None
+        self.saver = Saver(replica, checkpoints, state, checkpoints.start.step)
 
     def on_train_begin(self, logs: Any = None) -> None:
         # This overwrites what other callbacks set in their `on_train_begin`.
         if not self._checkpoints.start.is_within_epoch:
             self._restore()
-        self._report_lost()
+        self.saver.report_lost()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
         if self._to_restore is None:
-            self._seen = 0
+            self.saver.begin_epoch()
         self._restore()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The last of several steps per execution may lie beyond the epoch's end.
         done = min(batch + 1, self._steps)
-        is_due = self._schedule.advance(done - self._seen)
-        self._seen = done
+        is_due = self.saver.count(done)
         # A checkpoint at the end of the epoch replaces this one.
         if done == self._steps or self.model.stop_training:
             return
         preempted = self._preemption.find_preempted(is_epoch_end=False)
         if is_due or preempted:
-            self._keep(self._epoch, done)
+            self.saver.save(self._epoch, done, is_stopped=False)
         if preempted:
             self._leave(preempted, self._epoch, done)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         is_over = bool(self.model.stop_training) or epoch + 1 == self._job.epochs
-        is_due = self._schedule.is_each_epoch or self._schedule.advance(0)
+        is_due = self.saver.is_due_at_end()
         preempted = () if is_over else self._preemption.find_preempted(is_epoch_end=True)
         if is_due or is_over or preempted:
-            self._keep(epoch + 1, 0)
+            self.saver.save(epoch + 1, 0, bool(self.model.stop_training))
         if preempted:
             self._leave(preempted, epoch + 1, 0)
-
-    def finish(self) -> None:
-        """Store the final weights if the last callbacks changed them."""
-        if self._final is None or self._checkpoints.writer is None:
-            return
-        manifest, encoded = self._final
-        state, weights = decode_state(encoded), self._state.read_weights()
-        stored = state["variables"][: len(weights)]
-        if not all(map(_is_same, stored, weights)):
-            encoded = encode_state({**state, "final": weights})
-            self._checkpoints.writer.submit(manifest, encoded)
 
     def _restore(self) -> None:
         if self._to_restore is not None:
@@ -268,31 +330,6 @@ class Checkpointing(keras.callbacks.Callback):
             )
             self._to_restore.clear()  # it may be large, and others refer to it
             self._to_restore = None
-
-    def _report_lost(self) -> None:
-        """Report attributes that are not saved, once each; hooks may have created them."""
-        lost = [name for name in self._state.find_lost() if name not in self._reported]
-        if lost:
-            text = (
-                "checkpoints do not store these attributes of callbacks, which are not plain "
-                f"data: {', '.join(lost)}"
-            )
-            self._emit(Note(text))
-            self._reported.update(lost)
-
-    def _keep(self, epoch: int, step: int) -> None:
-        writer, manifest = self._checkpoints.writer, self._checkpoints.manifest
-        if writer is not None:
-            writer.check()
-        self._report_lost()
-        state = self._state.gather(self._collective, is_within_epoch=step > 0)
-        if writer is not None and manifest is not None:
-            is_stopped = bool(self.model.stop_training)
-            manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped)
-            writer.submit(manifest, state)
-            is_over = is_stopped or epoch == self._job.epochs
-            self._final = (manifest, state) if is_over else None
-        self._schedule.restart()
 
     def _leave(self, preempted: Sequence[int], epoch: int, step: int) -> NoReturn:
         """End this training run on all ranks together, once the last checkpoint is written."""

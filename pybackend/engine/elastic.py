@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.reading import read_all_sources
 from pybackend.data.sharding import count_sharded
 from pybackend.data.state_file import decode_state, encode_state
+from pybackend.engine.checkpointing import Checkpoints, Saver
 from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import (
     Lifecycle,
@@ -30,6 +32,7 @@ from pybackend.engine.lifecycle import (
     wait_for_all,
 )
 from pybackend.engine.replica import Replica
+from pybackend.engine.resume import continue_checkpoints, describe_replica, open_checkpoints
 from pybackend.engine.state import offset_seeds
 from pybackend.engine.step_record import StepRecord, StepValues
 from pybackend.engine.steps import has_keras_train_step
@@ -38,10 +41,11 @@ from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.train import Training, train
 from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.errors import PeerLostError
+from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit, Note, Order, Standby
 from pybackend.job.notice import LeftError, Notice
-from pybackend.job.report import Audit
+from pybackend.job.report import Audit, find_groups_before
 from pybackend.model.callbacks import counts_steps, select_callbacks
 from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.net.rendezvous import address_of, listen
@@ -67,11 +71,14 @@ class EpochState:
     ----------
     groups
         As in `Standby`.
+    is_own
+        False if another worker sent it: it then has the random generators of that worker.
     """
 
     epoch: int
     state: bytes = field(repr=False)
     groups: Groups = ()
+    is_own: bool = True
 
     @property
     def place(self) -> tuple[int, Groups]:
@@ -103,11 +110,13 @@ class Memory:
     is_seeded
         True if this process already has its own random numbers.
     is_own
-        True if this process had the state that the generation began with.
+        True if the state that the generation began with is that of this process.
     is_first
         True if this process was rank 0 in the last generation.
     audit
         Results of the audits of all generations that this process belonged to.
+    checkpoints
+        The checkpoints that this process writes, as long as it is rank 0.
     """
 
     member: int
@@ -121,6 +130,7 @@ class Memory:
     is_own: bool = False
     is_first: bool = False
     audit: Audit = field(default_factory=Audit)
+    checkpoints: Checkpoints | None = None
 
 
 class ElasticLifecycle(Lifecycle):
@@ -130,18 +140,18 @@ class ElasticLifecycle(Lifecycle):
     ----------
     memory
         The memory of this worker, from all groups that it belonged to.
-    epoch, groups
-        Where training returns to, as in `Order`.
+    order
+        Where training returns to.
     """
 
-    def __init__(
-        self, job: TrainingJob, memory: Memory, epoch: int | None, groups: Groups = ()
-    ) -> None:
+    def __init__(self, job: TrainingJob, memory: Memory, order: Order) -> None:
         super().__init__(job)
         self._memory = memory
-        self._epoch = epoch
-        self._groups = groups
+        self._order = order
+        self._epoch = order.epoch
+        self._groups = order.groups
         self._keeper: EpochKeeper | None = None
+        self._checkpoints: Checkpoints | None = None
         self.audit = memory.audit
 
     def load_model(self, folder: Path) -> LoadedModel:
@@ -156,6 +166,8 @@ class ElasticLifecycle(Lifecycle):
     def begin(self, replica: Replica) -> None:
         """Return to a step, or the beginning of an epoch, and prepare the replica for it."""
         self.start = self._go_back(replica.collective)
+        if self.job.checkpoint is not None:
+            self._open_checkpoints(replica, self.job.checkpoint)
         if self.start.state is not None:
             replica.feed.resume(self.job.initial_epoch)
         if self.start.is_within_epoch:
@@ -170,7 +182,7 @@ class ElasticLifecycle(Lifecycle):
         if not self._memory.is_seeded:
             offset_seeds(replica.model, self._memory.member)
             self._memory.is_seeded = True
-        if replica.collective.world_size > 1 and self.start.state is None:
+        if replica.collective.world_size > 1 and self._epoch is None:
             share_first_weights(replica)
 
     def make_callbacks(
@@ -179,11 +191,16 @@ class ElasticLifecycle(Lifecycle):
         """Return the callbacks that store each epoch's beginning and restore it."""
         memory, stateful = self._memory, keep_callbacks(replica)
         is_first, memory.is_first = memory.is_first, replica.rank == 0
-        if self.start.is_within_epoch and memory.is_first and not is_first:
+        if self.start.is_within_epoch and memory.is_first and not is_first and memory.kept:
             _report_files(replica)
-        state = TrainingState(replica.model, sync, synchronizer, stateful, memory.first)
+        state = TrainingState(
+            replica.model, sync, synchronizer, stateful, memory.first, is_elastic=True
+        )
+        saver = None
+        if self._checkpoints is not None:
+            saver = Saver(replica, self._checkpoints, state, self.start.step)
         self._keeper = EpochKeeper(
-            replica, memory, self.start, state, synchronizer.record, sync, self._groups
+            replica, memory, self.start, state, synchronizer.record, sync, self._groups, saver
         )
         return [stateful[HISTORY], self._keeper]
 
@@ -192,9 +209,39 @@ class ElasticLifecycle(Lifecycle):
         if self._keeper is not None:
             self._keeper.keep_last_step()
 
-    def close(self, replica: Replica) -> None:
+    def finish(self) -> None:
+        """Write the last checkpoint, and wait until it is written."""
+        if self._keeper is not None and self._keeper.saver is not None:
+            self._keeper.saver.finish()
+        if self._checkpoints is not None:
+            self._checkpoints.wait(self.job.timeout)
+
+    def close(self, replica: Replica) -> Callable[[], None] | None:
         """Wait until rank 0 has written the model."""
         wait_for_all(replica)
+        if self._checkpoints is None or not self.job.discards_checkpoints:
+            return None
+        return partial(self._checkpoints.clear, self.job.timeout)
+
+    def _open_checkpoints(self, replica: Replica, options: Checkpoint) -> None:
+        """Open the checkpoints; the first group resumes from the newest one, if there is one."""
+        memory, order = self._memory, self._order
+        manifest, write = describe_replica(replica)
+        if order.epoch is None:
+            self._checkpoints = open_checkpoints(
+                self.job, replica.collective, manifest, write, replica.emit, order.generations
+            )
+            self.start = start = self._checkpoints.start
+            self._groups = find_groups_before(start.generations, start.epoch, start.step)
+            memory.is_own = False
+        elif manifest is None:
+            self._checkpoints = Checkpoints(options, self.start)
+        else:
+            manifest = replace(manifest, generations=order.generations)
+            self._checkpoints = continue_checkpoints(
+                options, manifest, write, replica.emit, self.start, memory.checkpoints
+            )
+        memory.checkpoints = self._checkpoints if replica.rank == 0 else None
 
     def _go_back(self, collective: Collective) -> Start:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""
@@ -204,11 +251,11 @@ class ElasticLifecycle(Lifecycle):
             return self.start
         known = (memory.kept, memory.next)
         saved = next((s for s in known if s and s.place == (epoch, groups)), None)
-        memory.is_own = saved is not None
-        if not np.all(collective.all_gather(np.array([memory.is_own], np.int64))):
+        if not np.all(collective.all_gather(np.array([saved is not None], np.int64))):
             received = broadcast_bytes(collective, saved.state if saved else b"")
-            saved = saved or EpochState(epoch, received, groups)
+            saved = saved or EpochState(epoch, received, groups, is_own=False)
         assert saved is not None
+        memory.is_own = saved.is_own
         memory.kept, memory.next = saved, None
         state = decode_state(saved.state)
         step = sum(steps for _, steps in groups)
@@ -243,8 +290,13 @@ class EpochKeeper(keras.callbacks.Callback):
         record: StepRecord | None,
         sync: EpochSync,
         groups: Groups,
+        saver: Saver | None,
     ) -> None:
         super().__init__()
+        self.saver = saver
+        # After a loss: an interval that began again with each loss might never end.
+        is_after_loss = start.is_within_epoch and memory.kept is not None
+        self._is_due = is_after_loss and saver is not None and not saver.is_each_epoch
         self._job = replica.job
         self._collective = replica.collective
         self._feed = replica.feed
@@ -279,6 +331,8 @@ class EpochKeeper(keras.callbacks.Callback):
             self.model.stop_training = self._start.is_stopped
         elif epoch != self._epoch:
             self._groups = ()
+            if self.saver is not None:
+                self.saver.begin_epoch()
         self._epoch, self._before_last = epoch, None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -286,17 +340,44 @@ class EpochKeeper(keras.callbacks.Callback):
         if is_last and self._record is not None and self._record.last is not None:
             self._before_last = self._record.last, self._state.read_alone()
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.saver is None:
+            return
+        done, record = min(batch + 1, self._feed.steps), self._record
+        self._is_due |= self.saver.count(done)
+        # A checkpoint at the end of the epoch replaces this one.
+        if not self._is_due or done == self._feed.steps or self.model.stop_training:
+            return
+        if record is not None and (record.last is not None or self._collective.world_size == 1):
+            with record.combined():
+                self._save(self._epoch, done, self._state.is_stopped)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        is_stopped = bool(self.model.stop_training)
         # No epoch follows one that has stopped the training.
-        following = self._job.epochs if self.model.stop_training else epoch + 1
+        following = self._job.epochs if is_stopped else epoch + 1
         is_preempted, is_change = self._keep(following)
         if self._record is not None:
             self._record.begin_epoch()
-        if following == self._job.epochs or not is_change:
+        is_over = following == self._job.epochs
+        is_left = is_change and not is_over
+        # All may be preempted at the same time.
+        if self.saver is not None and (
+            self.saver.is_due_at_end() or self._is_due or is_over or is_left
+        ):
+            self._save(epoch + 1, 0, is_stopped)
+        if not is_left:
             return
         if is_preempted:
+            if self._memory.checkpoints is not None:
+                self._memory.checkpoints.wait(self._job.timeout)
             raise LeftError(epoch + 1)
         raise GroupChangesError
+
+    def _save(self, epoch: int, step: int, is_stopped: bool) -> None:
+        assert self.saver is not None
+        self.saver.save(epoch, step, is_stopped)
+        self._is_due = False
 
     def keep_last_step(self) -> None:
         """Store the state after the last step that this worker completed in this epoch."""
@@ -321,6 +402,11 @@ class EpochKeeper(keras.callbacks.Callback):
         own = (0, 1) if self._memory.is_own else self._place
         self._state.restore(state, *own)
         state.clear()  # it may be large, and others refer to it
+        if not self._memory.is_own:
+            # From here on, this worker may return to the state with its own random numbers.
+            own_state = {**self._state.read_alone(), "is_stopped": self._start.is_stopped}
+            kept = EpochState(self._start.epoch, encode_state(own_state), self._groups)
+            self._memory.kept = kept
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -391,7 +477,10 @@ def train_in_generations(
         rows |= {name: total for name, (total,) in order.counts.items()}
         counts = {name: count_sharded(total, workers) for name, total in rows.items()}
         own = replace(job, workers=workers)
-        lifecycle = ElasticLifecycle(own, memory, order.epoch, order.groups)
+        lifecycle = ElasticLifecycle(own, memory, order)
+        if rank and memory.checkpoints is not None:  # another worker continues them
+            memory.checkpoints.wait(job.timeout)
+            memory.checkpoints = None
         try:
             with membership.join(own, rank, order, server) as collective:
                 return train(

@@ -26,7 +26,7 @@ from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.validation import build_metrics
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note
-from pybackend.job.report import Audit
+from pybackend.job.report import Audit, Generation
 from pybackend.model.load import LoadedModel, load_job_model
 
 
@@ -34,13 +34,15 @@ from pybackend.model.load import LoadedModel, load_job_model
 class Start:
     """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
 
-    ``state`` is None if training is not resumed.
+    ``state`` is None if training is not resumed. ``generations`` are those before, if it resumes an
+    elastic training run.
     """
 
     epoch: int
     step: int = 0
     is_stopped: bool = False
     state: Any = None
+    generations: tuple[Generation, ...] = ()
 
     @property
     def is_within_epoch(self) -> bool:

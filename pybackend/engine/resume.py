@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective import Collective
+from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
@@ -28,9 +28,12 @@ from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
 from pybackend.errors import InputError
+from pybackend.job.checkpoint import Checkpoint
+from pybackend.job.codec import decode, encode
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
+from pybackend.job.report import Generation, resume_generations
 from pybackend.model.compare import hash_weights
 from pybackend.model.structure import digest_model
 from pybackend.words import show
@@ -92,25 +95,16 @@ class CheckpointedLifecycle(Lifecycle):
 
     def begin(self, replica: Replica) -> None:
         """Open the checkpoints, and prepare to resume; errors as in `open_checkpoints`."""
-        job, model, plan = self.job, replica.model, replica.plan
-        rows = replica.rows if isinstance(replica.feed, Feed) else None
-        sets = {"train": rows, "validation": replica.validation_rows}
-        description = describe_training(job, model, replica.callbacks, sets, replica.collective)
-        manifest = None
-        if plan is not None:
-            manifest = describe_model(job, model, plan, replica.inputs, description)
-
-        def encode() -> bytes:
-            return encode_trained(replica.loaded, plan) if plan else b""
-
-        checkpoints = open_checkpoints(job, replica.collective, manifest, encode, replica.emit)
+        job = self.job
+        manifest, write = describe_replica(replica)
+        checkpoints = open_checkpoints(job, replica.collective, manifest, write, replica.emit)
         self._checkpoints, self.start = checkpoints, checkpoints.start
         if isinstance(replica.feed, PipelineFeed):
             _check_pipeline(replica.feed, replica.emit)
         if self.start.state is not None:
             replica.feed.resume(job.initial_epoch)
-        is_resumed = self.start.state is not None and has_keras_train_step(model)
-        if is_resumed or self.start.is_within_epoch or model.jit_compile:
+        is_resumed = self.start.state is not None and has_keras_train_step(replica.model)
+        if is_resumed or self.start.is_within_epoch or replica.model.jit_compile:
             # XLA fuses a step differently if it creates these variables first.
             build_what_is_restored(replica)
         # Active to the end: by then all is saved.
@@ -132,7 +126,7 @@ class CheckpointedLifecycle(Lifecycle):
     def finish(self) -> None:
         """Write the last checkpoint, and wait until it is written."""
         if self._keeper is not None:
-            self._keeper.finish()
+            self._keeper.saver.finish()
         self._checkpoints.wait(self.job.timeout)
 
     def close(self, replica: Replica) -> Callable[[], None] | None:
@@ -141,6 +135,21 @@ class CheckpointedLifecycle(Lifecycle):
             return None
         wait_for_all(replica)
         return partial(self._checkpoints.clear, self.job.timeout)
+
+
+def describe_replica(replica: Replica) -> tuple[Manifest | None, Callable[[], bytes]]:
+    """Return what all checkpoints have in common, and a function that encodes the model's file.
+
+    All ranks call this together; the first value is None on all but rank 0.
+    """
+    job, model, plan = replica.job, replica.model, replica.plan
+    rows = replica.rows if isinstance(replica.feed, Feed) else None
+    sets = {"train": rows, "validation": replica.validation_rows}
+    description = describe_training(job, model, replica.callbacks, sets, replica.collective)
+    if plan is None:
+        return None, bytes
+    manifest = describe_model(job, model, plan, replica.inputs, description)
+    return manifest, lambda: encode_trained(replica.loaded, plan)
 
 
 def describe_model(
@@ -167,6 +176,7 @@ def open_checkpoints(
     manifest: Manifest | None,
     write_model: Callable[[], bytes],
     emit: Emit,
+    generations: Sequence[Generation] = (),
 ) -> Checkpoints:
     """Open the checkpoints of a job; only rank 0 reads and writes them.
 
@@ -176,6 +186,8 @@ def open_checkpoints(
         On rank 0: what all checkpoints of this training run have in common.
     write_model
         Returns the file of the model before training.
+    generations
+        Those of this call, if the training run is elastic.
 
     Raises
     ------
@@ -189,19 +201,65 @@ def open_checkpoints(
     assert options is not None
     if manifest is None:
         return Checkpoints(options, _share(None, job, collective))
+    store = _open_store(options)
+    newest = _find(store, job, manifest, emit)
+    if newest is not None:
+        saved = newest.manifest
+        if generations:
+            before = saved.generations
+            generations = resume_generations(before, generations, saved.epoch, saved.step)
+        emit(Resumed(saved.place, tuple(generations)))
+    known = newest.manifest if newest is not None and newest.model is not None else None
+    manifest = _choose_model(store, manifest, known, write_model)
+    manifest = replace(manifest, generations=tuple(generations))
+    writer = CheckpointWriter(store, options.keep, emit)
+    return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
+
+
+def continue_checkpoints(
+    options: Checkpoint,
+    manifest: Manifest,
+    write_model: Callable[[], bytes],
+    emit: Emit,
+    start: Start,
+    known: Checkpoints | None,
+) -> Checkpoints:
+    """Continue the checkpoints of other workers of the same training run, on rank 0.
+
+    Parameters
+    ----------
+    manifest, write_model
+        As in `open_checkpoints`.
+    known
+        Checkpoints that this process has written until now; None: another process has.
+    """
+    there = known.manifest if known is not None else None
+    if known is not None and known.store is not None:
+        store, writer = known.store, known.writer
+    else:
+        store = _open_store(options)
+        there, writer = store.read_manifest(), CheckpointWriter(store, options.keep, emit)
+    manifest = _choose_model(store, manifest, there, write_model)
+    return Checkpoints(options, start, store, writer, manifest)
+
+
+def _open_store(options: Checkpoint) -> CheckpointStore:
     store = CheckpointStore(options.uri)
     check_writable(f"{options.uri.rstrip('/')}/checkpoint")
     store.open()
-    newest = _find(store, job, manifest, emit)
-    if newest is None or newest.model is None:
-        model = store.write_model(write_model(), manifest.model_format)
-        manifest = replace(manifest, model=model)
-    else:  # the file of the model exists, too
-        there = newest.manifest
-        manifest = replace(manifest, model=there.model, model_format=there.model_format)
-        manifest = replace(manifest, model_weights=there.model_weights)
-    writer = CheckpointWriter(store, options.keep, emit)
-    return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
+    return store
+
+
+def _choose_model(
+    store: CheckpointStore, own: Manifest, there: Manifest | None, write: Callable[[], bytes]
+) -> Manifest:
+    """Return the manifest with the model's file of earlier checkpoints, or with a new one."""
+    if there is None:
+        return replace(own, model=store.write_model(write(), own.model_format))
+    own = replace(own, model=there.model, model_format=there.model_format)
+    # Callbacks may have frozen layers since.
+    job = {**own.job, "model": there.job["model"]}
+    return replace(own, model_weights=there.model_weights, job=job)
 
 
 def _find(
@@ -217,25 +275,17 @@ def _find(
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
     emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))
-    emit(Resumed(newest.manifest.place))
     return newest
 
 
 def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective) -> Start:
     """Return on all ranks where training begins, with the state that rank 0 has read."""
-    place = np.array([job.initial_epoch, 0, 0, 0], np.int64)
-    if newest is not None:
-        there = newest.manifest
-        place[:] = there.epoch, there.step, there.is_stopped, len(newest.state)
-    collective.broadcast(place)
-    epoch, step, is_stopped, size = map(int, place)
-    if not size:
-        return Start(epoch)
-    content = np.zeros(size, np.uint8)
-    if newest is not None:
-        content[:] = np.frombuffer(newest.state, np.uint8)
-    collective.broadcast(content)
-    return Start(epoch, step, bool(is_stopped), decode_state(content.tobytes()))
+    text = broadcast_bytes(collective, encode(newest.manifest).encode() if newest else b"")
+    if not text:
+        return Start(job.initial_epoch)
+    there = decode(text, Manifest)
+    state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
+    return Start(there.epoch, there.step, there.is_stopped, state, there.generations)
 
 
 def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:

@@ -24,6 +24,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import find_normalizing, find_other_state
 from pybackend.engine.steps import count_accumulated_steps, has_keras_train_step
+from pybackend.job.messages import Note
 from pybackend.model.checks import has_masked_loss
 from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
 from pybackend.words import setting
@@ -33,6 +34,10 @@ Array = npt.NDArray[Any]
 # The sums may take this share of the exchanged numbers, or this many numbers.
 _SHARE = 0.02
 _FEW = 1 << 14
+_ABOUT_REPEATING = (
+    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
+)
+_ABOUT_CHECKPOINTS = ". Checkpoints are therefore only written at the end of an epoch"
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,22 @@ class StepRecord:
         """Set the variables to recorded values; metrics and statistics are those of all workers."""
         for variable, value in zip(self._variables, last.values, strict=True):
             variable.assign(value)
+        self._assign_sums(last)
+
+    @contextmanager
+    def combined(self) -> Iterator[None]:
+        """Within this context, metrics and statistics are those of all workers."""
+        summed = [*self._metrics, *self._statistics]
+        own = [np.array(v.numpy()) for v in summed]
+        if self.last is not None:
+            self._assign_sums(self.last)
+        try:
+            yield
+        finally:
+            for variable, value in zip(summed, own, strict=True):
+                variable.assign(value)
+
+    def _assign_sums(self, last: StepValues) -> None:
         summed = [*self._metrics, *self._statistics]
         sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in summed]
         parts = np.split(last.sums, np.cumsum(sizes)[:-1]) if summed else []
@@ -152,6 +173,25 @@ class StepRecord:
         """Remove from this worker the metrics that another one has, for the sum over all."""
         for variable in self._metrics:
             variable.assign(np.zeros_like(variable.numpy()))
+
+
+def make_record(replica: Replica, shared: Sequence[Any] = ()) -> StepRecord | None:
+    """Return a record; if training cannot continue from it, report why, and return None.
+
+    ``shared`` is as in `StepRecord`.
+    """
+    record = StepRecord(replica, shared)
+    obstacle = find_obstacle(replica, record.count)
+    if obstacle is not None:
+        report_obstacle(replica, obstacle)
+    return record if obstacle is None else None
+
+
+def report_obstacle(replica: Replica, obstacle: str) -> None:
+    """Report why training cannot continue after any step."""
+    kept = replica.job.checkpoint
+    also = _ABOUT_CHECKPOINTS if kept is not None and kept.every != "epoch" else ""
+    replica.emit(Note(_ABOUT_REPEATING.format(obstacle) + also))
 
 
 def find_obstacle(replica: Replica, count: int) -> str | None:

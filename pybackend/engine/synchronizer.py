@@ -17,16 +17,12 @@ from pybackend.engine.replica import Replica
 from pybackend.engine.save import check_size
 from pybackend.engine.shards import Shards
 from pybackend.engine.step_clock import StepClock
-from pybackend.engine.step_record import StepRecord, find_obstacle
+from pybackend.engine.step_record import StepRecord, make_record
 from pybackend.engine.steps import Position, has_keras_train_step
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange, LocalSteps
 from pybackend.model.layers import find_synchronized
 from pybackend.words import setting
-
-_ABOUT_REPEATING = (
-    "if a worker is lost, the others repeat the epoch from its beginning, not only a step: {}"
-)
 
 
 class Synchronizer(Protocol):
@@ -87,10 +83,10 @@ class NoExchange:
     error = None
     shared_variables = ()
     shards = None
-    record = None
 
-    def __init__(self) -> None:
+    def __init__(self, record: StepRecord | None) -> None:
         self.agreement = StopAgreement()
+        self.record = record
 
     def install(self) -> AbstractContextManager[None]:
         """Leave the model unchanged."""
@@ -118,7 +114,9 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     model, collective, feed = replica.model, replica.collective, replica.feed
     job = replica.job
     if collective.world_size == 1:
-        return NoExchange()
+        # A single worker's checkpoints within an epoch are for any number of workers, too.
+        needs_record = job.is_elastic and job.checkpoint is not None
+        return NoExchange(_make_record(replica) if needs_record else None)
     nominal = collective.world_size * job.batch_size
     exchange = job.exchange
     if isinstance(exchange, LocalSteps):
@@ -172,12 +170,7 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
 
 def _make_record(replica: Replica) -> StepRecord | None:
     over_metrics = find_compiled_metrics(replica.model) if replica.metrics == "not sums" else []
-    record = StepRecord(replica, [v for metric in over_metrics for v in metric.variables])
-    obstacle = find_obstacle(replica, record.count)
-    if obstacle is not None:
-        replica.emit(Note(_ABOUT_REPEATING.format(obstacle)))
-        return None
-    return record
+    return make_record(replica, [v for metric in over_metrics for v in metric.variables])
 
 
 def _make_shards(replica: Replica) -> Shards:

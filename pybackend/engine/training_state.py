@@ -211,6 +211,9 @@ class TrainingState:
     first
         Descriptions of the callbacks before this process trained with them, by their position;
         missing ones are added. None: this process has not trained with them.
+    is_elastic
+        True if any number of workers can resume from this state, even within an epoch: nothing in
+        it then depends on how rows were assigned to workers.
     """
 
     def __init__(
@@ -220,11 +223,13 @@ class TrainingState:
         synchronizer: Synchronizer,
         callbacks: Mapping[int, Any | None],
         first: dict[int, dict[str, str]] | None = None,
+        is_elastic: bool = False,
     ) -> None:
         self._model = model
         self._sync = sync
         self._synchronizer = synchronizer
         self._shards = synchronizer.shards
+        self._is_elastic = is_elastic
         self._places = sorted(callbacks)
         self._callbacks = {n: one for n, one in callbacks.items() if one is not None}
         self._first = {} if first is None else first
@@ -240,6 +245,7 @@ class TrainingState:
         Most variables and callbacks are the same on all ranks: the others send only those that
         differ from rank 0's.
         """
+        is_within_epoch = is_within_epoch and not self._is_elastic
         arrays = self._read_variables(is_within_epoch)
         callbacks = self._read_callbacks()
         encoded = [np.frombuffer(encode_state(callbacks.get(n)), np.uint8) for n in self._places]
@@ -287,14 +293,14 @@ class TrainingState:
             "callbacks": {**self._others, **self._read_callbacks()},
             "within_epoch": False,
             **self._read_own(),
-            # Its state depends on the number of workers; at the end of an epoch nothing is pending.
-            "synchronizer": {},
         }
         arrays = [np.array(v.numpy()) for v in self._variables(is_within_epoch=False)]
-        # A request that was not sent yet.
-        is_requested = self._synchronizer.agreement.is_requested
-        is_stopped = bool(self._model.stop_training or is_requested)
-        return {"variables": arrays, "ranks": [own_state], "is_stopped": is_stopped}
+        return {"variables": arrays, "ranks": [own_state], "is_stopped": self.is_stopped}
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if this rank has requested a stop, even if the request was not sent yet."""
+        return bool(self._model.stop_training or self._synchronizer.agreement.is_requested)
 
     def write(self, arrays: Sequence[Any]) -> None:
         """Set the variables to the values that `read_alone` returned."""
@@ -330,12 +336,11 @@ class TrainingState:
             if variable is not None and (is_same_group or id(variable) not in seeds):
                 value = own["differing"].get(number, state["variables"][number])
                 variable.assign(value)
-        known = own["callbacks"].items()
-        self._others = {n: one for n, one in known if n not in self._callbacks}
+        known = {**ranks[0]["callbacks"], **own["callbacks"]}
+        self._others = {n: one for n, one in known.items() if n not in self._callbacks}
         for number, callback in self._callbacks.items():
-            found = own["callbacks"].get(number, ranks[0]["callbacks"].get(number))
-            if found is not None:
-                restore_callback(callback, found, self._first[number])
+            if number in known:
+                restore_callback(callback, known[number], self._first[number])
         self._synchronizer.begin_training()
         self._sync.restore_state(own["sync"])
         if is_same_group:
@@ -360,7 +365,8 @@ class TrainingState:
         version, numbers, gauss = random.getstate()
         return {
             "sync": self._sync.read_state(),
-            "synchronizer": self._synchronizer.read_state(),
+            # It depends on the number of workers; at the end of an epoch nothing is pending.
+            "synchronizer": {} if self._is_elastic else self._synchronizer.read_state(),
             "random": (version, np.array(numbers, np.uint64), gauss),
             "numpy": tuple(np.random.get_state()),
         }

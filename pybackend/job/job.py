@@ -406,12 +406,6 @@ def check_elastic(job: TrainingJob) -> None:
     elif job.steps_per_epoch is not None:
         named = "`steps_per_epoch`"
         reason = "the first rows of an epoch depend on the workers of earlier epochs"
-    elif job.checkpoint is not None:
-        named = "`checkpoint`"
-        reason = (
-            "the workers keep the state in memory; `restarts` restarts "
-            "training if fewer than `min` workers are left"
-        )
     else:
         return
     raise InputError(

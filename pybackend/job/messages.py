@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pybackend.errors import Failure
 from pybackend.job.codec import decode
+from pybackend.job.report import Generation
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,13 @@ class Standby:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Event: training resumed from the checkpoint at this point, e.g. ``"epoch 2, step 5"``."""
+    """Event: training resumed from the checkpoint at this point, e.g. ``"epoch 2, step 5"``.
+
+    ``generations`` has those of an elastic training run, from its beginning.
+    """
 
     place: str
+    generations: tuple[Generation, ...] = ()
     rank: int = 0
 
 
@@ -214,6 +219,8 @@ class Order:
         Epoch to which the workers return, from 0; None: the training begins.
     groups
         Where they return to in that epoch, as in `Standby`.
+    generations
+        In elastic training, those so far, including the one that this order forms.
     """
 
     token: str = field(repr=False)
@@ -224,6 +231,7 @@ class Order:
     rank: int | None = None
     epoch: int | None = None
     groups: tuple[tuple[int, int], ...] = ()
+    generations: tuple[Generation, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -171,9 +171,10 @@ class Generation:
     epoch
         First epoch that it trains, from 1.
     workers
-        Numbers of its workers, by rank. A worker keeps its number, which is never reused.
+        Numbers of its workers, by rank. A worker keeps its number, which is not reused in a call.
     joined
-        Numbers of the new workers.
+        Numbers of the new workers. All workers are new where a call resumed from a checkpoint; that
+        call numbers its workers from 0 again.
     left
         Maps the numbers, as text, of workers that left the previous group to the reasons.
     step
@@ -223,6 +224,37 @@ def list_groups(generations: Sequence[Generation], epoch: int) -> list[tuple[int
     ends = [first for first, _ in found[1:]]
     steps = [end - first for (first, _), end in zip(found, ends, strict=False)]
     return [(workers, n) for (_, workers), n in zip(found, [*steps, 0], strict=False)]
+
+
+def find_groups_before(
+    generations: Sequence[Generation], epoch: int, step: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the worker groups that took the first ``step`` steps of an epoch, counted from 0.
+
+    Each has the number of its workers, and the number of steps that it took.
+    """
+    if not step:
+        return ()
+    *earlier, (last, _) = list_groups(generations, epoch + 1)
+    return (*earlier, (last, step - sum(steps for _, steps in earlier)))
+
+
+def resume_generations(
+    saved: Sequence[Generation], own: Sequence[Generation], epoch: int, step: int
+) -> tuple[Generation, ...]:
+    """Return the generations of a training run that resumes from a checkpoint.
+
+    Parameters
+    ----------
+    saved
+        Those before the checkpoint.
+    own
+        Those since the call that resumes; none has trained yet.
+    epoch, step
+        Completed epochs in the checkpoint, and completed steps of the next one.
+    """
+    since = [replace(one, epoch=epoch + 1, step=step + 1, joined=one.workers) for one in own]
+    return (*saved, *since)
 
 
 def count_by_epoch(generations: Sequence[Generation], last: int) -> list[int]:

@@ -355,7 +355,7 @@ class Child:
             )
             return self._fail("OutOfMemory", message, _OOM_ADVICE)
         if status == -signal.SIGTERM:
-            job = self.job  # an elastic one has no checkpoint
+            job = self.job
             may_be_kept = job.kind == "train" and not job.can_go_on
             advice = _PREEMPTED_ADVICE if may_be_kept else ""
             return self._fail("Preempted", PREEMPTED, advice)

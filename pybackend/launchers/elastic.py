@@ -22,6 +22,7 @@ from pybackend.job.messages import (
     Note,
     Order,
     Regroup,
+    Resumed,
     Standby,
     StepEnded,
     answer_of,
@@ -186,6 +187,7 @@ class _Training:
         self._said: queue.Queue[Said] = queue.Queue()
         self._members: list[_Member] = []
         self._group: list[_Member] = []
+        self._past: tuple[Generation, ...] = ()  # before the checkpoint that it resumed from
         self._generations: list[Generation] = []
         self._epoch: int | None = None
         self._lost_in_a_row = 0
@@ -231,7 +233,8 @@ class _Training:
             for rank, member in enumerate(self._group)
             if member.report is not None and member.is_done
         ]
-        return Outcome(ranked, self._group[0].worker.model(), generations=tuple(self._generations))
+        generations = (*self._past, *self._generations)
+        return Outcome(ranked, self._group[0].worker.model(), generations=generations)
 
     def _start(self, place: int) -> None:
         number = len(self._members)
@@ -353,10 +356,13 @@ class _Training:
         self._tell(self._generations[-1], lost)
         token, peers = new_token(), tuple(member.address for member in members)
         counts = {name: [rows] for name, rows in self._counts.items()}
+        order = Order(token, peers, counts=counts, epoch=epoch, groups=groups)
+        # The first workers add those before the checkpoint that they find.
+        past = () if epoch is None else self._past
+        order = replace(order, generations=(*past, *self._generations))
         for rank, member in enumerate(members):
             member.orders, member.standby = member.orders + 1, None
-            order = Order(token, peers, counts=counts, rank=rank, epoch=epoch, groups=groups)
-            member.worker.go(order)
+            member.worker.go(replace(order, rank=rank))
 
     def _tell(self, generation: Generation, lost: Mapping[int, Failure]) -> None:
         """Report which workers were lost, with the reasons, and which joined."""
@@ -373,6 +379,10 @@ class _Training:
 
     def _pass_on(self, event: Event) -> None:
         """Forward an event, but only rank 0's if all ranks send it, and each note only once."""
+        if isinstance(event, Resumed):
+            first = len(event.generations) - len(self._generations)
+            self._past, own = event.generations[:first], event.generations[first:]
+            self._generations = list(own)
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
             self._on_event(event)
         elif self._members[event.rank] is not self._group[0]:

@@ -156,7 +156,10 @@
 #' its epoch. Each epoch therefore uses each row exactly once. The result is the same as that of one
 #' process that trains on the same global batches, whose size depends on the number of workers (see
 #' `generations` in the fit). For some models, such as those with their own `train_step`, the whole
-#' epoch is repeated; a note gives the reason. Every worker stores all rows.
+#' epoch is repeated; a note gives the reason. Every worker stores all rows. `checkpoint` is for the
+#' case that fewer than `min` workers are left or that your session dies. Training then resumes at
+#' any step, with any number of workers, and `generations` lists the worker groups from the
+#' beginning.
 #'
 #' With `max`, workers are added at the beginning and whenever a worker is lost. They join between
 #' two epochs or when a worker is lost, as soon as they are ready. On [hosts()], all slots are used.

@@ -79,6 +79,7 @@ ALONE = [
     "test_run",
     "test_run_hosts",
     "test_elastic",
+    "test_elastic_checkpoints",
     "test_function",
     "test_feed",
     "test_local",

@@ -309,10 +309,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(workers=Elastic(), steps_per_epoch=1),
         "`steps_per_epoch` cannot be combined with workers=Elastic(...)",
     ),
-    "elastic and checkpoint": (
-        train(workers=Elastic(), checkpoint="kept"),
-        "`checkpoint` cannot be combined with workers=Elastic(...)",
-    ),
     "elastic and servers": (
         train(workers=Elastic(), exchange=SERVERS),
         "exchange=ParameterServer(...) cannot be combined with workers=Elastic(...)",

@@ -15,6 +15,8 @@ from pybackend.data.checkpoint_checks import (
 from pybackend.data.checkpoint_store import Manifest, Part
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
+from pybackend.job.options import Elastic
+from pybackend.job.report import Generation
 
 JOB = TrainingJob(2, epochs=3, seed=5, batches=(20, 20, 10))
 OF_MODEL = {"model": "a1", "weights": ["float32 (6, 3)", "float32 (3,)"]}
@@ -42,6 +44,29 @@ def test_what_differs_is_named(settings: Any, of_model: Any, message: str) -> No
     job = replace(JOB, **settings)
     with pytest.raises(InputError, match=message):
         check_is_same("run", KEPT, job, {**describe_settings(job), **OF_MODEL, **of_model})
+
+
+def test_who_may_resume_within_an_epoch_of_elastic_training() -> None:
+    elastic, described = replace(JOB, workers=3, elastic=Elastic()), describe_settings(JOB)
+    within = replace(KEPT, step=4)
+    grown = replace(within, generations=(Generation(1, [0, 1]),))
+    check_is_same("run", grown, elastic, described)
+    for job in (elastic, replace(JOB, workers=3)):
+        check_is_same("run", replace(grown, step=0), job, described)
+        check_is_same("run", KEPT, job, described)
+    with pytest.raises(InputError, match="during an epoch of elastic training: resume with worke"):
+        check_is_same("run", grown, JOB, described)
+    with pytest.raises(InputError, match="2 workers trained on their shards: resume with wor"):
+        check_is_same("run", within, replace(elastic, workers=2), described)
+
+
+def test_rows_that_every_worker_has_are_compared_for_other_numbers_of_workers() -> None:
+    there = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [25, "a"]]})
+    job = replace(JOB, workers=3, shuffle="global")
+    check_is_same("run", there, job, {"data": [[25, "a"]] * 3})
+    for rows in ([[25, "b"]] * 3, [[50, "a"]]):
+        with pytest.raises(InputError, match="its `data` has different rows"):
+            check_is_same("run", there, job, {"data": rows})
 
 
 def test_other_numbers_of_rows_are_refused_before_the_start() -> None:

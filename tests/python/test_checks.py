@@ -97,6 +97,7 @@ CROSS_CUTTING = {
     "collective_peers": "peers of the collective that misbehave",
     "connect": "Spark Connect",
     "datasets": "a tf.data.Dataset or PyDataset given directly",
+    "elastic_checkpoints": "elastic training that resumes",
     "epochs": "which epochs run, and which validate",
     "exact": "two workers end where one process ends",
     "exact_cases": "the same, for whatever Keras users do",

@@ -26,3 +26,17 @@ test_full("a training goes on from its checkpoint", {
   kept <- load_checkpoint(folder)
   expect_identical(kept$get_weights(), more$model$get_weights())
 })
+
+test_full("elastic training resumes from its checkpoint", {
+  skip_if_no_pybackend()
+  folder <- withr::local_tempdir()
+  train <- function(...) {
+    settings <- list(workers = elastic(1), seed = 1, verbose = 0, ...)
+    do.call(barrier_train, c(list("local", dense_model(), iris_arrays()), settings))
+  }
+  fit <- train(epochs = 1, checkpoint = folder)
+  more <- train(epochs = 2, checkpoint = checkpoint(folder, resume = TRUE))
+  expect_identical(more$history$loss[[1L]], fit$history$loss[[1L]])
+  expect_identical(more$generations$epoch, c(1L, 2L))
+  expect_identical(more$generations$joined, c("", "0"))
+})
