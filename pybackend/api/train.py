@@ -256,7 +256,7 @@ def barrier_train(
     the batches that `replay_batches` lists for `TrainResult.generations`. The epoch is repeated
     from the beginning if the model has its own ``train_step`` or ``compute_metrics``, runs eagerly,
     takes several steps per execution, accumulates gradients, or has masks that reach the loss,
-    `SpectralNormalization` or very large metrics; a note gives
+    layers that assign trainable weights in the forward pass, or very large metrics; a note gives
     the reason. ``checkpoint`` is for the case that fewer than ``min`` workers are left or that this
     process dies: training then resumes at any step, with any number of workers, and
     `TrainResult.generations` lists the worker groups from the beginning. Every worker stores all

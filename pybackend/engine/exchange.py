@@ -9,7 +9,7 @@ as in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -293,9 +293,15 @@ class GradientExchange:
         self._share = share if self._shares_loss else None
         return share
 
-    def weigh_means(self, share: Any) -> AbstractContextManager[None]:
-        """Apply weights to means that have one value per step, within this context."""
-        return self._means.weigh(share)
+    @contextmanager
+    def weigh_means(self, share: Any) -> Iterator[None]:
+        """Apply weights to means that have one value per step, within this context.
+
+        It contains the forward pass of a step.
+        """
+        record = None if self._is_paused else self.record
+        with self._means.weigh(share), record.watching() if record else nullcontext():
+            yield
 
     def make_zeros(self, kinds: Kinds | None = None, variables: Any = None) -> list[Any]:
         """Return the gradients of a step without rows, of the same kinds as on other workers."""

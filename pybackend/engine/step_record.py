@@ -11,16 +11,16 @@ the workers, in the buffer of the gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
+from pybackend.engine.overrides import override
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import find_normalizing, find_other_state
 from pybackend.engine.steps import count_accumulated_steps, has_keras_train_step
@@ -69,10 +69,12 @@ class StepRecord:
     """
 
     def __init__(self, replica: Replica, shared: Sequence[Any] = ()) -> None:
+        self._replica = replica
         self._model = model = replica.model
         self._feed = replica.feed
         self.last: StepValues | None = None
         self.is_settled, self.has_ended = True, False
+        self._is_complete = True
         frozen = {id(v) for one in find_layers(model) if not one.trainable for v in one.weights}
         synchronized = {id(v) for one in find_synchronized(model) for v in one.weights}
         normalizing = find_normalizing(model) - synchronized - frozen
@@ -107,6 +109,29 @@ class StepRecord:
         yield
         self.is_settled = True
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Give up the record if the forward pass within this context assigns trainable weights.
+
+        A worker whose exchange fails does not have their values of the step before.
+        """
+
+        def watch(variable: Any) -> Any:
+            assign = variable.assign
+
+            def watched(value: Any) -> Any:
+                if self._is_complete:
+                    self._is_complete = False
+                    report_obstacle(self._replica, f"the forward pass changes {variable.path}")
+                return assign(value)
+
+            return watched
+
+        with ExitStack() as stack:
+            for variable in self._model.trainable_variables:
+                stack.enter_context(override(variable, "assign", watch(variable)))
+            yield
+
     def read(self) -> list[Any]:
         """Return the variables' values, as tensors of the step being traced."""
         return [tf.convert_to_tensor(v) for v in self._variables]
@@ -124,6 +149,8 @@ class StepRecord:
 
     def keep(self, step: int, values: Sequence[Array], sums: Array) -> None:
         """Record the values after a number of steps; TensorFlow may reuse their memory."""
+        if not self._is_complete:
+            return
         self.last = StepValues(step, [np.array(value) for value in values], sums)
 
     def replace(self, variables: Sequence[Any]) -> None:
@@ -203,7 +230,6 @@ def find_obstacle(replica: Replica, count: int) -> str | None:
         Number of sums of a `StepRecord`.
     """
     model, feed = replica.model, replica.feed
-    parts = [type(one) for one in find_layers(model)]
     trained = sum(int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_weights)
     if not isinstance(feed, Feed):
         return "`data` is a function"
@@ -218,8 +244,6 @@ def find_obstacle(replica: Replica, count: int) -> str | None:
         return f"several steps run at once ({setting(steps_per_execution=count)})"
     if has_masked_loss(model):
         return "masks reach the loss"
-    if any(issubclass(one, keras.layers.SpectralNormalization) for one in parts):
-        return "SpectralNormalization changes weights in the forward pass"
     if model.run_eagerly:
         return f"the model runs eagerly ({setting(run_eagerly=True)})"
     if count > max(_FEW, _SHARE * trained):

@@ -321,6 +321,40 @@ def test_the_state_of_custom_layers_survives_a_loss(is_frozen: bool, tmp_path: P
     check_exact(result, make=make)
 
 
+def rescale(is_keras: bool) -> Any:
+    layers = keras.layers
+
+    class Rescale(layers.Layer):
+        """Changes a trainable weight in the forward pass."""
+
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if training:
+                self.scale.assign(0.9 * self.scale + 0.1)
+            return inputs * self.scale
+
+    keras.utils.set_random_seed(3)
+    first = layers.SpectralNormalization(layers.Dense(4)) if is_keras else Rescale()
+    model = keras.Sequential([keras.Input((4,)), first, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("is_keras", [False, True])
+def test_if_the_forward_pass_changes_trainable_weights_the_epoch_is_repeated(
+    is_keras: bool, tmp_path: Path, capsys: Any
+) -> None:
+    make = partial(rescale, is_keras)
+    result = train(KillAt(2, 1, 2, tmp_path / "killed"), model=make, workers=Elastic(3), epochs=2)
+    assert (result.generations[-1].epoch, result.generations[-1].step) == (2, 1)
+    check_result(result, make=make)
+    assert "not only a step: the forward pass changes " in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_statistics_that_only_some_workers_changed_survive_a_loss(tmp_path: Path) -> None:
     rows = X.copy()
