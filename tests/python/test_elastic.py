@@ -27,6 +27,7 @@ from pybackend import (
     barrier_train,
     replay_batches,
 )
+from pybackend.engine import elastic as elastic_engine
 from pybackend.errors import Failure
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
@@ -394,6 +395,78 @@ def test_a_loss_as_the_training_stops_does_not_cost_rows(tmp_path: Path) -> None
     assert result.workers_by_epoch == [2, 1]
     assert result.generations[-1].step > 1
     check_exact(result)
+
+
+def build_with_deaths(size: int, number: int, is_sent: bool, folder: Path) -> Any:
+    """Build a model; one worker dies while it sends or receives the state.
+
+    Parameters
+    ----------
+    size
+        Number of bytes of additional state.
+    number
+        Number of the worker.
+    is_sent
+        True if all of the state is sent before.
+    """
+    whole, mark = elastic_engine.broadcast_bytes, folder / "died"
+
+    def die(collective: Any, content: bytes) -> Any:
+        if is_sent:
+            whole(collective, content)
+        else:  # the size, which is sent before the content
+            collective.broadcast(np.array([len(content)], np.int64))
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ.get("TFDIST_RANK") == str(number) and not mark.exists():
+        elastic_engine.broadcast_bytes = die
+    layers = keras.layers
+    keras.utils.set_random_seed(3)
+    table = layers.Embedding(1 + size // 32, 8, trainable=False, embeddings_initializer="zeros")
+    inputs = keras.Input((4,))
+    zeros = layers.Flatten()(table(keras.ops.zeros_like(inputs, "int32")))
+    hidden = layers.Dropout(0.0)(layers.Dense(6, "tanh")(inputs))
+    outputs = layers.Dense(3)(layers.Concatenate()([hidden, zeros]))
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    return model
+
+
+class WriteSeeds(keras.callbacks.Callback):
+    """Writes the first random number of each worker in each of its epochs."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        number = os.environ["TFDIST_RANK"]
+        drawn = np.random.RandomState()
+        drawn.set_state(np.random.get_state())
+        Path(self.folder, f"seed-{epoch}-{number}").write_text(str(drawn.random()))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("size", [100, 30_000_000])
+@pytest.mark.parametrize(("number", "is_sent"), [(2, False), (0, False), (1, False), (0, True)])
+def test_a_worker_dies_while_the_state_is_sent_to_a_new_one(
+    number: int, is_sent: bool, size: int, tmp_path: Path
+) -> None:
+    make = partial(build_with_deaths, size, number, is_sent, tmp_path)
+    stop, seeds = StopWhenJoined(tmp_path, 3), WriteSeeds(tmp_path)
+    settings = {"workers": Elastic(2, max=3), "epochs": 500, "verbose": 0}
+    result = train(stop, seeds, model=make, **settings)
+    left = {0, 1, 2} - {number}
+    groups = [set(generation.workers) for generation in result.generations]
+    # The last one may join at the same time.
+    assert groups in ([{0, 1}, {0, 1, 2}, *more] for more in ([left, left | {3}], [left | {3}]))
+    assert list(result.generations[2].left) == [str(number)]
+    check_result(result, make=make)
+    last = result.epochs - 1
+    found = [path.read_text() for path in tmp_path.glob(f"seed-{last}-*")]
+    assert len(set(found)) == len(found) == 3
 
 
 class StopWhenJoined(keras.callbacks.Callback):
