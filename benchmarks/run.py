@@ -20,6 +20,7 @@ import audit
 import bench_scale
 import checkpoints
 import collective
+import elastic
 import fed_training
 import feed
 import frame_step
@@ -72,6 +73,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "machines": machines.measure,
     "soak": lambda rounds: soak.measure(is_long=False),
     "recovery": recovery.measure,
+    "elastic": elastic.measure,
     "sql": sql.measure,
     "strategy": strategy.measure,
     "scaling": lambda rounds: scaling.measure(),
