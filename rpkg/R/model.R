@@ -68,26 +68,25 @@ model_from_base64 <- function(
 #' @rdname model_to_base64
 #' @export
 write_model <- function(x, path) {
+  rlang::check_required(x)
+  rlang::check_required(path)
   is_text <- rlang::is_string(x) && nzchar(x)
   if (!is_text) {
     check_model_object(x)
   }
   is_fit <- inherits(x, "tfdist_fit")
-  if (is_fit && rlang::is_string(path) && endsWith(path, ".json")) {
-    save_fit(x, path.expand(path), rlang::current_env())
-    return(invisible(path))
-  }
-  if (!is_text && rlang::is_string(path) && endsWith(path, ".onnx")) {
-    call <- rlang::current_env()
+  check_model_path(path, c("h5", "keras", if (!is_text) "onnx", if (is_fit) "json"))
+  call <- rlang::current_env()
+  file <- path.expand(path)
+  if (endsWith(path, ".json")) {
+    save_fit(x, file, call)
+  } else if (endsWith(path, ".onnx")) {
     model <- if (is_fit) fit_model(x, call) else x
-    call_python(pybackend(call)$bridge$write_onnx, model, path.expand(path), call = call)
-    return(invisible(path))
-  }
-  check_model_path(path)
-  if (is_fit) {
-    write_fit(x, path.expand(path), rlang::current_env())
+    call_python(pybackend(call)$bridge$write_onnx, model, file, call = call)
+  } else if (is_fit) {
+    write_fit(x, file, call)
   } else {
-    call_python(pybackend()$save_model, x, path.expand(path))
+    call_python(pybackend(call)$save_model, x, file, call = call)
   }
   invisible(path)
 }
@@ -274,24 +273,32 @@ check_sha256 <- function(x, arg = caller_arg(x), call = caller_env()) {
   }
 }
 
-check_model_path <- function(path, arg = caller_arg(path), call = caller_env()) {
+check_model_path <- function(path, endings, arg = caller_arg(path), call = caller_env()) {
   check_string(path, arg = arg, call = call)
-  if (!grepl("\\.(h5|keras)$", path)) {
+  if (!grepl(sprintf("[.](%s)$", paste(endings, collapse = "|")), path)) {
     abort_input(
       sprintf(
-        "`%s` must end in .h5, .keras or .onnx, or, for a whole fit, in .json, but is %s.",
+        "`%s` must end in %s, but is %s.",
         arg,
+        paste0(".", endings, collapse = " or "),
         describe(path)
       ),
       call = call
     )
   }
-  if (!dir.exists(dirname(path.expand(path)))) {
+  folder <- dirname(path.expand(path))
+  if (!dir.exists(folder)) {
     abort_input(
       c(
         sprintf("The directory of `%s` does not exist: %s.", arg, dirname(path)),
         i = "Create it with `dir.create()`."
       ),
+      call = call
+    )
+  }
+  if (file.access(folder, 2L) != 0L) {
+    abort_input(
+      sprintf("You do not have permission to write to the directory of `%s`: %s.", arg, folder),
       call = call
     )
   }

@@ -31,7 +31,21 @@ test_that("arguments are checked before Python is used", {
     write_model(1:3, "model.h5")
     write_model("QUJD", "model.rds")
     write_model("QUJD", "no/such/directory/model.h5")
+    write_model(example_fit())
+    write_model("QUJD", "model.onnx")
+    write_model(example_fit(), "no/such/directory/model.onnx")
+    write_model(example_fit(), "no/such/directory/fit.json")
   })
+  folder <- withr::local_tempdir()
+  Sys.chmod(folder, "500")
+  # Root may write there.
+  if (file.access(folder, 2L) != 0L) {
+    expect_error(
+      write_model(example_fit(), file.path(folder, "model.onnx")),
+      "You do not have permission",
+      class = "tfdist_error_input"
+    )
+  }
 })
 
 test_that("weights alone are not written as a model", {
