@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +29,10 @@ from pybackend.tracking.contents import (
     write_plan,
     write_result,
 )
-from pybackend.words import show
+from pybackend.words import listed, show
 
+_MODES = ("online", "offline", "disabled", "shared", "dryrun", "run")
+_NOT_IN_PROJECT = "\\#?%:"
 _ADVICE = "Log in with `wandb login`, or set WANDB_MODE=offline and run `wandb sync` later"
 
 
@@ -79,6 +82,8 @@ def track_wandb(
     >>> callbacks = [track_wandb(project="digits")]  # doctest: +SKIP
     """
     check_text(project=project, run_name=run_name, group=group)
+    _check_project("`project`", project)
+    _check_environment()
     check_flags(steps=steps, log_model=log_model)
     if isinstance(tags, str):
         tags = [tags]
@@ -86,6 +91,27 @@ def track_wandb(
         raise InputError(f"`tags` must be a list of text, not {show(tags)}")
     check_package("wandb", "wandb")
     return WandbTracker(project, run_name, tuple(tags or ()), group, steps, log_model)
+
+
+def _check_environment() -> None:
+    _check_project("WANDB_PROJECT", os.environ.get("WANDB_PROJECT"))
+    mode = os.environ.get("WANDB_MODE")
+    if mode and mode not in _MODES:
+        raise InputError(f"WANDB_MODE must be {listed(_MODES[:3])}, not {show(mode)}")
+
+
+def _check_project(place: str, name: str | None) -> None:
+    """Check a name as wandb does, but before the training run is prepared."""
+    if name is None:
+        return
+    if "/" in name:
+        entity, _, rest = name.partition("/")
+        raise InputError(
+            f"{place} must be the name of a project, not {show(name)}: use {show(rest)}, and set "
+            f"the environment variable WANDB_ENTITY to {show(entity)}"
+        )
+    if found := sorted(set(name) & set(_NOT_IN_PROJECT)):
+        raise InputError(f"{place} must not contain {' '.join(found)}, as {show(name)} does")
 
 
 @dataclass(frozen=True)

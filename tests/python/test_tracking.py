@@ -201,6 +201,15 @@ def test_wrong_settings_are_errors_at_once(monkeypatch: Any) -> None:
         track_mlflow(name="a")  # type: ignore[call-arg]
     with pytest.raises(InputError, match="`log_model` must be True or False"):
         track_wandb(log_model="yes")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"use 'digits', and set .* WANDB_ENTITY to 'team'"):
+        track_wandb(project="team/digits")
+    with pytest.raises(InputError, match=r"`project` must not contain # \?"):
+        track_wandb(project="digits?#1")
+    for name, value in (("WANDB_PROJECT", "a:b"), ("WANDB_MODE", "ofline")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(InputError, match=name):
+            track_wandb()
+        monkeypatch.delenv(name)
     with pytest.raises(InputError, match=r"call it, track_mlflow\(\)"):
         split_trackers([track_mlflow])
     for module, make in (("mlflow", track_mlflow), ("wandb", track_wandb)):
@@ -269,6 +278,44 @@ def test_a_run_of_wandb_is_on_disk(rows: Any, tmp_path: Path, monkeypatch: Any) 
     content = written.read_bytes()
     for text in ("versions.keras", "loss", "system/worker_0/rows", result.model_sha256):
         assert text.encode() in content
+
+
+def read_records(path: Path) -> list[Any]:
+    """Return the records in a file of wandb: a log of blocks of 32 KB, as LevelDB's."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, parts, found = path.read_bytes(), 7, b"", []
+    while len(content) - place >= 7:
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        size, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        parts += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found.append(Record.FromString(parts))
+            parts = b""
+    return found
+
+
+def test_a_training_that_fails_is_a_failed_run_of_wandb(
+    rows: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(WorkerFailedError):
+        train(rows, callbacks=[Fails(), track_wandb(project="dense")])
+    import wandb
+
+    assert wandb.run is None
+    wandb.teardown()
+    (written,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = read_records(written)
+    assert [one.exit.exit_code for one in records if one.HasField("exit")] == [1]
+    values = [item for one in records for item in one.summary.update]
+    (error,) = [one.value_json for one in values if "tfdist/error" in (one.key, *one.nested_key)]
+    assert "no such weather" in error
 
 
 @pytest.fixture
