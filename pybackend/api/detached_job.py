@@ -139,6 +139,7 @@ class DetachedJob:
                     status = self._folder.status  # first: then the log is complete
                     self._follow(narrate)
                     if status != "running" or (deadline and time.monotonic() > deadline):
+                        display.ended(status)
                         return status
                     time.sleep(_LOOK_SECONDS)
         except KeyboardInterrupt:

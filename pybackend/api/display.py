@@ -50,6 +50,13 @@ class Display(AbstractContextManager[None]):
     def step(self, event: StepEnded) -> None:
         """Show how far the epoch is."""
 
+    def trials(self, text: str, done: int, total: int) -> None:
+        """Show a line about a search, of whose ``total`` trials ``done`` have ended."""
+        self.line(text)
+
+    def ended(self, status: str) -> None:
+        """Note the status of a detached job at the end of waiting for it."""
+
     def epoch(self, event: EpochEnded, text: str) -> None:
         """Show that an epoch has ended."""
         self.line(text)
@@ -112,9 +119,19 @@ class Relay(Lines):
         values = {name: getattr(event, name) for name in names}
         self._pass_on("step", {**values, "loss": loss})
 
+    def trials(self, text: str, done: int, total: int) -> None:
+        """Show a line about a search in R, or print it."""
+        if not self._pass_on("trials", {"text": text, "done": done, "total": total}):
+            super().line(text)
+
+    def ended(self, status: str) -> None:
+        """Pass the status of a detached job to R."""
+        self._pass_on("status", {"status": status})
+
     def epoch(self, event: EpochEnded, text: str) -> None:
         """Show the end of an epoch in R, or print it."""
-        if not self._pass_on("epoch", {"text": text, "epoch": event.epoch}):
+        values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
+        if not self._pass_on("epoch", values):
             super().line(text)
 
     def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> bool:

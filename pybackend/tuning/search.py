@@ -11,6 +11,7 @@ from typing import Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.data_checks import check_rows
 from pybackend.api.datasets import read_training_data
+from pybackend.api.display import choose_lines
 from pybackend.api.observer import Tracker, list_callbacks
 from pybackend.api.planned_rows import count_known
 from pybackend.api.prepared_training import prepare_training
@@ -67,6 +68,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self._ended = 0
         self._known: Mapping[str, Any] | None = None
         self.verbose = check_whole_number("verbose", self.verbose, least=0, most=2)
         workers = check_whole_number(
@@ -99,10 +101,9 @@ class Search:
         if isinstance(self.launcher, Checking):
             self.launcher.check(job)
         with self.launcher.divide(job, self.source.count, self.parallelism) as launchers:
-            say(
+            self._show(
                 f"Training {counted(self.source.count, 'trial')}, {len(launchers)} at once, each "
-                f"with {counted(job.workers, 'worker')}: {self.launcher.where} ...",
-                self.verbose,
+                f"with {counted(job.workers, 'worker')}: {self.launcher.where} ..."
             )
             runner = TrialRunner(
                 source=self.source,
@@ -143,9 +144,13 @@ class Search:
         return self._known
 
     def _note(self, trial: Trial) -> None:
-        say(trial.describe(), self.verbose)
+        self._ended += 1
+        self._show(trial.describe())
         if self.on_trial is not None:
             self.on_trial(trial)
+
+    def _show(self, text: str) -> None:
+        choose_lines(self.verbose).trials(text, self._ended, self.source.count)
 
     def _note_epoch(self, number: int, event: EpochEnded) -> None:
         say(f"trial {number}: {epoch_line(event)}", self.verbose)

@@ -1,8 +1,13 @@
 # The function that shows the progress of Python's calls. Python calls it on this thread, with the
 # kind of an event and a list of its values.
-new_progress <- function() {
-  now <- rlang::env(bar = NULL, recent = list())
-  function(kind, event = list()) keep_conditions(show_event(now, kind, event))
+new_progress <- function(call = caller_env()) {
+  now <- rlang::env(bar = NULL, recent = list(), pane = new_pane(call))
+  function(kind, event = list()) {
+    keep_conditions({
+      update_pane(now$pane, kind, event)
+      show_event(now, kind, event)
+    })
+  }
 }
 
 show_event <- function(now, kind, event) {
@@ -10,6 +15,7 @@ show_event <- function(now, kind, event) {
     kind,
     is_live = return(is_live_console()),
     begin = ,
+    trials = ,
     line = show_line(event$text),
     step = show_step(now, event),
     epoch = {

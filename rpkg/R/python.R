@@ -181,10 +181,13 @@ is_older <- function(version, than) {
 # R interrupt. Python's progress and messages are shown by R.
 call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
   bridge <- pybackend(call)$bridge
-  progress <- new_progress()
+  progress <- new_progress(call)
+  outcome <- "failed"
+  reason <- NULL
   on.exit(
     {
       progress("end")
+      progress("close", list(outcome = outcome, text = reason))
       signal_kept_warnings()
     },
     add = TRUE
@@ -201,14 +204,17 @@ call_python <- function(fn, ..., call = caller_env(), stops_workers = TRUE) {
       abort_tfdist(message, "tfdist_error_python", call = call)
     },
     interrupt = function(interrupt) {
+      outcome <<- if (stops_workers) "cancelled" else "left"
       if (stops_workers) {
         rlang::inform("Interrupted: the workers have been stopped.")
       }
     }
   )
   if (!isTRUE(answer$ok)) {
+    reason <- answer$error$message
     abort_python(answer$error, call)
   }
+  outcome <- "succeeded"
   answer$value
 }
 

@@ -20,7 +20,14 @@ import pytest
 from rich.console import Console
 
 import pybackend
-from pybackend.api.display import Lines, Live, Speed, relayed_to, show_seconds
+from pybackend.api.display import (
+    Lines,
+    Live,
+    Speed,
+    choose_lines,
+    relayed_to,
+    show_seconds,
+)
 from pybackend.api.observer import Observers
 from pybackend.api.progress import epoch_line, following, printer
 from pybackend.job.codec import encode
@@ -165,6 +172,16 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     ):
         on_event(STEP)
     assert told == ["is_live", "begin", "end"]
+
+
+def test_a_search_shows_a_line_and_tells_r_how_many_trials_have_ended(capsys: Any) -> None:
+    told: list[Any] = []
+    with relayed_to(lambda kind, fields: told.append((kind, fields))):
+        choose_lines(1).trials("trial 1", 1, 4)
+        choose_lines(0).trials("trial 2", 2, 4)
+    assert told == [("trials", {"text": "trial 1", "done": 1, "total": 4})]
+    choose_lines(1).trials("trial 3", 3, 4)
+    assert capsys.readouterr().out == "trial 3\n"
 
 
 def test_a_bar_shows_step_loss_speed_and_time_left_below_the_lines() -> None:
