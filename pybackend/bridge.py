@@ -19,6 +19,7 @@ from pybackend.api.display import Tell, relayed_to
 from pybackend.api.in_process import evaluate_here, predict_here
 from pybackend.api.result_file import read_result, write_result
 from pybackend.api.returned_model import read_model_file
+from pybackend.data.files import check_writable
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "capture_shown",
     "check_inputs",
     "check_levels",
+    "check_writable",
     "connect_dbi",
     "copy_model",
     "describe_sql",
@@ -166,6 +168,7 @@ def copy_model(uri: str, path: str) -> None:
 
 def write_onnx(model: Any, path: str) -> float:
     """Write a model as an ONNX file, as `TrainResult.export` does."""
+    check_writable(path, "path")
     from pybackend.model.onnx import write_onnx
 
     return write_onnx(model, Path(path))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from pybackend.api.calls import explain_arguments
+from pybackend.data.files import check_writable
 from pybackend.errors import InputError
 from pybackend.job.resources import THIS
 from pybackend.launchers import PackedEnvironment, pack_environment_of
@@ -51,17 +53,23 @@ def pack_environment(
     standard library, and packages that are folders of sources (``pip install -e``). tfdist itself
     is always sent with the job.
     """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path).endswith(".tar.gz"):
+        raise InputError(f"`path` must end with .tar.gz, not {show(path)}")
     target = Path(os.path.expanduser(path))
-    if not target.name.endswith(".tar.gz"):
-        raise InputError(f"`path` must end with .tar.gz, not {show(os.fspath(path))}")
     if not target.absolute().parent.is_dir():
         raise InputError(f"`path` is {show(os.fspath(path))}, whose folder does not exist")
-    if target.is_dir() or not os.access(target.absolute().parent, os.W_OK):
-        raise InputError(f"`path` is {show(os.fspath(path))}, which cannot be written")
-    given = os.path.expanduser(environment)
-    if given != THIS and not os.path.isdir(given):
-        raise InputError(
-            f"`environment` must be {show(THIS)} or the folder of an environment, not "
-            f"{show(os.fspath(environment))}"
-        )
-    return pack_environment_of(given, target)
+    if target.is_dir():
+        raise InputError(f"`path` is {show(os.fspath(path))}, which is a folder")
+    check_writable(str(target), "path")
+    return pack_environment_of(_check_environment(environment), target)
+
+
+def _check_environment(environment: Any) -> str:
+    if isinstance(environment, (str, os.PathLike)):
+        given = os.path.expanduser(os.fspath(environment))
+        if given == THIS or os.path.isdir(given):
+            return given
+    raise InputError(
+        f"`environment` must be {show(THIS)} or the folder of an environment, not "
+        f"{show(environment)}"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -170,22 +169,19 @@ class TrainResult:
         Raises
         ------
         InputError
-            The name has a different ending; or the result has only weights, which need
-            ``*.weights.h5``.
+            The name has a different ending, or the file cannot be written; or the result has only
+            weights, which need ``*.weights.h5``.
         SerializationError
             Keras cannot write the model in that format.
         """
-        from pybackend.api.returned_model import save_file
+        from pybackend.api.returned_model import check_path, save_file
 
-        if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
-            raise InputError(
-                f"`path` must name a file, such as {show('model.h5')}, not {show(path)}"
-            )
-        if Path(path).suffix == ".json":
+        path = check_path(path, f"a file, such as {show('model.h5')}")
+        if path.suffix == ".json":
             from pybackend.api.result_file import write_result
 
-            return write_result(self.record, self.model_base64, Path(path))
-        return save_file(Path(path), self.model_format, self.model_bytes, lambda: self.model)
+            return write_result(self.record, self.model_base64, path)
+        return save_file(path, self.model_format, self.model_bytes, lambda: self.model)
 
     @classmethod
     def load(
@@ -234,14 +230,15 @@ class TrainResult:
         Raises
         ------
         InputError
-            The folder already exists; or the model cannot be an ONNX file, or a package is missing.
+            The folder already exists, or cannot be written; or the model cannot be an ONNX file, or
+            a package is missing.
         SerializationError
             Keras cannot export the model, or the ONNX file computes other numbers. The message
             names the output and the difference.
         """
-        from pybackend.api.returned_model import check_new_folder, export_model
+        from pybackend.api.returned_model import check_new_folder, check_path, export_model
 
-        path = Path(path)
+        path = check_path(path, f"a new folder, such as {show('exported')}, or a file *.onnx")
         if path.suffix == ".onnx":
             from pybackend.model.onnx import check_onnx_installed, write_onnx
 

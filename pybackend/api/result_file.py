@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pybackend.api.returned_model import Decoder, read_model_file
-from pybackend.data.files import write_whole
+from pybackend.data.files import check_writable, write_whole
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.codec import read_fields
 from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
@@ -28,10 +28,11 @@ def write_result(record: str, model_base64: str, path: Path) -> Path:
     Raises
     ------
     InputError
-        The name of the file does not end in ``.json``.
+        The name of the file does not end in ``.json``, or it cannot be written.
     """
     if path.suffix != SUFFIX:
         raise InputError(f"name the file *{SUFFIX}, not {show(path.name)}")
+    check_writable(str(path), "path")
     values = {"format": _FORMAT, "version": _VERSION, **json.loads(record)}
     write_whole(str(path), json.dumps({**values, "model_base64": model_base64}).encode())
     return path

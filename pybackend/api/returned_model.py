@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from pybackend.api.checkpoints import has_checkpoint
-from pybackend.data.files import read_file, write_whole
+from pybackend.data.files import check_writable, read_file, write_whole
 from pybackend.errors import InputError, SerializationError
 from pybackend.job.checkpoint import Checkpoint, pointing_to
 from pybackend.job.pickling import pickle_value
@@ -22,6 +23,25 @@ from pybackend.model.serialization import model_from_bytes
 from pybackend.words import show
 
 _FORMATS = ("h5", "keras")
+
+
+def check_path(path: Any, wanted: str) -> Path:
+    """Return the path to which a model will be written, before anything is computed.
+
+    Parameters
+    ----------
+    wanted
+        What it must name, for the message: ``"a file, such as 'model.h5'"``.
+
+    Raises
+    ------
+    InputError
+        It names nothing, or cannot be written.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not Path(path).name:
+        raise InputError(f"`path` must name {wanted}, not {show(path)}")
+    check_writable(str(Path(path)), "path")
+    return Path(path)
 
 
 def save_file(

@@ -149,13 +149,13 @@ def _find_folder(uri: str) -> str:
     return folder
 
 
-def check_writable(uri: str) -> None:
+def check_writable(uri: str, argument: str) -> None:
     """Check that a file can be written, by writing and removing another file in its folder.
 
     Raises
     ------
     InputError
-        It cannot be written.
+        It cannot be written. The message names the argument.
     """
     probe = f"{uri}.probe-{secrets.token_hex(4)}"
     try:
@@ -167,7 +167,9 @@ def check_writable(uri: str) -> None:
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise InputError(f"{show(uri)} cannot be written: {error}") from error
+        # Without the name of the probe.
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"`{argument}`: {show(uri)} cannot be written: {reason}") from error
 
 
 def write_whole(uri: str, content: bytes) -> None:

@@ -245,7 +245,7 @@ def continue_checkpoints(
 
 def _open_store(options: Checkpoint) -> CheckpointStore:
     store = CheckpointStore(options.uri)
-    check_writable(f"{options.uri.rstrip('/')}/checkpoint")
+    check_writable(f"{options.uri.rstrip('/')}/checkpoint", "checkpoint")
     store.open()
     return store
 

@@ -80,7 +80,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
     if loaded.is_from_r and job.model_uri is not None:
         plans.append(SavingPlan("h5", False, trained))
     if job.model_uri is not None:
-        check_writable(job.model_uri)
+        check_writable(job.model_uri, "model_uri")
         kind = max((kind for kind in TRAINED if job.model_uri.endswith(f".{kind}")), key=len)
         plans = [plan for plan in plans if plan.format == kind]
         if not plans:

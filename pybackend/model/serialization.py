@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pybackend.data.files import write_whole
+from pybackend.data.files import check_writable, write_whole
 from pybackend.errors import InputError, SerializationError, UnverifiedFileWarning
 from pybackend.model.compile_settings import (
     compile_as_written,
@@ -246,6 +246,7 @@ def save_model(model: Any, path: str | Path, *, include_optimizer: bool = False)
     suffix = path.suffix
     if suffix not in (".h5", ".keras"):
         raise InputError(f"name the file *.h5 or *.keras, not {show(path.name)}")
+    check_writable(str(path), "path")
     if isinstance(model, str):
         data = decode_base64(model)
         found = f".{recognize_format(data)}"

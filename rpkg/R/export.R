@@ -25,6 +25,9 @@ NULL
 export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   check_string(export_dir_base)
   call <- rlang::current_env()
+  path <- path.expand(export_dir_base)
+  check <- pybackend(call)$bridge$check_writable
+  call_python(check, path, "export_dir_base", call = call)
   model <- fit_model(object, call)
   # TensorFlow writes generated code to temporary files. Within R, they are not removed when Python
   # ends, so use R's own temporary folder, which is removed with the session.
@@ -32,7 +35,7 @@ export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
   before <- tempfile$tempdir
   tempfile$tempdir <- tempdir()
   on.exit(tempfile$tempdir <- before)
-  call_python(model$export, path.expand(export_dir_base), ..., verbose = FALSE, call = call)
+  call_python(model$export, path, ..., verbose = FALSE, call = call)
   invisible(object)
 }
 

@@ -79,6 +79,16 @@ def scale(train: Any = needs_arguments, **changes: Any) -> Callable[[], Any]:
     return lambda: bench_scale(train, **changes)
 
 
+def pack(path: Any = "env.tar.gz", environment: Any = "this") -> Callable[[], Any]:
+    return lambda: pybackend.pack_environment(path, environment)
+
+
+def write(method: str, path: Any) -> Callable[[], Any]:
+    """Return a call of a result's method that writes its model."""
+    result = TrainResult(b"", "h5", "", {}, [], 0.0, 0, 0)
+    return lambda: getattr(result, method)(path)
+
+
 def trains(workers: int, batch_size: int) -> None:
     raise AssertionError("never called")
 
@@ -439,6 +449,34 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`arguments` can only be passed to a script",
     ),
     "scale verbose": (scale(trains, verbose="no"), "`verbose` must be a whole number"),
+    "pack path": (pack("env.zip"), "`path` must end with .tar.gz, not 'env.zip'"),
+    "pack path type": (pack(3), "`path` must end with .tar.gz, not 3"),
+    "pack path of no folder": (pack("/no/env.tar.gz"), "whose folder does not exist"),
+    "pack path that cannot be written": (
+        pack("/proc/env.tar.gz"),
+        "`path`: '/proc/env.tar.gz' cannot be written: No such file or directory",
+    ),
+    "pack environment": (pack(environment="nowhere"), "`environment` must be 'this' or the folder"),
+    "pack environment type": (pack(environment=3), "`environment` must be 'this' or the folder"),
+    "pack environment without a Python": (
+        pack(environment=TESTS),
+        f"`environment` is the folder {TESTS!r}, which has no bin/python",
+    ),
+    "save path": (write("save", ""), "`path` must name a file, such as 'model.h5', not ''"),
+    "save path that cannot be written": (
+        write("save", "/proc/model.h5"),
+        "`path`: '/proc/model.h5' cannot be written: No such file or directory",
+    ),
+    "export path": (write("export", ""), "`path` must name a new folder, such as 'exported', or"),
+    "export path type": (write("export", 3), "`path` must name a new folder"),
+    "export path that exists": (write("export", TESTS), "exists and is not an empty folder"),
+    **{
+        f"export {path} that cannot be written": (
+            write("export", path),
+            f"`path`: {path!r} cannot be written: No such file or directory",
+        )
+        for path in ("/proc/new", "/proc/model.onnx")
+    },
 }
 
 

@@ -251,7 +251,7 @@ def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_
 
 def test_a_path_that_cannot_be_written_is_named_at_once(small: Path, tmp_path: Path) -> None:
     (tmp_path / "env.tar.gz").mkdir()
-    with pytest.raises(InputError, match=r"env\.tar\.gz', which cannot be written"):
+    with pytest.raises(InputError, match=r"env\.tar\.gz', which is a folder"):
         pybackend.pack_environment(tmp_path / "env.tar.gz", small)
 
 

@@ -77,12 +77,12 @@ def test_an_empty_folder_is_told(tmp_path: Path) -> None:
 
 
 def test_whether_a_place_can_be_written_is_tried_and_leaves_nothing(tmp_path: Path) -> None:
-    check_writable(str(tmp_path / "new" / "model.h5"))
+    check_writable(str(tmp_path / "new" / "model.h5"), "path")
     assert list(tmp_path.iterdir()) == []
-    check_writable("memory://test_files/model.h5")
+    check_writable("memory://test_files/model.h5", "path")
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be written"):
-        check_writable(str(tmp_path / "file" / "model.h5"))
+    with pytest.raises(InputError, match=r"^`path`: .*h5' cannot be written: Not a directory$"):
+        check_writable(str(tmp_path / "file" / "model.h5"), "path")
 
 
 @pytest.mark.parametrize("argument", ["checkpoint", "model_uri"])

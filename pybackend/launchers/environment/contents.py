@@ -119,7 +119,10 @@ def describe_environment(python: str) -> EnvironmentFacts:
     InputError
         It does not start, or belongs to an environment that cannot be packed here.
     """
-    facts = json.loads(_run(python, _DESCRIBE))
+    try:
+        facts = json.loads(_run(python, _DESCRIBE))
+    except ValueError as error:
+        raise InputError(f"`environment`: {python} is not a Python") from error
     facts["site"] = _run(facts["executable"], _FIND_SITE).strip()
     lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
     found = EnvironmentFacts(**{**facts, **lists})

@@ -17,3 +17,18 @@ test_that("a bundle contains the model, also one that is in a file", {
   expect_s3_class(again, "tfdist_fit")
   expect_equal(fit_weights(again), model$get_weights())
 })
+
+test_that("a path that cannot be written is named before the model is read", {
+  skip_if_no_pybackend()
+  fit <- example_fit()
+  expect_error(
+    export_savedmodel.tfdist_fit(fit, "/proc/new"),
+    "`export_dir_base`: \"/proc/new\" cannot be written: No such file or directory",
+    class = "tfdist_error_input"
+  )
+  expect_error(
+    write_model(fit, "/proc/fit.json"),
+    "`path`: \"/proc/fit.json\" cannot be written: No such file or directory",
+    class = "tfdist_error_input"
+  )
+})
