@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -43,6 +42,7 @@ from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked, signal_group
+from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.words import call_of, setting
@@ -136,7 +136,10 @@ class Child:
         """``host:port`` reserved for TensorFlow's own server, if the job needs one."""
         self.is_closed = False
         """True once its folder is removed."""
-        self.folder = Path(tempfile.mkdtemp(prefix=f"tfdist-{rank}-", dir=find_disk()))
+        self._folder = contextlib.ExitStack()
+        # Until the worker watches its lifeline, only a janitor can remove the folder.
+        swept = swept_folder(find_disk(), f"tfdist-{rank}-")
+        self.folder = self._folder.enter_context(swept)
 
     def __enter__(self) -> Child:
         return self
@@ -152,6 +155,7 @@ class Child:
         if self._reservation is not None:
             self._reservation.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.close()
 
     @property
     def pid(self) -> int:

@@ -20,6 +20,18 @@ with swept_folder() as folder:
     input()
 """
 
+KILLED = """
+import os, pathlib, signal, sys
+from pybackend.launchers.remote.janitor import swept_folder
+make = pathlib.Path.mkdir
+def die(folder, **options):
+    make(folder, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+pathlib.Path.mkdir = die
+with swept_folder(sys.argv[1]):
+    pass
+"""
+
 
 def test_a_folder_goes_with_its_block() -> None:
     with swept_folder() as folder:
@@ -38,3 +50,9 @@ def test_a_folder_goes_with_a_killed_process() -> None:
         assert (folder / "part").exists()
         os.kill(owner.pid, signal.SIGKILL)
     wait_for(lambda: not folder.exists())
+
+
+def test_a_process_that_is_killed_as_soon_as_there_is_a_folder_leaves_none(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    wait_for(lambda: not list(tmp_path.iterdir()))

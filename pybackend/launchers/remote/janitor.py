@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -43,12 +44,14 @@ def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def swept_folder(parent: str | None = None) -> Iterator[Path]:
+def swept_folder(parent: str | None = None, prefix: str = "tfdist-") -> Iterator[Path]:
     """Make a private folder, which is removed on exit, even if this process is killed."""
-    folder = tempfile.mkdtemp(prefix="tfdist-", dir=parent)
-    janitor = sweep(folder)
+    folder = Path(parent or tempfile.gettempdir(), f"{prefix}{secrets.token_hex(8)}")
+    # It knows the folder first: this process may be killed at any moment.
+    janitor = sweep(str(folder))
     try:
-        yield Path(folder)
+        folder.mkdir(mode=0o700)
+        yield folder
     finally:
         assert janitor.stdin is not None
         janitor.stdin.close()
