@@ -226,6 +226,16 @@ class KillAfter(keras.callbacks.Callback):
 
 
 @pytest.mark.full
+def test_a_detached_job_survives_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    kill = KillAt(1, 1, 1, tmp_path / "mark")
+    job: Any = train(kill, workers=Elastic(3, min=2), verbose=0, detach=True)
+    result = job.result(120, verbose=0)
+    check_exact(result)
+    assert [len(generation.workers) for generation in result.generations] == [3, 2]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("bucket", [25.0, 1e-4])
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_two_losses_within_steps(bucket: float, is_compiled: bool, tmp_path: Path) -> None:

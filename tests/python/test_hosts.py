@@ -20,6 +20,7 @@ import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
 from conftest import build_dense, full, needs_r, wait_for
+from detaching import assert_same, drivers, submit_and_kill, train_here
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import run as run_command
@@ -124,6 +125,26 @@ def test_trials_share_the_slots_of_hosts(there: SshHosts, rows: Any) -> None:
             workers_per_trial=2,
             parallelism=2,
         )
+
+
+@pytest.mark.full
+def test_a_detached_job_restarts_after_its_session_was_killed(
+    there: SshHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    name = submit_and_kill(f"""
+        from killing import KillAt
+        job = pybackend.barrier_train(
+            pybackend.hosts("a,b", ssh_options={there.options!r}), build, rows(), epochs=2,
+            callbacks=[KillAt(1, 1, 2, {str(tmp_path / "mark")!r}), slow(0.2)],
+            checkpoint=pybackend.Checkpoint({str(tmp_path / "checkpoints")!r}, every=2),
+            restarts=1, detach=True, **SETTINGS
+        )
+    """)
+    result = pybackend.attach_job(name).result(300, verbose=0)
+    assert len(result.restarts) == 1
+    assert_same(result, train_here())
+    wait_for(lambda: not drivers())
 
 
 @pytest.mark.full

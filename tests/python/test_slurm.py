@@ -16,6 +16,7 @@ import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
 from conftest import build_dense, full, needs_r, wait_for
+from detaching import assert_same, drivers, submit_and_kill, train_here
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
@@ -174,6 +175,21 @@ def test_a_training_goes_on_when_a_worker_was_killed(
     assert "restarting from the newest checkpoint" in capsys.readouterr().out
     assert results[0].history == results[1].history
     assert results[0].workers[0].weights_sha256 == results[1].workers[0].weights_sha256
+
+
+@pytest.mark.full
+def test_a_detached_job_outlives_its_session(
+    cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    name = submit_and_kill(f"""
+        job = pybackend.barrier_train(
+            pybackend.slurm(nodes=2, folder={str(jobs(cluster))!r}), build, rows(), epochs=2,
+            detach=True, **SETTINGS
+        )
+    """)
+    assert_same(pybackend.attach_job(name).result(300, verbose=0), train_here())
+    wait_for(lambda: not drivers())
 
 
 @pytest.mark.full
