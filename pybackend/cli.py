@@ -206,7 +206,8 @@ def _add_jobs(add_command: Callable[..., Any]) -> None:
     )
     add("action", choices=actions, metavar="|".join(actions), help=meaning)
     add("id", nargs="?", metavar="ID", help="the job (not for list)")
-    add("-f", "--follow", action="store_true", help="logs: print new lines until the job ends")
+    followed = "logs: print new lines until the job ends; exit status 1 if it has no result"
+    add("-f", "--follow", action="store_true", help=followed)
     written = "result: file to write, *.json (the whole result), *.h5 or *.keras (the model)"
     add("-o", "--output", metavar="FILE", help=written)
     chosen = "folder with the jobs (default: TFDIST_JOBS, or ~/.local/state/tfdist/jobs)"
@@ -328,7 +329,8 @@ def _jobs(options: argparse.Namespace) -> int:
     if options.action == "logs":
         _print_logs(job, options.follow)
         print(job.describe())
-    elif options.action == "result":
+        return int(options.follow and job.status != "finished")
+    if options.action == "result":
         print(f"written to {job.result().save(options.output)}")
     elif options.action == "remove":
         job.remove()

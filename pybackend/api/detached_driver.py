@@ -16,9 +16,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pybackend.api.job_copy import copied
 from pybackend.api.job_folder import BEAT_SECONDS, EventLog, JobFolder, describe_error
 from pybackend.api.observer import Observer, Observers
-from pybackend.api.submit import read_request
+from pybackend.api.prepared_training import PreparedTraining
+from pybackend.api.submit import opened_request
 from pybackend.api.train import run_prepared
 from pybackend.errors import ClusterError, TfdistError
 from pybackend.words import speak
@@ -35,9 +37,15 @@ def main(place: str, lock: str) -> None:
     folder = JobFolder(Path(place))
     speak(folder.submitted.language)
     folder = folder.publish()
+    with copied(folder):
+        _drive(folder)
+
+
+def _drive(folder: JobFolder) -> None:
+    """Run the training, and write its end."""
     try:
-        with _watched(folder):
-            _train(folder)
+        with _watched(folder), opened_request(folder) as (prepared, began):
+            _train(folder, prepared, began)
     except KeyboardInterrupt:
         folder.end("cancelled")
     except TfdistError as error:
@@ -50,9 +58,7 @@ def main(place: str, lock: str) -> None:
         folder.end("finished")
 
 
-def _train(folder: JobFolder) -> None:
-    prepared, began = read_request(folder)
-
+def _train(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
     def is_asked(number: int, logs: object) -> bool:
         return folder.is_asked("stop")
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pybackend.api.calls import Place
 from pybackend.api.display import Lines, choose_display
+from pybackend.api.job_copy import JobCopy, list_jobs
 from pybackend.api.job_folder import (
     JobFolder,
     Status,
     find_root,
-    list_folders,
     next_step,
-    read_events,
     restore_error,
 )
 from pybackend.api.observer import Observer, Observers, split_observers
@@ -26,11 +23,9 @@ from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
-from pybackend.job.job import Job
 from pybackend.job.messages import EpochEnded, StopTraining
 from pybackend.words import Code, call_of, either, show
 
-_LOOK_SECONDS = 0.2
 _END_SECONDS = 60.0
 
 
@@ -46,12 +41,12 @@ class DetachedJob:
         Name of the job, and of its folder.
     """
 
-    def __init__(self, folder: JobFolder, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, folder: JobFolder | JobCopy, observers: Sequence[Observer] = ()) -> None:
         self.id = folder.id
         self._folder = folder
         self._observers = Observers(observers)
         # Observers see what happens from now on.
-        self._observed = read_events(folder, 0)[1] if observers else 0
+        self._observed = folder.read_events(0)[1] if observers else 0
         self._shown = 0
 
     def __repr__(self) -> str:
@@ -59,8 +54,8 @@ class DetachedJob:
 
     @property
     def folder(self) -> str:
-        """Path of the job's folder."""
-        return str(self._folder.path)
+        """Path of the job's folder, or URI of its copy."""
+        return self._folder.place
 
     @property
     def status(self) -> Status:
@@ -79,8 +74,8 @@ class DetachedJob:
         if ended is not None and ended.error is not None:
             return f"{status}: {ended.error.message.partition(chr(10))[0]}"
         if status == "lost":
-            return f"{status}: {next_step(self._folder)}"
-        epochs = [e for e in read_events(self._folder, 0)[0] if isinstance(e, EpochEnded)]
+            return f"{status}: {next_step(self._folder.submitted)}"
+        epochs = [e for e in self._folder.read_events(0)[0] if isinstance(e, EpochEnded)]
         done = max((event.epoch for event in epochs), default=0)
         where = f"{counted(record.workers, 'worker')}, {record.where}, driven on {record.host}"
         return f"{status}, epoch {done}/{record.epochs} completed ({where})"
@@ -110,7 +105,7 @@ class DetachedJob:
         self._check_exists()
         display = _Collected(True)
         show_event = Narrator(display, logs=False)
-        for event in read_events(self._folder, 0)[0]:
+        for event in self._folder.read_events(0)[0]:
             show_event(event)
         return display.lines[start:]
 
@@ -128,7 +123,7 @@ class DetachedJob:
         """
         self._check_exists()
         deadline = None if timeout is None else time.monotonic() + timeout
-        job = replace(Job.from_json(self._folder.job.read_text()), verbose=verbose)
+        job = replace(self._folder.read_job(), verbose=verbose)
         display = choose_display(job)
         narrate = Narrator(display)
         try:
@@ -141,7 +136,7 @@ class DetachedJob:
                     if status != "running" or (deadline and time.monotonic() > deadline):
                         display.ended(status)
                         return status
-                    time.sleep(_LOOK_SECONDS)
+                    time.sleep(self._folder.look_seconds)
         except KeyboardInterrupt:
             again = call_of("attach_job", Code(show(self.id)))
             end = either(".cancel()", "job_cancel()")
@@ -151,12 +146,12 @@ class DetachedJob:
 
     def _follow(self, narrate: Narrator) -> None:
         position = self._shown
-        events, self._shown = read_events(self._folder, position)
+        events, self._shown = self._folder.read_events(position)
         for event in events:
             narrate(event)
         if not self._observers or self._shown <= self._observed:
             return
-        seen, self._observed = read_events(self._folder, self._observed)
+        seen, self._observed = self._folder.read_events(self._observed)
         for event in seen:
             if isinstance(self._observers(event), StopTraining):
                 self._folder.ask("stop")
@@ -182,16 +177,13 @@ class DetachedJob:
         if status == "running":
             raise TimeoutError(f"the job {self.id} has not ended after {timeout:g} seconds")
         if status == "lost":
-            raise ClusterError(f"the job {self.id} is lost: {next_step(self._folder)}")
+            raise ClusterError(f"the job {self.id} is lost: {next_step(self._folder.submitted)}")
         if status == "cancelled":
             raise ClusterError(f"the job {self.id} was cancelled, and has no result")
         ended = self._folder.ended
         if ended is not None and ended.error is not None:
             raise restore_error(ended.error)
-        self._folder.check_private()
-        # The whole model, also with parts that no file can hold.
-        decode = partial(_decode, self._folder.decoder.read_bytes())
-        return replace(TrainResult.load(self._folder.result), decode=decode)
+        return self._folder.load_result()
 
     def cancel(self, timeout: float = _END_SECONDS) -> Status:
         """End the job and its workers, and return its status; its folder stays until `remove`.
@@ -215,7 +207,7 @@ class DetachedJob:
                     f"the job {self.id} has not ended after {timeout:g} seconds; it ends when its "
                     f"driver on {self._folder.submitted.host} notices"
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(self._folder.look_seconds)
         return status
 
     def remove(self) -> None:
@@ -231,7 +223,7 @@ class DetachedJob:
         self._folder.remove()
 
     def _check_exists(self) -> None:
-        if not self._folder.job.exists():
+        if not self._folder.exists:
             raise InputError(f"the job {self.id} was removed: there is no folder {self.folder}")
 
 
@@ -246,25 +238,21 @@ class _Collected(Lines):
         self.lines.append(text)
 
 
-def _decode(decoder: bytes, content: bytes) -> Any:
-    return pickle.loads(decoder)(content)  # noqa: S301
-
-
 def jobs(folder: Place | None = None) -> list[DetachedJob]:
     """Return all detached jobs of this user, oldest first.
 
     Parameters
     ----------
     folder
-        Folder with the jobs. None (default): the environment variable ``TFDIST_JOBS``, or
-        ``~/.local/state/tfdist/jobs``.
+        Folder with the jobs, or URI with their copies. None (default): the environment variable
+        ``TFDIST_JOBS``, or ``~/.local/state/tfdist/jobs``.
 
     Raises
     ------
     InputError
-        The folder is not a path.
+        The folder is neither a path nor a URI.
     """
-    return [DetachedJob(found) for found in list_folders(find_root(folder))]
+    return [DetachedJob(found) for found in list_jobs(find_root(folder))]
 
 
 def attach_job(
@@ -296,9 +284,10 @@ def attach_job(
         )
     if not isinstance(id, str) or not id:
         raise InputError(f"`id` must be the id of a job, not {show(id)}")
-    found = [one for one in list_folders(root) if one.id.endswith(id)]
+    known = list_jobs(root)
+    found = [one for one in known if one.id.endswith(id)]
     if len(found) != 1:
-        known = ", ".join(one.id for one in list_folders(root)[-5:]) or "none"
+        newest = ", ".join(one.id for one in known[-5:]) or "none"
         reason = "several jobs end with" if found else "there is no job"
-        raise InputError(f"{reason} {show(id)} in {root} (newest jobs: {known})")
+        raise InputError(f"{reason} {show(id)} in {root} (newest jobs: {newest})")
     return DetachedJob(found[0], observers)

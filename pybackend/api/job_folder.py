@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import secrets
 import shutil
 import socket
@@ -16,11 +17,13 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pybackend.data.files import write_whole
+from pybackend.api.result import TrainResult
+from pybackend.data.files import is_remote, local_path, write_whole
 from pybackend.errors import (
     ClusterError,
     DatabaseError,
@@ -33,6 +36,7 @@ from pybackend.errors import (
     WorkerFailedError,
 )
 from pybackend.job.codec import decode, encode, encode_line
+from pybackend.job.job import Job
 from pybackend.job.messages import Announced, Event, EventBytes, StepEnded, read_event
 from pybackend.words import Language, setting, show, spoken
 
@@ -40,17 +44,21 @@ VARIABLE = "TFDIST_JOBS"
 End = Literal["finished", "failed", "cancelled"]
 Status = Literal["running", "finished", "failed", "cancelled", "lost"]
 
+EVENTS = "events.jsonl"
 BEAT_SECONDS = 10.0
 """Seconds between two signs of life of a driver."""
 _UNFINISHED = ".new-"
 # On another machine, a driver counts as lost if its last beat is older.
-_LOST_SECONDS = 120.0
+LOST_SECONDS = 120.0
 _STEP_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job as it was submitted: ``time`` in seconds since 1970, ``where`` its workers run."""
+    """A job as it was submitted: ``time`` in seconds since 1970, ``where`` its workers run.
+
+    ``copy`` is the URI to which its driver copies it for sessions on other machines.
+    """
 
     time: float
     host: str
@@ -58,6 +66,7 @@ class Submitted:
     workers: int
     epochs: int
     language: Language
+    copy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,18 +117,30 @@ def restore_error(error: JobError) -> TfdistError:
     return kind(error.message)
 
 
-def find_root(place: Any = None, argument: str = "folder") -> Path:
-    """Return the folder of all jobs: ``place``, ``TFDIST_JOBS``, or one in the home folder."""
+@dataclass(frozen=True)
+class Root:
+    """The folder of all jobs on this machine, and the URI of their copies, if there is one."""
+
+    path: Path
+    copies: str | None = None
+
+    def __str__(self) -> str:
+        return self.copies or str(self.path)
+
+
+def find_root(place: Any = None, argument: str = "folder") -> Root:
+    """Return where all jobs are: ``place``, ``TFDIST_JOBS``, or a folder in the home folder."""
     if place is not None and (not isinstance(place, (str, os.PathLike)) or not os.fspath(place)):
-        raise InputError(f"`{argument}` must be a path, not {show(place)}")
+        raise InputError(f"`{argument}` must be a path or a URI, not {show(place)}")
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    chosen = os.fspath(place or os.environ.get(VARIABLE) or Path(state, "tfdist", "jobs"))
-    if "://" in chosen:
-        raise InputError(
-            f"jobs need a folder that this machine can lock, not the URI {show(chosen)}: pass a "
-            f"path, or set {VARIABLE} to one"
-        )
-    return Path(chosen).expanduser().absolute()
+    usual = os.environ.get(VARIABLE) or ""
+    chosen = os.fspath(place or usual or Path(state, "tfdist", "jobs"))
+    copies = chosen.rstrip("/") if is_remote(chosen) else None
+    if chosen.startswith("memory:"):
+        raise InputError(f"jobs cannot be in {show(chosen)}: other processes cannot read it")
+    if copies:
+        chosen = usual if usual and not is_remote(usual) else str(Path(state, "tfdist", "jobs"))
+    return Root(Path(local_path(os.path.expanduser(chosen))), copies)
 
 
 @dataclass(frozen=True)
@@ -127,6 +148,9 @@ class JobFolder:
     """All files of a job."""
 
     path: Path
+
+    look_seconds: ClassVar[float] = 0.2
+    """Seconds between two looks at a job that is running."""
 
     @property
     def id(self) -> str:
@@ -159,7 +183,7 @@ class JobFolder:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
 
     @property
     def lock(self) -> Path:
@@ -177,10 +201,41 @@ class JobFolder:
     def submitted(self) -> Submitted:
         return decode(self.record.read_bytes(), Submitted)
 
-    def submit(self, where: str, workers: int, epochs: int) -> None:
-        """Write the description of the job."""
-        record = Submitted(time.time(), socket.gethostname(), where, workers, epochs, spoken())
+    def submit(self, where: str, workers: int, epochs: int, copies: str | None) -> None:
+        """Write the description of the job, whose copy is in a folder at the URI ``copies``."""
+        copy = None if copies is None else f"{copies}/{self.published.id}"
+        host = socket.gethostname()
+        record = Submitted(time.time(), host, where, workers, epochs, spoken(), copy)
         self.record.write_text(encode(record))
+
+    @property
+    def place(self) -> str:
+        """Path of the folder."""
+        return str(self.path)
+
+    @property
+    def exists(self) -> bool:
+        """True until the job is removed."""
+        return self.job.exists()
+
+    def read_job(self) -> Job:
+        """Return what the workers were to do."""
+        return Job.from_json(self.job.read_text())
+
+    def read_events(self, start: int) -> tuple[list[Event], int]:
+        """Return the complete events in the log from a position on, and the position after them."""
+        try:
+            with self.events.open("rb") as file:
+                file.seek(start)
+                return parse_events(file.read(), start)
+        except FileNotFoundError:
+            return [], start
+
+    def load_result(self) -> TrainResult:
+        """Return the result, with the whole model, also with parts that no file can hold."""
+        self.check_private()
+        decode = partial(_decode, self.decoder.read_bytes())
+        return replace(TrainResult.load(self.result), decode=decode)
 
     @property
     def ended(self) -> Ended | None:
@@ -207,7 +262,7 @@ class JobFolder:
         with suppress(FileNotFoundError):
             if self.submitted.host == socket.gethostname():
                 return self.is_locked()
-            return time.time() - self.lock.stat().st_mtime < _LOST_SECONDS
+            return time.time() - self.lock.stat().st_mtime < LOST_SECONDS
         return False
 
     def is_locked(self) -> bool:
@@ -306,7 +361,7 @@ def remove_unfinished(root: Path) -> None:
             if folder.record.exists():
                 is_left = folder.submitted.host == socket.gethostname()
             else:  # perhaps just created, and not yet locked
-                is_left = time.time() - path.stat().st_mtime > _LOST_SECONDS
+                is_left = time.time() - path.stat().st_mtime > LOST_SECONDS
             if is_left and not (folder.lock.exists() and folder.is_locked()):
                 folder.remove()
 
@@ -338,22 +393,20 @@ class EventLog:
         os.write(self._descriptor, encode_line(event))
 
 
-def read_events(folder: JobFolder, start: int) -> tuple[list[Event], int]:
-    """Return the complete events in the log from a position on, and the position after them."""
-    try:
-        with folder.events.open("rb") as file:
-            file.seek(start)
-            complete, end, _ = file.read().rpartition(b"\n")
-    except FileNotFoundError:
-        return [], start
-    events = [read_event(line) for line in complete.splitlines()]
-    return events, start + len(complete) + len(end)
+def parse_events(content: bytes, start: int) -> tuple[list[Event], int]:
+    """Return the complete events in a part of a log, and the position after them."""
+    complete, end, _ = content.rpartition(b"\n")
+    return [read_event(line) for line in complete.splitlines()], start + len(complete) + len(end)
 
 
-def next_step(folder: JobFolder) -> str:
+def _decode(decoder: bytes, content: bytes) -> Any:
+    return pickle.loads(decoder)(content)  # noqa: S301
+
+
+def next_step(record: Submitted) -> str:
     """Return what to do about a lost job."""
     return (
-        f"its driver on {folder.submitted.host} was killed, or the machine restarted, and its "
+        f"its driver on {record.host} was killed, or the machine restarted, and its "
         "workers ended with it: make the same call again, with "
         f"`{setting(checkpoint=...)}` and `resume` if it wrote checkpoints"
     )

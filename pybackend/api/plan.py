@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import socket
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ from pybackend.api.rendering import (
     write_text,
 )
 from pybackend.api.request import Request
+from pybackend.api.submit import find_detached
 from pybackend.api.train import barrier_train
 from pybackend.job.arguments import counted
 from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, TrainingJob
@@ -80,6 +82,9 @@ class Plan:
         JSON, or Slurm's batch script.
     later
         Sentences about what is known only after training has started.
+    driver
+        With ``detach``, description of the process that would drive the training: its host, and the
+        folder of its job. None: this session drives it.
     """
 
     launcher: str
@@ -93,6 +98,7 @@ class Plan:
     settings: dict[str, Any] = field(repr=False)
     documents: dict[str, str] = field(default_factory=dict, repr=False)
     later: tuple[str, ...] = ()
+    driver: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as lists, dicts, strings, numbers and None, for ``json.dumps``."""
@@ -138,7 +144,8 @@ class Plan:
 
     @property
     def _facts(self) -> list[str]:
-        facts = [f"data: {self.data}"]
+        facts = [] if self.driver is None else [f"driver: {self.driver}"]
+        facts.append(f"data: {self.data}")
         if self.validation_data is not None:
             facts.append(f"validation data: {self.validation_data}")
         facts.append(f"each worker gets: {self.which_rows}")
@@ -217,7 +224,12 @@ def plan(call: TrainingCall) -> Plan:
     >>> x, y = np.zeros((100, 4)), np.zeros(100)
     >>> print(pybackend.plan("local", model, (x, y), workers=2))  # doctest: +SKIP
     """
-    return describe_plan(prepare_training(call))
+    root = find_detached(call)
+    made = describe_plan(prepare_training(call))
+    if root is None:
+        return made
+    driver = f"a process of its own on {socket.gethostname()}, with a new folder in {root.path}"
+    return replace(made, driver=f"{driver} and a copy in {root.copies}" if root.copies else driver)
 
 
 def describe_plan(prepared: PreparedTraining) -> Plan:

@@ -7,14 +7,16 @@ import pickle
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pybackend.api.calls import TrainingCall
 from pybackend.api.detached_job import DetachedJob
-from pybackend.api.job_folder import JobFolder, new_folder
+from pybackend.api.job_copy import new_copy
+from pybackend.api.job_folder import JobFolder, Root, find_root, new_folder
 from pybackend.api.observer import Observers, split_observers
 from pybackend.api.prepared_training import PreparedTraining
 from pybackend.api.request import Request
@@ -24,23 +26,36 @@ from pybackend.data.sources import FunctionRows
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.pickling import pickle_value
-from pybackend.launchers import Bound, Checking, launcher_for, own_libraries, run_here
+from pybackend.launchers import (
+    Bound,
+    Checking,
+    Describing,
+    launcher_for,
+    own_libraries,
+    run_here,
+)
 from pybackend.words import call_of, setting, term
+
+if TYPE_CHECKING:
+    from pybackend.launchers import Handover
 
 # The driver only has to start Python.
 _START_SECONDS = 60.0
 
 
-def check_detachable(call: TrainingCall) -> None:
-    """Reject a call whose workers or observers belong to this session.
+def find_detached(call: TrainingCall) -> Root | None:
+    """Return the folder of all jobs for a detached call; None if this session drives the training.
 
     Raises
     ------
     InputError
-        The message names the reason, and what to do instead.
+        The folder is not a path, or workers or observers belong to this session.
     """
+    if call.detach is False:
+        return None
+    root = find_root(None if call.detach is True else call.detach, "detach")
     launcher = launcher_for(call.spark)
-    if isinstance(launcher, Bound):
+    if isinstance(launcher, Bound) and launcher.why_bound is not None:
         raise InputError(
             f"{setting(detach=True)} is not possible with {launcher.where}: {launcher.why_bound}"
         )
@@ -51,23 +66,37 @@ def check_detachable(call: TrainingCall) -> None:
         )
     if BENCH in os.environ:
         raise InputError(f"bench-scale waits for the training: leave out {setting(detach=True)}")
+    return root
 
 
-def submit(prepared: PreparedTraining, began: float, root: Path) -> DetachedJob:
+def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
     """Write a training run to a new folder, and start the process that drives it."""
     job, launcher = prepared.request.job, prepared.launcher
     if isinstance(launcher, Checking):
         launcher.check(job)
-    with new_folder(root) as (folder, lock):
-        folder.submit(launcher.where, job.workers, job.epochs)
+    with new_folder(root.path) as (folder, lock), _hand_over(prepared) as moved:
+        folder.submit(launcher.where, job.workers, job.epochs, root.copies)
         with naming_full_disk(folder.path, "the job"):
-            write_request(folder, prepared, began)
-        published = _start(folder, lock)
+            write_request(folder, prepared, began, moved)
+        with new_copy(folder):
+            published = _start(folder, lock, {} if moved is None else moved.variables)
     return DetachedJob(published)
 
 
-def _start(folder: JobFolder, lock: int) -> JobFolder:
-    """Start the driver, and wait until the job exists."""
+def _hand_over(prepared: PreparedTraining) -> AbstractContextManager[Handover | None]:
+    """Copy the Spark session of a training for the driver, if it has one."""
+    launcher = prepared.launcher
+    if launcher.session is None:
+        return nullcontext()
+    from pybackend.launchers import hand_over
+
+    if isinstance(launcher, Describing):
+        launcher.describe(prepared.request.job)  # its checks; the driver's errors come late
+    return hand_over(launcher.session, prepared.request.datasets)
+
+
+def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFolder:
+    """Start the driver with more variables in its environment; wait until the job exists."""
     published = folder.published
     with folder.output.open("wb") as output:
         process = subprocess.Popen(
@@ -75,7 +104,7 @@ def _start(folder: JobFolder, lock: int) -> JobFolder:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **own_libraries()},
+            env={**os.environ, **own_libraries(), **variables},
             pass_fds=[lock],
             start_new_session=True,  # not ended with the terminal, nor by its Ctrl-C
         )
@@ -107,20 +136,24 @@ class _Parts:
         return self.folder.request / "rest.pickle"
 
 
-def write_request(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
-    """Write a training run into a folder."""
+def write_request(
+    folder: JobFolder, prepared: PreparedTraining, began: float, moved: Handover | None = None
+) -> None:
+    """Write a training run into a folder; ``moved`` replaces a Spark session and its DataFrames."""
     request, files = prepared.request, _Parts(folder)
+    datasets = request.datasets if moved is None else moved.datasets
     folder.request.mkdir(0o700)
     folder.job.write_text(request.job.to_json())
-    functions = {k: v for k, v in request.datasets.items() if isinstance(v, FunctionRows)}
-    rows = {k: v for k, v in request.datasets.items() if k not in functions}
+    functions = {k: v for k, v in datasets.items() if isinstance(v, FunctionRows)}
+    rows = {k: v for k, v in datasets.items() if k not in functions}
     # Directly to the file, since rows may be large.
     with files.rows.open("wb") as file:
         pickle.dump(rows, file, protocol=5)
     # A built model is in the files already.
     model = None if request.job.model_source == "file" else request.model
     rest: Mapping[str, Any] = {
-        "launcher": prepared.launcher,
+        "launcher": prepared.launcher if moved is None else None,
+        "session": None if moved is None else moved.session,
         "restarts": prepared.restarts,
         "trackers": prepared.trackers,
         "began": began,
@@ -137,8 +170,15 @@ def write_request(folder: JobFolder, prepared: PreparedTraining, began: float) -
     files.rest.write_bytes(content)
 
 
-def read_request(folder: JobFolder) -> tuple[PreparedTraining, float]:
-    """Read what `write_request` wrote, which only this user can have changed."""
+@contextmanager
+def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]]:
+    """Read what `write_request` wrote, which only this user can have changed.
+
+    Yields
+    ------
+    tuple
+        The training, whose Spark session ends after the block, and when the call began.
+    """
     folder.check_private()
     files = _Parts(folder)
     with files.rows.open("rb") as file:
@@ -146,15 +186,19 @@ def read_request(folder: JobFolder) -> tuple[PreparedTraining, float]:
     rest = pickle.loads(files.rest.read_bytes())  # noqa: S301
     job = Job.from_json(folder.job.read_text())
     assert isinstance(job, TrainingJob)
-    request = Request(
-        job=replace(job, verbose=0, reports_lines=True),
-        files=rest["files"],
-        datasets={**datasets, **rest["functions"]},
-        columns=rest["columns"],
-        model=rest["model"],
-        custom_objects=rest["custom_objects"],
-        snapshot=rest["snapshot"],
-        observers=Observers(),
-    )
-    prepared = PreparedTraining(request, rest["launcher"], rest["restarts"], rest["trackers"])
-    return prepared, rest["began"]
+    with ExitStack() as stack:
+        launcher, datasets = rest["launcher"], {**datasets, **rest["functions"]}
+        if rest["session"] is not None:
+            session, datasets = stack.enter_context(rest["session"].connect(datasets))
+            launcher = launcher_for(session)
+        request = Request(
+            job=replace(job, verbose=0, reports_lines=True),
+            files=rest["files"],
+            datasets=datasets,
+            columns=rest["columns"],
+            model=rest["model"],
+            custom_objects=rest["custom_objects"],
+            snapshot=rest["snapshot"],
+            observers=Observers(),
+        )
+        yield PreparedTraining(request, launcher, rest["restarts"], rest["trackers"]), rest["began"]

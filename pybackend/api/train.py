@@ -13,7 +13,7 @@ from pybackend.api.calls import Features, Place, Scaling, TrainingCall, explain_
 from pybackend.api.checkpoints import has_checkpoint
 from pybackend.api.datasets import note_index
 from pybackend.api.detached_job import DetachedJob
-from pybackend.api.job_folder import find_root
+from pybackend.api.job_folder import Root
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.progress import printer
 from pybackend.api.restarts import run_with_restarts
@@ -22,7 +22,7 @@ from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.api.scaled import note_scale
 from pybackend.api.sent_files import EventFiles, note_files
 from pybackend.api.settings import describe_settings
-from pybackend.api.submit import check_detachable, submit
+from pybackend.api.submit import find_detached, submit
 from pybackend.api.tracking import recording
 from pybackend.data.columns import TableRows
 from pybackend.errors import ClusterError
@@ -203,8 +203,9 @@ def barrier_train(
         True: a process of its own drives the training, and the call returns a `DetachedJob` as soon
         as it has handed over the model and the rows. This session may then end. `attach_job`
         returns the job in any other session. Its files are in the folder that ``detach`` or the
-        environment variable ``TFDIST_JOBS`` names (default: ``~/.local/state/tfdist/jobs``). Not
-        supported on Spark.
+        environment variable ``TFDIST_JOBS`` names (default: ``~/.local/state/tfdist/jobs``). If
+        that is a URI, sessions on other machines find a copy there. On Spark, this needs Spark
+        Connect 4.1, and its URL in the variable ``SPARK_REMOTE``.
 
     Returns
     -------
@@ -312,20 +313,18 @@ def barrier_train(
         timeout=timeout,
         detach=detach,
     )
-    if detach is not False:
-        # An overload for this would make type checkers explain wrong arguments badly.
-        return cast("TrainResult", submit_training(call))
-    return run_training(call)
+    if (root := find_detached(call)) is None:
+        return run_training(call)
+    # An overload for this would make type checkers explain wrong arguments badly.
+    return cast("TrainResult", submit_training(call, root))
 
 
 Complete = Callable[[TrainResult], TrainResult]
 
 
-def submit_training(call: TrainingCall) -> DetachedJob:
+def submit_training(call: TrainingCall, root: Root) -> DetachedJob:
     """Check a call of `barrier_train`, and hand it over to a process of its own."""
     began = time.monotonic()
-    root = find_root(None if call.detach is True else call.detach, "detach")
-    check_detachable(call)
     prepared = prepare_training(call)
     note_start(prepared, call)
     return submit(prepared, began, root)

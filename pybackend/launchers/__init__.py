@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.feeding import FeedFrame as FeedFrame
     from pybackend.launchers.spark.feeding import FeedItems as FeedItems
     from pybackend.launchers.spark.feeding import InferItems as InferItems
+    from pybackend.launchers.spark.handover import Handover as Handover
+    from pybackend.launchers.spark.handover import hand_over as hand_over
     from pybackend.launchers.spark.jobs import run_watched as run_watched
     from pybackend.launchers.spark.predict import add_predictions as add_predictions
     from pybackend.launchers.spark.preflight import small_batches as small_batches
@@ -74,6 +76,7 @@ _NAMES = {
     "spark.detached": "DetachedLauncher",
     "spark.explain": "ask_executors quiet_log",
     "spark.feeding": "FED_SCHEMA FeedFrame FeedItems InferItems",
+    "spark.handover": "Handover hand_over",
     "spark.jobs": "run_watched",
     "spark.predict": "add_predictions",
     "spark.preflight": "small_batches",

@@ -116,11 +116,11 @@ class Launcher(Protocol):
 
 @runtime_checkable
 class Bound(Protocol):
-    """A launcher whose workers end with the process that made it."""
+    """A launcher whose workers may end with the process that made it."""
 
     @property
-    def why_bound(self) -> str:
-        """Reason why another process cannot launch its workers, and what to do instead."""
+    def why_bound(self) -> str | None:
+        """Reason why another process cannot launch its workers, and what to do; None: it can."""
 
 
 @runtime_checkable

@@ -12,8 +12,8 @@
 #' @param callbacks [observer()] objects. While this session waits for the job, their functions are
 #'   called for the epochs and steps that end from now on. The workers do not wait for them:
 #'   training stops soon after one returns `TRUE`.
-#' @param folder Folder with the jobs. `NULL` (default): the environment variable `TFDIST_JOBS`, or
-#'   `~/.local/state/tfdist/jobs`.
+#' @param folder Folder with the jobs, or URI with their copies. `NULL` (default): the environment
+#'   variable `TFDIST_JOBS`, or `~/.local/state/tfdist/jobs`.
 #' @param job A job.
 #' @param seconds Maximum time to wait. `NULL` (default): any time.
 #' @param verbose As in [barrier_train()].
@@ -162,7 +162,16 @@ find_job <- function(job, call) {
   pybackend(call)$attach_job(job$id, folder = dirname(job$folder))
 }
 
-# Python does not see variables that this session sets after Python has started.
+# Python does not see variables that this session sets after Python has started. A driver finds the
+# server of Spark Connect by this one.
+share_address <- function() {
+  set <- Sys.getenv("SPARK_REMOTE")
+  if (nzchar(set)) {
+    reticulate::import("os")$environ$update(list(SPARK_REMOTE = set))
+  }
+}
+
+# The same for the folder of all jobs.
 jobs_folder <- function(folder = NULL) {
   set <- Sys.getenv("TFDIST_JOBS")
   folder <- folder %||% if (nzchar(set)) set

@@ -118,8 +118,9 @@
 #' @param detach `TRUE`: a process of its own drives the training, and the call returns a job as
 #'   soon as it has handed over the model and the rows. This session may then end. [attach_job()]
 #'   returns the job in any other session. Its files are in the folder that `detach` or the
-#'   environment variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). Not supported
-#'   on Spark.
+#'   environment variable `TFDIST_JOBS` names (default: `~/.local/state/tfdist/jobs`). If that is a
+#'   URI, sessions on other machines find a copy there. On Spark, this needs Spark Connect 4.1, and
+#'   its URL in the environment variable `SPARK_REMOTE`.
 #'
 #' @return A [tfdist_fit] object; with `detach`, a job, see [attach_job()].
 #'
@@ -322,7 +323,8 @@ barrier_train <- function(
 #' @return An object of class `tfdist_plan`, which prints as text. Its elements are `launcher`,
 #'   `workers` (a data frame of `rank`, `role`, `place` and `rows`), `data`, `validation_data`,
 #'   `rows`, `steps_per_epoch`, `which_rows`, `model`, `settings`, `documents` (what would be
-#'   submitted to Kubernetes or Slurm), and `later`: what is known only after training has started.
+#'   submitted to Kubernetes or Slurm), `later` (what is known only after training has started), and
+#'   `driver` (where the process runs that would drive the training, with `detach`).
 #' @section Errors:
 #' The errors that [barrier_train()] raises before it starts anything.
 #' @seealso [barrier_train()]
@@ -431,6 +433,9 @@ run_training <- function(training, fn) {
   validation <- training$validation
   settings <- replace(training$settings, "class_weight", list(training$class_weight))
   session <- open_session(route, call)
+  if (!isFALSE(settings$detach %||% FALSE)) {
+    share_address()
+  }
   runs_r <- !is.null(model$model_fn) || is_rebuilt(model$model)
   runs_r <- runs_r || is_r_function(data) || is_r_function(validation)
   builds <- training$trial_models

@@ -70,6 +70,8 @@ ALONE = [
     "test_slurm_step",
     "test_place",
     "test_connect",
+    "test_handover",
+    "test_detached",
     "test_session",
     "test_explain",
     "test_standalone",

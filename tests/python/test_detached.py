@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,17 +13,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from conftest import is_running, marked_processes, wait_for
+from conftest import full, is_running, marked_processes, wait_for
+from detaching import (
+    HERE,
+    SETTINGS,
+    assert_same,
+    build,
+    drivers,
+    end_session,
+    rows,
+    slow,
+    start_session,
+    submit_and_kill,
+    train_here,
+)
 from failing import nothing_left
+from object_store import object_store
 
 import pybackend
 from pybackend import ClusterError, DetachedJob, InputError, Observer, WorkerFailedError
 from pybackend.cli import main
 
 MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
-SETTINGS = {"workers": 2, "batch_size": 8, "seed": 3, "verbose": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -31,33 +44,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "jobs"
 
 
-def build() -> Any:
-    import keras
-
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.2)])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    return model
-
-
-def rows() -> Any:
-    generator = np.random.default_rng(0)
-    return generator.normal(size=(64, 4)), generator.normal(size=(64, 3))
-
-
-def slow(seconds: float) -> Any:
-    """Return a callback that makes each step take at least these seconds."""
-    import keras
-
-    class Slow(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            time.sleep(seconds)
-
-    return Slow()
-
-
 def submit(**changes: Any) -> DetachedJob:
     return pybackend.barrier_train(
-        "local", build, rows(), **{"epochs": 2, **SETTINGS, **changes, "detach": True}
+        "local", build, rows(), **{"epochs": 2, "detach": True, **SETTINGS, **changes}
     )
 
 
@@ -77,48 +66,15 @@ def test_the_driver_records_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run.data.metrics["loss"] == result.history["loss"][-1]
 
 
-def drivers() -> list[int]:
-    return [pid for pid, words in marked_processes() if b"api.detached_driver" in words]
-
-
-SESSION = """
-import os, sys, time, numpy as np, pybackend
-sys.path.insert(0, {here!r})
-from test_detached import build, rows, SETTINGS
-print("ready", flush=True)
-job = pybackend.barrier_train("local", build, rows(), epochs=2, detach=True, **SETTINGS)
-print(job.id, flush=True)
-time.sleep(600)
-"""
-
-
-def start_session() -> subprocess.Popen[str]:
-    program = SESSION.format(here=str(Path(__file__).parent))
-    session = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert session.stdout is not None
-    assert session.stdout.readline() == "ready\n"
-    return session
-
-
-def end(session: subprocess.Popen[str]) -> None:
-    os.killpg(session.pid, signal.SIGKILL)
-    session.communicate()
-
-
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    return pybackend.barrier_train("local", build, rows(), epochs=2, **SETTINGS)
+    return train_here()
 
 
 def test_the_session_is_killed_and_another_one_gets_the_same_model(
     expected: Any, folder: Path
 ) -> None:
-    session = start_session()
-    assert session.stdout is not None
-    name = session.stdout.readline().strip()
-    end(session)
+    name = submit_and_kill(HERE)
     # In a new process, as in the user's next session.
     program = f"""
     import pybackend
@@ -148,7 +104,7 @@ def test_a_session_that_is_killed_at_any_moment_leaves_a_job_or_nothing(
     session = start_session()
     # A submission takes up to a second.
     time.sleep(random.Random(number).uniform(0, 1.0))
-    end(session)
+    end_session(session)
 
     def is_settled() -> bool:
         pybackend.jobs()  # removes what a killed submission left
@@ -220,6 +176,21 @@ def test_a_driver_that_is_killed_is_lost_and_its_workers_end(tmp_path: Path) -> 
     wait_for(lambda: not any(b"pybackend" in words for _, words in marked_processes(MARK)))
 
 
+@pytest.mark.full
+def test_a_lost_job_resumes_from_its_checkpoint(expected: Any, tmp_path: Path) -> None:
+    place = str(tmp_path / "checkpoints")
+    job = submit(checkpoint=pybackend.Checkpoint(place, every=1), callbacks=[slow(0.5)])
+    wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
+    (driver,) = drivers()
+    os.kill(driver, signal.SIGKILL)
+    wait_for(lambda: job.status == "lost")
+    assert os.listdir(place)
+    again = submit(
+        checkpoint=pybackend.Checkpoint(place, every=1, resume=True), callbacks=[slow(0)]
+    )
+    assert_same(again.result(120, verbose=0), expected)
+
+
 def test_an_observer_in_another_session_stops_the_training() -> None:
     job = submit(epochs=1000, callbacks=[slow(0.02)])
     wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
@@ -238,7 +209,7 @@ def test_an_observer_in_another_session_stops_the_training() -> None:
     ("changes", "named"),
     [
         ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"it to `attach_job\(..., callba"),
-        ({"detach": "s3://bucket/jobs"}, "not the URI"),
+        ({"detach": "memory://jobs"}, "other processes cannot read it"),
     ],
 )
 def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -> None:
@@ -246,6 +217,38 @@ def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -
     with pytest.raises(InputError, match=named):
         pybackend.barrier_train("local", build, rows(), **arguments)
     assert pybackend.jobs() == []
+
+
+@pytest.mark.full
+def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: Path) -> None:
+    uri = "s3://bucket/team/jobs"
+    with object_store("bucket") as store:
+        job = submit(detach=uri, callbacks=[slow(0.3)])
+        there = pybackend.attach_job(job.id, folder=uri)
+        assert there.status == "running"
+        assert there.folder == f"{uri}/{job.id}"
+        wait_for(lambda: any("epoch 1/" in line for line in there.logs()))
+        result = there.result(120, verbose=0)
+        assert_same(result, expected)
+        assert result.model_sha256 == job.result(verbose=0).model_sha256
+        for found, wanted in zip(
+            result.model.get_weights(), expected.model.get_weights(), strict=True
+        ):
+            assert (found == wanted).all()
+        assert there.logs() == job.logs()
+        assert [one.id for one in pybackend.jobs(uri)] == [job.id]
+        there.remove()
+        assert pybackend.jobs(uri) == []
+        assert job.status == "finished"
+
+        other = submit(detach=uri, epochs=1000, callbacks=[slow(0.05)])
+        assert pybackend.attach_job(other.id, folder=uri).cancel() == "cancelled"
+        wait_for(lambda: not drivers())
+        assert other.status == "cancelled"
+        store.shut("PUT")
+        with pytest.raises(InputError, match=f"jobs cannot be written to '{uri}/"):
+            submit(detach=uri)
+    assert sorted(os.listdir(folder)) == sorted([job.id, other.id])
 
 
 def test_an_unknown_job_is_named() -> None:
@@ -259,6 +262,41 @@ def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:
     with pytest.raises(InputError, match="only you may write"):
         submit()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["failed", full("cancelled"), full("lost")])
+def test_logs_of_a_job_without_a_result_end_with_its_status(ending: str, capsys: Any) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no model today")
+
+    if ending == "failed":
+        job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+    else:
+        job = submit(epochs=1000, callbacks=[slow(0.05)])
+    if ending == "cancelled":
+        job.cancel()
+    elif ending == "lost":
+        os.kill(drivers()[0], signal.SIGKILL)
+    assert main(["jobs", "logs", job.id, "-f"]) == 1
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert shown.startswith(ending)
+    assert ("no model today" in shown) == (ending == "failed")
+    assert main(["jobs", "logs", job.id]) == 0
+
+
+def test_the_plan_shows_where_the_driver_runs(folder: Path) -> None:
+    plan = pybackend.plan("local", build, rows(), detach=True, **SETTINGS)
+    assert plan.driver is not None
+    assert plan.driver.startswith(f"a process of its own on {socket.gethostname()}, ")
+    assert f"driver: {plan.driver}" in str(plan).splitlines()
+    assert str(folder) in plan.driver
+    assert not folder.exists()
+    assert pybackend.plan("local", build, rows(), **SETTINGS).driver is None
+    plan = pybackend.plan("local", build, rows(), detach="s3://bucket/jobs", **SETTINGS)
+    assert plan.driver is not None
+    assert plan.driver.endswith(f"{folder} and a copy in s3://bucket/jobs")
+    with pytest.raises(InputError, match="other processes cannot read it"):
+        pybackend.plan("local", build, rows(), detach="memory://jobs", **SETTINGS)
 
 
 def test_the_command_line(tmp_path: Path, capsys: Any) -> None:

@@ -37,6 +37,7 @@ from pybackend.launchers.spark.barrier_task import (
 )
 from pybackend.launchers.spark.environment import ship_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
+from pybackend.launchers.spark.handover import why_not_handed_over
 from pybackend.launchers.spark.jobs import run_watched
 from pybackend.launchers.spark.preflight import (
     LIMIT_SECONDS,
@@ -91,10 +92,6 @@ class SparkLauncher:
     is_here = False
     workers = None
     why_fixed = "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
-    why_bound = (
-        "a Spark session belongs to the process that started it, and its jobs end with it: run "
-        "the script with spark-submit in cluster deploy mode"
-    )
 
     def __init__(
         self,
@@ -107,6 +104,11 @@ class SparkLauncher:
         self._look = look
         self._on_wait = on_wait
         self._lanes = lanes
+
+    @property
+    def why_bound(self) -> str | None:
+        """Reason why the session ends with this process; None: it has a server of its own."""
+        return why_not_handed_over(self.session)
 
     def describe(self, job: Job) -> Submission:
         """Return what `launch` would start, after its checks; no Spark job is run."""
