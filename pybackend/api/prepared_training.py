@@ -24,7 +24,7 @@ from pybackend.errors import InputError
 from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
 from pybackend.job.checkpoint import check_checkpoint
 from pybackend.job.job import TrainingJob
-from pybackend.job.options import Elastic, ParameterServer
+from pybackend.job.options import Elastic, ParameterServer, check_data_options
 from pybackend.job.tensorboard import check_installed
 from pybackend.launchers import Launcher, count_workers, launcher_for
 from pybackend.r.function import RFunction
@@ -176,8 +176,8 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
         raise InputError(
             f"{setting(workers=call_of('Elastic', ...))} needs workers that can leave and join, "
             f"but {launcher.why_fixed}: train on this machine ({show('local')}), on hosts(...), "
-            "slurm() or kubernetes(...), or pass a number and use `restarts`, which restarts all "
-            "workers after one is lost (with `checkpoint`, from the newest checkpoint)"
+            "slurm(), kubernetes(...) or Spark, or pass a number and use `restarts`, which "
+            "restarts all workers after one is lost (with `checkpoint`, from the newest checkpoint)"
         )
     reason = None
     if callable(call.data) or callable(call.validation_data):
@@ -187,6 +187,8 @@ def resolve_elastic(launcher: Launcher, call: TrainingCall) -> TrainingCall:
             f"files when each worker reads only a share of them: pass {setting(shuffle='global')}, "
             "so that every worker has all rows"
         )
+    elif not check_data_options(call.data_options).repartition:
+        reason = f"{setting(repartition=False)}: every worker has all rows"
     if reason is not None:
         raise InputError(
             f"{setting(workers=call_of('Elastic', ...))} cannot be combined with {reason}"

@@ -249,21 +249,23 @@ def barrier_train(
       steps. Infinite data needs ``steps_per_epoch``. With it, the data continues from epoch to
       epoch, and starts over when it ends.
 
-    **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on
-    `kubernetes`, and on `slurm` without ``nodes``, where each worker is a job. When a worker fails,
-    the other processes stay alive and only reconnect. They repeat the step that failed, and share
-    the rows that the epoch has not used yet. A preempted worker (SIGTERM) leaves at the end of its
-    epoch. So each epoch uses each row exactly once, and the result equals that of one process on
-    the batches that `replay_batches` lists for `TrainResult.generations`. The epoch is repeated
-    from the beginning if the model has its own ``train_step`` or ``compute_metrics``, runs eagerly,
-    takes several steps per execution, accumulates gradients, or has masks that reach the loss,
-    layers that assign trainable weights in the forward pass, or very large metrics; a note gives
-    the reason. ``checkpoint`` is for the case that fewer than ``min`` workers are left or that this
-    process dies: training then resumes at any step, with any number of workers, and
-    `TrainResult.generations` lists the worker groups from the beginning. Every worker stores all
-    rows, and up to three copies of the model's state in memory. With ``max``, workers are started
-    at the beginning and whenever a worker is lost. They join between epochs or when a worker is
-    lost, as soon as they are ready. On `hosts` all slots are used; a slot in which a worker fails
+    **Elastic training.** ``workers=Elastic(...)`` works on this machine, on `hosts`, on Spark, on
+    `slurm` and on `kubernetes`. On Spark each worker is a Spark job with one task, so the others
+    continue when an executor is lost. On `slurm` each worker is a job, or with ``nodes`` a step of
+    one job. When a worker fails, the other processes stay alive and only reconnect. They repeat the
+    step that failed, and share the rows that the epoch has not used yet. A preempted worker
+    (SIGTERM) leaves at the end of its epoch. So each epoch uses each row exactly once, and the
+    result equals that of one process on the batches that `replay_batches` lists for
+    `TrainResult.generations`. The epoch is repeated from the beginning if the model has its own
+    ``train_step`` or ``compute_metrics``, runs eagerly, takes several steps per execution,
+    accumulates gradients, or has masks that reach the loss, layers that assign trainable weights in
+    the forward pass, or very large metrics; a note gives the reason. ``checkpoint`` is for the case
+    that fewer than ``min`` workers are left or that this process dies: training then resumes at any
+    step, with any number of workers, and `TrainResult.generations` lists the worker groups from the
+    beginning. Every worker stores all rows, and up to three copies of the model's state in memory.
+    With ``max``, workers are started at the beginning and whenever a worker is lost. They join
+    between epochs or when a worker is lost, as soon as they are ready. They use any free slot of
+    the hosts or of the Spark session, or any free task of the nodes; a slot in which a worker fails
     to start is retried after 30 seconds, and then after pauses that double up to 16 minutes.
 
     **Resuming.** ``Checkpoint(..., resume=True)`` needs the same call: a different model, data or

@@ -11,6 +11,7 @@ resource managers.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -168,6 +169,17 @@ def unify_layout(folder: Path, layouts: Sequence[Mapping[str, Any]]) -> None:
         shutil.rmtree(folder)
         RowStoreWriter(folder, common).close()
     write_layout(folder, own, common)
+
+
+def digest_rows(folder: Path) -> str:
+    """Return a digest of a folder's files; it is the same for the same rows in the same order."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        with path.open("rb") as file:
+            while block := file.read(_CHUNK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def write_columns(folder: Path, columns: Columns) -> None:

@@ -125,7 +125,8 @@ class Elastic:
     """Let workers leave and join: a value for the argument ``workers``.
 
     A lost worker costs the step that failed: the others share the rest of the epoch's rows. New
-    workers join between epochs, or when a worker is lost. `barrier_train` describes the exceptions.
+    workers join between epochs, or when a worker is lost. `barrier_train` describes the exceptions,
+    and what takes the place of a lost worker.
 
     Parameters
     ----------
@@ -136,8 +137,9 @@ class Elastic:
         The training continues without workers that fail or are preempted, as long as this many are
         left.
     max
-        Workers are started until there are this many. None (default): lost workers are not
-        replaced.
+        Workers are started until there are this many, as soon as there are slots for them. If it is
+        larger than ``workers``, spare workers join after the first epochs. None (default): lost
+        workers are not replaced.
 
     Raises
     ------

@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
 from pybackend.data.arrays import Columns, count_rows
-from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
+from pybackend.errors import (
+    ClusterError,
+    Failure,
+    InputError,
+    WorkerFailedError,
+    root_cause_first,
+)
 from pybackend.job.arguments import counted
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import (
@@ -48,7 +54,7 @@ _NO_STATE = "none of the remaining workers has the state of the training"
 class Obstacle:
     """Error that prevents the worker with this number from running in its slot."""
 
-    error: ClusterError
+    error: ClusterError | InputError
     rank: int
 
 

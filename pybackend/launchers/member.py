@@ -158,7 +158,7 @@ class Member:
         except Exception as caught:  # the others must know: else they would wait for this worker
             error = caught
         try:
-            everyone = _meet(child, group, error, self.interpreter)
+            everyone = _meet(child, group, error, self.read_packages)
             failure = self._find_obstacle(child, everyone, error)
         except ClusterError as caught:
             failure = _describe(child, error or caught)
@@ -207,6 +207,12 @@ class Member:
             return _describe(child, caught)
         return None
 
+    def read_packages(self) -> dict[str, Any]:
+        """Return the path of the workers' Python on this host, and the versions of its packages."""
+        if self.interpreter is None:
+            return read_versions()
+        return read_versions_in(self.interpreter.python, self.interpreter.sites())
+
     def _host(self, group: Group) -> str:
         """Return the address at which the other members can reach this host."""
         if self.loopback:
@@ -219,18 +225,16 @@ class Member:
 
 
 def _meet(
-    child: Child, group: Group, error: Exception | None, interpreter: Interpreter | None
+    child: Child,
+    group: Group,
+    error: Exception | None,
+    read_packages: Callable[[], dict[str, Any]],
 ) -> list[Arrival]:
-    packages: dict[str, Any] = {}
-    if child.job.kind != "run" and interpreter is not None:
-        packages = read_versions_in(interpreter.python, interpreter.sites())
-    elif child.job.kind != "run":
-        packages = read_versions()
     own = Arrival(
         address=child.address,
         reserved=child.reserved,
         host=child.host,
-        packages=packages,
+        packages={} if child.job.kind == "run" else read_packages(),
         layouts={} if error else read_layouts(child.folder),
         has_failed=error is not None,
         nonce=new_token(),

@@ -17,7 +17,9 @@ import keras
 import numpy as np
 import pyspark
 import pytest
+import test_elastic
 import test_routes
+from cloudpickle import register_pickle_by_value
 from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
 from killing import KillAt
@@ -26,6 +28,7 @@ from pythons import python_with
 import pybackend
 from pybackend import (
     ClusterError,
+    Elastic,
     InputError,
     Resources,
     WorkerContext,
@@ -41,6 +44,8 @@ from pybackend import (
 from pybackend.launchers.spark import barrier as spark
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark.slots import check_slots, count_slots
+
+register_pickle_by_value(test_elastic)
 
 
 @pytest.fixture(scope="module")
@@ -384,3 +389,13 @@ def test_a_stage_of_spark_ml_trains_and_predicts(
         shown = [row.rawPrediction.toArray() for row in got]
         np.testing.assert_allclose(shown, expected, atol=1e-6)
         assert [row.prediction for row in got] == expected.argmax(axis=1).tolist()
+
+
+@pytest.mark.full
+def test_a_killed_worker_of_an_elastic_training_is_replaced(session: Any, tmp_path: Path) -> None:
+    killer = KillAt(0, 1, 2, tmp_path / "killed")
+    stop = test_elastic.StopWhenJoined(tmp_path, number=2)
+    settings = {"workers": Elastic(2, max=2), "epochs": 500, "verbose": 0}
+    result = test_elastic.train(killer, stop, target=session, **settings)
+    assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
+    test_elastic.check_exact(result)

@@ -63,7 +63,11 @@ def train(*callbacks: Any, target: Any = "local", **settings: Any) -> TrainResul
 
 
 def check_exact(
-    result: TrainResult, shuffle: Any = True, batch_size: int = BATCH, make: Any = build
+    result: TrainResult,
+    shuffle: Any = True,
+    batch_size: int = BATCH,
+    make: Any = build,
+    data: tuple[Any, Any] = (X, Y),
 ) -> None:
     """Check the result, and that all worker groups of several workers audited steps."""
     check_result(result, shuffle, batch_size, make)
@@ -76,13 +80,13 @@ def check_result(
     result: TrainResult, shuffle: Any = True, batch_size: int = BATCH, make: Any = build
 ) -> None:
     """Check that one process gets the same result on the batches of each epoch's workers."""
-    model, losses = make(), []
+    (x, y), model, losses = data, make(), []
     for epoch in range(result.epochs):
         options = {"seed": SEED, "epoch": epoch, "shuffle": shuffle}
         found = 0.0
-        for rows in replay_batches(len(X), result.generations, batch_size, **options):
-            found += model.train_on_batch(X[rows], Y[rows])[0] * len(rows)
-        losses.append(found / len(X))
+        for rows in replay_batches(len(x), result.generations, batch_size, **options):
+            found += model.train_on_batch(x[rows], y[rows])[0] * len(rows)
+        losses.append(found / len(x))
     assert largest_difference(result.model, model) < 2e-6
     assert np.allclose(result.history["loss"], losses, atol=1e-6)
 

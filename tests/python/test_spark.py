@@ -402,11 +402,6 @@ def test_bad_columns_are_refused_before_any_job(
         barrier_train(spark, build_dense, data, **{"workers": 2, **arguments})
 
 
-def test_a_barrier_stage_keeps_its_tasks(spark: Any, rows: Any) -> None:
-    with pytest.raises(InputError, match="Spark's barrier mode starts all tasks of a stage togeth"):
-        barrier_train(spark, build_dense, rows, workers=pybackend.Elastic(2))
-
-
 def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
     with pytest.raises(InputError, match="pass its session"):
         barrier_train(None, build_dense, frame(spark, *rows), workers=2)

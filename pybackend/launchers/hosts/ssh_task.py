@@ -72,7 +72,7 @@ def _work(
         post = read_post(folder)
         variables = share_of_machine(post.neighbours, resources=job.resources)[post.share]
         with notice.expected(True):
-            follow_orders(task, post, folder, meetings[0], variables, reached, notice)
+            follow_orders(task, post, [folder], meetings[0], variables, reached, notice)
         return
     shares = share_of_machine(placed["neighbours"], resources=job.resources)[placed["first"] :]
     with (

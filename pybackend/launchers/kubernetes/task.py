@@ -78,7 +78,7 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     if job.is_elastic:
         variables = limit_threads(job.resources.cpus or cores)
         post = read_post(folder)
-        return follow_orders(task, post, folder, meeting, variables, reached, notice)
+        return follow_orders(task, post, [folder], meeting, variables, reached, notice)
     # A pod sees only its own GPUs, so they need not be divided.
     return take_part(task, rank, folder, meeting, cores, None, reached, notice)
 

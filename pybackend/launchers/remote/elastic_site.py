@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
-from pybackend.errors import ClusterError, WorkerFailedError
-from pybackend.job.job import TrainingJob
+from pybackend.errors import ClusterError, InputError, WorkerFailedError
+from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Announced, Emit, Event, FromLauncher, Note
 from pybackend.job.options import Elastic
 from pybackend.job.packages import TITLES, UNKNOWN, find_difference
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.elastic import Obstacle, Remark, Said
-from pybackend.launchers.remote.elastic_task import PACKAGES
+from pybackend.launchers.remote.elastic_task import PACKAGES, ROWS
 from pybackend.net.meeting import MeetingServer
 
 # For processes to end, and for their files to be removed.
@@ -74,6 +74,7 @@ class RemoteSite:
         self.places = places
         self.way = way
         self.packages = _Packages(remedy)
+        self.rows = _Rows()
         self._workers: list[_RemoteWorker] = []
         self._is_over = threading.Event()
 
@@ -126,6 +127,33 @@ class _Packages:
             if difference := find_difference(hosts, found, self._remedy):
                 raise ClusterError(difference[1])
             self._known = known
+
+
+class _Rows:
+    """Digests of the rows that the first worker has announced."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: tuple[int, Mapping[str, str]] | None = None
+
+    def compare(self, number: int, host: str, digests: Mapping[str, str]) -> None:
+        """Compare the digests of a worker's rows with those of the first one.
+
+        Raises
+        ------
+        ClusterError
+            A data set differs.
+        """
+        with self._lock:
+            first, known = self._known = self._known or (number, digests)
+        for name, digest in digests.items():
+            if digest != known[name]:
+                raise ClusterError(
+                    f"worker {number} on {host} got other rows of `{argument_of(name)}` than "
+                    f"worker {first}: Spark computes them for each worker of elastic training, and "
+                    "the results differ, for example because of random numbers. Write the rows to "
+                    "Parquet files, and read them from there"
+                )
 
 
 class _RemoteWorker:
@@ -192,7 +220,7 @@ class _RemoteWorker:
 
     def _describe_obstacle(self, error: Exception) -> Obstacle:
         """Return an obstacle for any error, so that the launcher does not wait forever."""
-        if not isinstance(error, ClusterError):
+        if not isinstance(error, (ClusterError, InputError)):
             error = ClusterError(f"the driver lost the connection to {self.host}: {error!r}")
         return Obstacle(error, self._number)
 
@@ -203,5 +231,7 @@ class _RemoteWorker:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Announced) and event.name == PACKAGES:
             self._site.packages.compare(self._number, self.host, json.loads(event.text))
+        elif isinstance(event, Announced) and event.name == ROWS:
+            self._site.rows.compare(self._number, self.host, json.loads(event.text))
         else:
             self._say(replace(event, rank=self._number))

@@ -64,7 +64,7 @@ def main(folder: Path, own: Path) -> int:
             check_allotted(group, task.member.job.resources)
             variables = choose_variables(group, task.member.job.resources)
             reached = own_address(split_address(driver)[0])
-            arguments = (task, post, folder, meeting, variables, reached, end.notice)
+            arguments = (task, post, [folder], meeting, variables, reached, end.notice)
             return 0 if follow_orders(*arguments) else 1
         is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=end.notice)
         return 0 if is_well else 1

@@ -22,10 +22,13 @@ from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import LOGGER, Job, TrainingJob, argument_of
 from pybackend.job.messages import Emit, Event, Note
+from pybackend.job.packages import SET_PYSPARK_PYTHON
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member, read_arrival
+from pybackend.launchers.remote.elastic_site import RemoteSite, as_group
 from pybackend.launchers.remote.task import receive_model
 from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
@@ -35,6 +38,7 @@ from pybackend.launchers.spark.barrier_task import (
     RowsOfFrame,
     Task,
 )
+from pybackend.launchers.spark.elastic import TaskWay
 from pybackend.launchers.spark.environment import ship_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.handover import why_not_handed_over
@@ -91,7 +95,7 @@ class SparkLauncher:
     where = "tasks of a Spark job"
     is_here = False
     workers = None
-    why_fixed = "Spark's barrier mode starts all tasks of a stage together and cannot replace one"
+    why_fixed = None
 
     def __init__(
         self,
@@ -115,7 +119,8 @@ class SparkLauncher:
         make_profile(self.session, job.resources, job.workers)
         check_slots(self.session, job.workers, job.resources)
         later = "on which executors Spark starts the tasks, and what their Python has"
-        return Submission(("a task of the barrier stage",) * job.workers, later=(later,))
+        place = "its own Spark job" if job.is_elastic else "a task of the barrier stage"
+        return Submission((place,) * job.workers, later=(later,))
 
     @contextmanager
     def divide(
@@ -129,7 +134,7 @@ class SparkLauncher:
         yield [SparkLauncher(self.session, on_wait=LOGGER.info, lanes=lanes)] * lanes
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
-        """Run all workers of a job to completion, in one Spark job."""
+        """Run all workers of a job to completion, in one Spark job, or each in its own."""
         session = self.session
         profile = make_profile(session, job.resources, job.workers)
         slots = check_slots(session, job.workers, job.resources)
@@ -140,11 +145,18 @@ class SparkLauncher:
         with ExitStack() as stack:
             if self._on_wait:
                 owner = session if is_connect(session) else session.sparkContext
-                stack.enter_context(take_slots(owner, job.workers, slots, self._on_wait))
+                held = min(job.most_workers, slots)
+                stack.enter_context(take_slots(owner, held, slots, self._on_wait))
             self._look()  # the caller may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
             environment = ship_environment(session, job, lambda text: on_event(Note(text)))
+            cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
+            of_stage = {"profile": profile} if profile else {}
+            stack.enter_context(small_batches(session))
+            if isinstance(job, TrainingJob) and job.is_elastic:
+                task = Task(Member(job, files, None, token, None, loopback), cores, environment)
+                return _train_elastically(session, job, task, of_stage, datasets, on_event)
             frame, source, counts = input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
             server = _meeting_server(stack, session, token, job, patience)
@@ -152,11 +164,8 @@ class SparkLauncher:
                 raise ClusterError(NO_OBSERVING)
             driver = server.address if server else None
             member = Member(job, files, source, token, driver, loopback, counts)
-            cores = cores_of_task(session, job.workers * self._lanes, job.resources.cpus)
             task = Task(member, cores, environment)
-            stack.enter_context(small_batches(session))
             size = sum(map(len, files.values()))
-            of_stage = {"profile": profile} if profile else {}
             plan = ask(
                 session,
                 "a plan",
@@ -173,6 +182,29 @@ class SparkLauncher:
         if pieces:  # the driver could not be reached
             model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
         return Outcome(reports, model)
+
+
+def _train_elastically(
+    session: Any,
+    job: TrainingJob,
+    task: Task,
+    stage_options: Mapping[str, Any],
+    datasets: DataSets,
+    on_event: Emit,
+) -> Outcome:
+    """Run elastic training; ``task`` has what its workers have in common, except their rows."""
+    frame, source, _ = input_frame(session, replace(job, workers=1), datasets)
+    way = TaskWay(
+        session,
+        frame,
+        replace(task, member=replace(task.member, source=source)),
+        stage_options,
+        partial(open_meeting, session, task.member.token, as_group(job)),
+        partial(_explain_no_rows, datasets),
+        compares_rows=isinstance(source, RowsOfFrame),
+    )
+    with quiet_log(session), RemoteSite(job.most_workers, way, SET_PYSPARK_PYTHON) as site:
+        return train_elastically(job, {}, on_event, site)
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:
@@ -245,8 +277,9 @@ def _frame_of_rows(job: Job, datasets: Mapping[str, DataFrameRows]) -> tuple[Any
         return frame, source
     # Even partitions, and mixed rows in case the partitions are sorted by label.
     frame = frame.repartition(job.workers)
-    if job.repeats_rows:
-        # A shuffle returns rows in any order; a seed must reproduce their order.
+    if job.repeats_rows or job.is_elastic:
+        # A shuffle returns rows in any order. A seed must reproduce their order, and all workers of
+        # an elastic training must have the same.
         names = ", ".join(frame.columns)
         hashed = frame.selectExpr("*", f"xxhash64({names}) AS {_HASH}")
         frame = hashed.sortWithinPartitions(_HASH).drop(_HASH)
@@ -314,8 +347,11 @@ def _places(session: Any, candidates: int, workers: int) -> list[Any]:
 def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     """Return the address on which the driver listens, and the one at which executors reach it.
 
-    In a container or behind NAT, the two differ; Spark's settings contain both.
+    In a container or behind NAT, the two differ; Spark's settings contain both. Over Connect, it is
+    the address on the route to the server.
     """
+    if is_connect(session):
+        return own_address(session.client.host), None
     if is_one_machine(session):
         return "127.0.0.1", None
     host = (read_setting(session, "spark.driver.host") or "").strip("[]") or None
@@ -324,7 +360,7 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
 
 
 def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
-    """Return the server at which the workers rendezvous, in the driver of a classic session.
+    """Return the server at which the workers rendezvous, in this process.
 
     Raises
     ------
@@ -348,10 +384,7 @@ def _meeting_server(
     stack: ExitStack, session: Any, token: str, job: Job, patience: float
 ) -> MeetingServer | None:
     """Listen on an address at which executors can reach this process; None if there is none."""
-    if is_connect(session):
-        host, announced = own_address(session.client.host), None
-    else:
-        host, announced = driver_addresses(session)
+    host, announced = driver_addresses(session)
     if not host:
         return None
     try:

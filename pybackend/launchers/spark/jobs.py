@@ -6,11 +6,11 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask, is_connect, silence
@@ -95,6 +95,21 @@ def run_watched(
         No task ran for that long, or Spark's driver did not answer for a minute. Errors raised by
         the call are passed on.
     """
+    with running(session, call, idle_seconds, on_wait) as one:
+        while not one.is_over:
+            pause() if pause else one.wait(0.1)
+            one.look()
+        return one.result()
+
+
+@contextmanager
+def running(
+    session: Any,
+    call: Callable[[], _Value],
+    idle_seconds: float | None = None,
+    on_wait: Callable[[str], object] | None = None,
+) -> Iterator[RunningCall[_Value]]:
+    """Run a call on a thread, as `run_watched` does; on exit, cancel its job if it still runs."""
     outcome: Future[_Value] = Future()
 
     def submit() -> _Value:
@@ -103,18 +118,40 @@ def run_watched(
 
     with new_job(session) as job:
         thread = job.start(partial(settle, outcome, submit))
-        watch = IdleWatch(job, idle_seconds, on_wait)
+        one = RunningCall(outcome, thread, IdleWatch(job, idle_seconds, on_wait))
         try:
-            # PySpark's part of the thread runs on after the outcome, or ends without an outcome.
-            while not outcome.done() and thread.is_alive():
-                pause() if pause else wait([outcome], timeout=0.1)
-                watch.look()
-        except BaseException:
-            _end(job, thread)
-            raise
-    if not outcome.done():  # PySpark's part of the thread failed, and its hook printed why
-        raise ClusterError(_NOT_SUBMITTED)
-    return outcome.result()
+            yield one
+        finally:
+            if not one.is_over:
+                _end(job, thread)
+
+
+class RunningCall(Generic[_Value]):
+    """Call of `running`, and the watch over its Spark job."""
+
+    def __init__(self, outcome: Future[_Value], thread: threading.Thread, watch: IdleWatch) -> None:
+        self._outcome = outcome
+        self._thread = thread
+        self._watch = watch
+
+    @property
+    def is_over(self) -> bool:
+        """True if the call has ended: PySpark's part of the thread may run on, or fail."""
+        return self._outcome.done() or not self._thread.is_alive()
+
+    def look(self) -> None:
+        """Watch the job, as `IdleWatch.look` does."""
+        self._watch.look()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the call has ended, but not longer than some seconds."""
+        wait([self._outcome], timeout=seconds)
+
+    def result(self) -> _Value:
+        """Return the value of a call that has ended, or raise its error."""
+        if not self._outcome.done():  # PySpark's part of the thread failed; its hook printed why
+            raise ClusterError(_NOT_SUBMITTED)
+        return self._outcome.result()
 
 
 def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:

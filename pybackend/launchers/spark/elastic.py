@@ -1,0 +1,128 @@
+"""Workers of elastic training on Spark: each one is a Spark job with a single task.
+
+All tasks of a barrier stage end when one of them fails. So that the others continue, each worker
+has its own stage of one task. A worker that waits for a slot is a job in Spark's queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import Emit, Event, Standby
+from pybackend.launchers.base import Outcome
+from pybackend.launchers.remote.elastic_site import Follow, as_group
+from pybackend.launchers.remote.elastic_task import Post
+from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.task import REPORT
+from pybackend.launchers.spark.barrier_task import SCHEMA, Task
+from pybackend.launchers.spark.elastic_task import ElasticTask
+from pybackend.launchers.spark.explain import explain_spark_error
+from pybackend.launchers.spark.jobs import RunningCall, running
+from pybackend.launchers.spark.session import ask
+from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.net.meeting import MeetingServer
+from pybackend.net.rendezvous import split_address
+
+# For a task to end when its worker has reported.
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class TaskWay:
+    """A `Way` that runs a Spark job for each worker.
+
+    Attributes
+    ----------
+    frame
+        DataFrame with all rows in one partition.
+    task
+        What all workers have in common.
+    stage_options
+        Further arguments of ``mapInArrow``.
+    listen
+        Returns a server for one worker.
+    explain_no_task
+        Returns the error for a Spark job that ended without a task.
+    compares_rows
+        As in `Post`.
+    """
+
+    session: Any
+    frame: Any
+    task: Task
+    stage_options: Mapping[str, Any]
+    listen: Callable[[], MeetingServer]
+    explain_no_task: Callable[[], Exception]
+    compares_rows: bool
+    _hosts: dict[int, list[str]] = field(default_factory=dict)
+
+    @property
+    def job(self) -> TrainingJob:
+        """Job of all workers."""
+        assert isinstance(self.task.member.job, TrainingJob)
+        return self.task.member.job
+
+    def name_host(self, number: int, place: int) -> str:
+        return self._hosts.get(number, [UNKNOWN_HOST])[0]
+
+    def make_meeting(self) -> MeetingServer:
+        return self.listen()
+
+    @contextmanager
+    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+        plan = self._plan(number, meeting)
+        host = self._hosts[number] = [UNKNOWN_HOST]
+        # The first ones need a slot now; the others may wait until one is free.
+        idle_seconds = None if number < self.job.workers else math.inf
+        with running(self.session, plan.collect, idle_seconds) as task:
+
+            def look() -> list[Failure]:
+                task.look()
+                return self._find_failures(task, meeting, host[0]) if task.is_over else []
+
+            def follow(*, on_event: Emit, check: Callable[[], None]) -> Outcome:
+                def hear(event: Event) -> object:
+                    if isinstance(event, Standby):
+                        host[0] = split_address(event.address)[0]
+                    return on_event(event)
+
+                job = as_group(self.job)
+                return run_group(meeting, job, host, hear, look, math.inf, check=check)
+
+            yield follow
+            if meeting.result(0, REPORT) is not None:
+                task.wait(_END_SECONDS)
+
+    def _plan(self, number: int, meeting: MeetingServer) -> Any:
+        """Return the DataFrame whose job runs a worker."""
+        member = replace(self.task.member, driver=meeting.address)
+        post = Post(number, compares_rows=self.compares_rows)
+        own = ElasticTask(replace(self.task, member=member), post)
+        size = sum(map(len, member.files.values()))
+        options = {"barrier": True, **self.stage_options}
+        return ask(
+            self.session, "a plan", lambda: self.frame.mapInArrow(own, SCHEMA, **options), size
+        )
+
+    def _find_failures(
+        self, task: RunningCall[Any], meeting: MeetingServer, host: str
+    ) -> list[Failure]:
+        """Return why a Spark job has ended; what its worker has sent takes precedence."""
+        try:
+            task.result()
+        except ClusterError:
+            raise
+        except Exception as error:
+            if found := find_failures(str(error)):
+                is_known = host != UNKNOWN_HOST
+                return [replace(one, host=host) if is_known else one for one in found]
+            raise explain_spark_error(error, self.session) from None
+        if not meeting.has_come(0):
+            raise self.explain_no_task()
+        return []

@@ -1,0 +1,74 @@
+"""Code for the Spark task of one elastic worker, which receives all rows.
+
+This file is imported on the executors; the driver sends it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pybackend.errors import ClusterError
+from pybackend.job.messages import Failed
+from pybackend.job.notice import Notice
+from pybackend.launchers.member import check_allotted, choose_variables
+from pybackend.launchers.remote.elastic_task import Post, follow_orders
+from pybackend.launchers.remote.task import RemoteGroup, RemoteTask, describe_failure
+from pybackend.launchers.spark.barrier_task import BarrierGroup, Task
+from pybackend.net.heartbeat import find_silence
+from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import own_address, split_address
+
+_DRIVER_SECONDS = 30.0
+_LOST_DRIVER = "lost the connection to the driver"
+
+
+@dataclass(frozen=True)
+class ElasticTask:
+    """Function that Spark runs on a single partition, in a barrier stage of one task.
+
+    Spark does not retry the task of a barrier stage. The driver starts another worker instead, with
+    a number of its own.
+
+    Attributes
+    ----------
+    task
+        What all workers have in common, and the address of the driver.
+    post
+        Settings of this worker.
+    """
+
+    task: Task
+    post: Post
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run the worker; yield nothing, because it reports to the driver."""
+        from pyspark import BarrierTaskContext
+
+        member, environment = self.task.member, self.task.environment
+        driver = member.driver or ""
+        with MeetingClient(driver, member.token, 0, _DRIVER_SECONDS) as meeting:
+            meeting.require()
+            meeting.start_beating(find_silence(member.job.timeout))
+            place = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
+            arguments = self.post.number, place.hosts, place.cores, place.gpus, meeting
+            group = RemoteGroup(*arguments)
+            try:
+                if environment is not None:
+                    member = replace(member, interpreter=environment.install())
+                check_allotted(group, member.job.resources)
+            except ClusterError as error:
+                meeting(Failed(describe_failure(0, place.hosts[0], error)))
+                return
+            follow_orders(
+                RemoteTask(member, tuple(place.hosts)),
+                self.post,
+                batches,
+                meeting,
+                choose_variables(group, member.job.resources),
+                own_address(split_address(driver)[0]),
+                Notice(),
+                lambda: _LOST_DRIVER if meeting.has_ended else None,
+            )
+        yield from ()
