@@ -96,12 +96,17 @@ class Slurm:
         """Return the environment for Slurm's commands."""
         return {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
+    @property
+    def entry(self) -> list[str]:
+        """Return the words that run a command on the controller's host."""
+        return _mortal(self.hosts[_CONTROLLER])
+
     def command(
         self, *words: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Start a command on the controller's host, on which srun may listen."""
         return subprocess.Popen(
-            [*_mortal(self.hosts[_CONTROLLER]), *words],
+            [*self.entry, *words],
             env={**os.environ, **self.variables, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import threading
@@ -358,19 +359,79 @@ def test_a_worker_whose_job_is_ended_is_replaced(
     test_elastic.check_exact(result)
 
 
-def test_workers_that_go_and_come_have_a_job_each() -> None:
-    settings = {"workers": pybackend.Elastic(2)}
-    options = {"ntasks-per-node": 1}
-    for place in (pybackend.slurm(nodes=2), pybackend.slurm(nodes=2, options=options)):
-        with pytest.raises(
-            InputError, match=r"workers=Elastic\(...\) .* but nodes=2 of slurm\(\) requests"
-        ):
-            pybackend.plan(place, build_dense, test_elastic.X, **settings)
-    planned = pybackend.plan(
-        pybackend.slurm(), build_dense, (test_elastic.X, test_elastic.Y), **settings
-    )
-    assert [worker.place for worker in planned.workers] == ["its own job"] * 2
-    assert "#SBATCH --ntasks=1\n" in planned.documents["job.sh"]
+@pytest.fixture
+def steps(cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run this process's srun on the controller's host, on which it may listen."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\nexec {shlex.join(cluster.entry)} {shutil.which("srun")} "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize("node", ["n2", "n10"])  # the first one runs the batch script
+def test_another_node_of_the_job_takes_the_place_of_one_that_fails(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str], node: str
+) -> None:
+    stop = test_elastic.StopWhenJoined(tmp_path, number=2)
+
+    def fail() -> None:
+        wait_for(Path(stop.begun).exists, PATIENCE)
+        cluster.kill(node)
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    place = pybackend.slurm(folder=jobs(cluster), nodes=3, cpus=2)
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 500}
+    try:
+        result = test_elastic.train(stop, target=place, **settings)
+    finally:
+        failing.join()
+        cluster.start(node)
+        for left in temporary(cluster).glob("tfdist-*"):  # it had no time to do so
+            shutil.rmtree(left)
+    ((lost, reason),) = result.generations[1].left.items()
+    left = 1 - int(lost)
+    assert [generation.workers for generation in result.generations] == [[0, 1], [left], [left, 2]]
+    assert "its node no longer responds to Slurm" in reason
+    assert f"worker {lost} on {node} was lost" in capsys.readouterr().out
+    test_elastic.check_exact(result)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("steps")
+@pytest.mark.parametrize("victim", ["worker", "task"])
+def test_a_step_that_is_killed_is_replaced_in_the_same_job(
+    cluster: Slurm, tmp_path: Path, victim: str
+) -> None:
+    killer = KillAt(0, 1, 2, tmp_path / "killed")
+    if victim == "task":
+        Path(f"{killer.mark}.victim").write_text("parent")
+    stop = test_elastic.StopWhenJoined(tmp_path, number=2)
+    place = pybackend.slurm(folder=jobs(cluster), nodes=2)
+    settings = {"workers": pybackend.Elastic(max=2), "epochs": 500, "verbose": 0}
+    result = test_elastic.train(killer, stop, target=place, **settings)
+    assert [generation.workers for generation in result.generations] == [[0, 1], [1], [1, 2]]
+    assert "was killed" in result.generations[1].left["0"] or victim == "task"
+    test_elastic.check_exact(result)
+
+
+def test_workers_that_go_and_come_have_a_job_each_or_a_step() -> None:
+    def plan(workers: pybackend.Elastic, **settings: Any) -> tuple[list[str], str]:
+        place, data = pybackend.slurm(**settings), (test_elastic.X, test_elastic.Y)
+        planned = pybackend.plan(place, build_dense, data, workers=workers)
+        return [worker.place for worker in planned.workers], planned.documents["job.sh"]
+
+    places, script = plan(pybackend.Elastic(2))
+    assert places == ["its own job"] * 2
+    assert "#SBATCH --ntasks=1\n" in script
+    places, script = plan(pybackend.Elastic(2, max=2), nodes=3)
+    assert places == ["a step of the job"] * 2
+    assert {"#SBATCH --nodes=3", "#SBATCH --ntasks=3", "#SBATCH --no-kill"} <= {*script.split("\n")}
+    with pytest.raises(InputError, match="have 2 workers, but the number of workers is 3"):
+        plan(pybackend.Elastic(2, max=3), nodes=2, options={"ntasks-per-node": 1})
 
 
 DRIVER = """

@@ -258,17 +258,24 @@ def submit(script: Path) -> str:
     ClusterError
         Slurm rejects it.
     """
-    # This process may be in a job with other limits than the new one. Slurm stores the variables,
-    # and the new job does not need the secret of processes that you start yourself.
-    own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
-    own.pop("TFDIST_SECRET", None)
     try:
-        printed = ask("sbatch", "--parsable", str(script), environment=own)
+        printed = ask("sbatch", "--parsable", str(script), environment=own_variables())
     except ClusterError as error:
         advice = explain_refusal(str(error))
         raise ClusterError(f"{error}. {advice}" if advice else str(error)) from None
     # The job ID, and after a semicolon the cluster.
     return printed.strip().partition(";")[0]
+
+
+def own_variables() -> dict[str, str]:
+    """Return the environment for a new job or step.
+
+    This process may be in a job with other limits. Slurm stores the variables, and workers do not
+    need the secret of processes that you start yourself.
+    """
+    own = {k: v for k, v in os.environ.items() if k == "SLURM_CONF" or not k.startswith("SLURM_")}
+    own.pop("TFDIST_SECRET", None)
+    return own
 
 
 def show_job(number: str) -> SlurmJob:

@@ -66,6 +66,24 @@ class SlurmSettings:
         """Workers on each node, if specified."""
         return as_count(self.options.get(PER_NODE))
 
+    @property
+    def is_shared(self) -> bool:
+        """True if the workers of elastic training are steps of one job, not jobs of their own."""
+        return self.nodes is not None or self.per_node is not None
+
+    def count_places(self, workers: int) -> int:
+        """Return the number of tasks in a job for at most ``workers`` elastic workers.
+
+        Raises
+        ------
+        InputError
+            There are more workers than tasks.
+        """
+        tasks = count_tasks(self.nodes, self.per_node)
+        if tasks is not None and self.per_node is not None and tasks < workers:
+            check_tasks(workers, self.nodes, self.per_node)
+        return max(workers, tasks or 0)
+
 
 def check_settings(
     partition: str | None,

@@ -242,7 +242,7 @@ def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, st
         return _CAUSES["PREEMPTED"]
     if state.state in _CAUSES:
         return _CAUSES[state.state]
-    if _is_lost(state, host):
+    if _is_lost(host):
         return "NodeFailed", "its node no longer responds to Slurm", "start again"
     message = f"its task ended without a report: {said or state.state.lower()}"
     return "ProcessDied", message, "see the last lines of its log"
@@ -264,9 +264,9 @@ def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, 
     return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
 
 
-def _is_lost(state: SlurmJob, host: str) -> bool:
-    try:
-        return host in lost_nodes(state.nodes)
+def _is_lost(host: str) -> bool:
+    try:  # a job that continues no longer has the node
+        return bool(lost_nodes((host,)))
     except ClusterError:  # Slurm's controller is unreachable as well
         return False
 

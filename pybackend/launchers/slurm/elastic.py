@@ -1,0 +1,208 @@
+"""Workers of elastic training on Slurm: each is a job of its own, or a step of a common job."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import Emit
+from pybackend.launchers.remote.elastic_site import Follow, as_group
+from pybackend.launchers.remote.elastic_task import POST, Post
+from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.task import REPORT
+from pybackend.launchers.slurm.batch import batch_script, srun
+from pybackend.launchers.slurm.queue import notice_seconds, own_variables, submit
+from pybackend.launchers.slurm.settings import SlurmSettings
+from pybackend.launchers.slurm.submission import (
+    SCRIPT,
+    cancelled_at_end,
+    describe_job,
+    setup_lines,
+    step_options,
+    submitted,
+    worker_command,
+)
+from pybackend.launchers.slurm.watch import JobFiles, SlurmWatch
+from pybackend.net.meeting import MeetingServer
+
+# For a step whose worker has reported; then for one that gets SIGTERM.
+_END_SECONDS = 10.0
+_KILL_SECONDS = 60.0
+# Steps get their memory by core or by GPU, like their job, or share that of their job.
+_MEMORY = ("mem-per-cpu", "mem-per-gpu")
+
+
+@dataclass(frozen=True)
+class JobWay:
+    """A `Way` that submits a one-task job for each worker; their names begin with ``name``."""
+
+    settings: SlurmSettings
+    address: str
+    token: str
+    name: str
+    job: TrainingJob
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return _files_of(self.folder, number)[0]
+
+    def make_meeting(self) -> MeetingServer:
+        return MeetingServer(self.address, self.token, 1)
+
+    def open(
+        self, number: int, place: int, meeting: MeetingServer, note: Emit
+    ) -> AbstractContextManager[Follow]:
+        own = _prepare(self.folder, number, meeting)
+        name, job = f"{self.name}-{number}", as_group(self.job)
+        return submitted(self.settings, name, job, meeting, self.folder, own, note)
+
+
+@dataclass(frozen=True)
+class StepWay:
+    """A `Way` that starts a step of one task for each worker, in a job with room for all.
+
+    srun runs on this machine, so that any node of the job may fail.
+
+    Attributes
+    ----------
+    number
+        Job ID.
+    options
+        sbatch options of the job.
+    """
+
+    settings: SlurmSettings
+    address: str
+    token: str
+    number: str
+    options: dict[str, Any]
+    job: TrainingJob
+    folder: Path
+
+    def name_host(self, number: int, place: int) -> str:
+        return _files_of(self.folder, number)[0]
+
+    def make_meeting(self) -> MeetingServer:
+        return MeetingServer(self.address, self.token, 1)
+
+    @contextmanager
+    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+        own = _prepare(self.folder, number, meeting)
+        seconds = notice_seconds(self.options["signal"])
+        command = _step_command(self.settings, self.options, self.number, self.folder, own)
+        watch = StepWatch(self.number, own, meeting, note, self.settings.patience, seconds, command)
+        try:
+            yield partial(
+                run_group, meeting, as_group(self.job), own, look=watch.look, explain=watch.explain
+            )
+        finally:
+            watch.end(_END_SECONDS if meeting.result(0, REPORT) is not None else 0.0)
+
+
+@dataclass
+class StepWatch(SlurmWatch):
+    """Watch over a step, which srun starts as soon as the job runs.
+
+    Parameters
+    ----------
+    command
+        The command line of srun.
+    """
+
+    command: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def end(self, seconds: float) -> None:
+        """End the step, unless it ends within some seconds."""
+        process = self._process
+        if process is None:
+            return
+        for limit, end in ((seconds, process.terminate), (_KILL_SECONDS, process.kill)):
+            try:
+                process.wait(limit)
+                return
+            except subprocess.TimeoutExpired:
+                end()
+        process.wait()
+
+    def _ask(self) -> None:
+        super()._ask()
+        if self._process is None and self._state.is_running:
+            with self.files.batch_log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=own_variables(),
+                    start_new_session=True,  # Ctrl-C is for this process
+                )
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def _lost(self) -> list[int]:
+        return self._silent() if self._has_ended else super()._lost()
+
+    def _knows_cause(self) -> bool:
+        return self._has_ended or super()._knows_cause()
+
+
+@contextmanager
+def open_way(
+    settings: SlurmSettings, address: str, token: str, name: str, job: TrainingJob, folder: Path
+) -> Iterator[JobWay | StepWay]:
+    """Yield a way to start workers; the arguments are those of `JobWay`.
+
+    A job for `StepWay` is submitted first, and cancelled at the end.
+    """
+    if not settings.is_shared:
+        yield JobWay(settings, address, token, name, job, folder)
+        return
+    options, script = describe_shared(settings, name, job, folder)
+    path = folder / SCRIPT
+    path.write_text(script)
+    with cancelled_at_end(name):
+        yield StepWay(settings, address, token, submit(path), options, job, folder)
+
+
+def describe_shared(
+    settings: SlurmSettings, name: str, job: TrainingJob, folder: Path
+) -> tuple[dict[str, Any], str]:
+    """Return options and script of a job for `StepWay`: it waits, even after a node has failed."""
+    files = JobFiles(folder, settings.count_places(job.most_workers))
+    options = {**describe_job(settings, name, files, job.can_go_on), "no-kill": True}
+    return options, batch_script(options, ["exec sleep infinity"])
+
+
+def _step_command(
+    settings: SlurmSettings, options: dict[str, Any], number: str, folder: Path, own: JobFiles
+) -> list[str]:
+    memory = {name: options[name] for name in _MEMORY if name in options} or {"mem": 0}
+    step = {"jobid": number, "nodes": 1, "ntasks": 1, **step_options(settings, own), **memory}
+    command = shlex.join(worker_command(settings, folder, own))
+    script = "\n".join([*setup_lines(settings), f"exec {command}"])
+    return srun(step, ["--exact", "/bin/bash", "-c", script])
+
+
+def _prepare(folder: Path, number: int, meeting: MeetingServer) -> JobFiles:
+    """Create the folder of one worker."""
+    own = _files_of(folder, number)
+    own.folder.mkdir()
+    (own.folder / POST).write_bytes(Post(number, driver=meeting.address).to_json())
+    return own
+
+
+def _files_of(folder: Path, number: int) -> JobFiles:
+    return JobFiles(folder / f"worker-{number}", 1)
