@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,33 +97,53 @@ class StepWay:
         own = _prepare(self.folder, number, meeting)
         seconds = notice_seconds(self.options["signal"])
         command = _step_command(self.settings, self.options, self.number, self.folder, own)
-        watch = StepWatch(self.number, own, meeting, note, self.settings.patience, seconds, command)
+        step, patience = Step(command, own.batch_log), self.settings.patience
+        watch = SlurmWatch(
+            self.number, own, meeting, note, patience, seconds, step.start, step.has_ended
+        )
         try:
             yield partial(
                 run_group, meeting, as_group(self.job), own, look=watch.look, explain=watch.explain
             )
         finally:
-            watch.end(_END_SECONDS if meeting.result(0, REPORT) is not None else 0.0)
+            step.end(_END_SECONDS if meeting.result(0, REPORT) is not None else 0.0)
 
 
-@dataclass
-class StepWatch(SlurmWatch):
-    """Watch over a step, which srun starts as soon as the job runs.
+class Step:
+    """A step that srun starts from this machine.
 
     Parameters
     ----------
     command
         The command line of srun.
+    log
+        File for what srun itself prints.
     """
 
-    command: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._command = command
+        self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> None:
+        """Start it; a second call does nothing."""
+        if self._process is None:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=own_variables(),
+                    start_new_session=True,  # Ctrl-C is for this process
+                )
+
+    def has_ended(self) -> bool:
+        """Return whether it was started, and has ended."""
+        return self._process is not None and self._process.poll() is not None
+
     def end(self, seconds: float) -> None:
-        """End the step, unless it ends within some seconds."""
+        """End it, unless it ends within some seconds."""
         process = self._process
         if process is None:
             return
@@ -134,29 +154,6 @@ class StepWatch(SlurmWatch):
             except subprocess.TimeoutExpired:
                 end()
         process.wait()
-
-    def _ask(self) -> None:
-        super()._ask()
-        if self._process is None and self._state.is_running:
-            with self.files.batch_log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=own_variables(),
-                    start_new_session=True,  # Ctrl-C is for this process
-                )
-
-    @property
-    def _has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
-
-    def _lost(self) -> list[int]:
-        return self._silent() if self._has_ended else super()._lost()
-
-    def _knows_cause(self) -> bool:
-        return self._has_ended or super()._knows_cause()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,6 +75,10 @@ class SlurmWatch:
         Maximum seconds that the job may wait in the queue.
     notice_seconds
         Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    start
+        Called when the job is running, to start the workers if its script does not.
+    has_ended
+        Returns whether the workers have ended, even if the job continues.
     """
 
     number: str
@@ -83,6 +87,8 @@ class SlurmWatch:
     on_event: Emit
     patience: float
     notice_seconds: float
+    start: Callable[[], None] = lambda: None
+    has_ended: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self._state = SlurmJob(self.number, "PENDING")
@@ -141,6 +147,8 @@ class SlurmWatch:
         return [r for r in range(len(self.files)) if self.meeting.result(r, REPORT) is None]
 
     def _lost(self) -> list[int]:
+        if self.has_ended():
+            return self._silent()
         return [rank for rank in self._silent() if self.meeting.has_left(rank)]
 
     def _ask(self) -> None:
@@ -155,6 +163,7 @@ class SlurmWatch:
         self._answered = now
         if self._state.is_running:
             self._started = min(self._started, now)
+            self.start()
         shown = self._state.describe()
         if shown != self._shown and not self._state.is_over:
             self.on_event(Note(shown))
@@ -189,7 +198,7 @@ class SlurmWatch:
             self._ask()
 
     def _knows_cause(self) -> bool:
-        if self._state.is_over:
+        if self._state.is_over or self.has_ended():
             return True
         try:
             return bool(lost_nodes(self._state.nodes))
