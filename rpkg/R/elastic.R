@@ -3,12 +3,14 @@
 #' Value for the `workers` argument of [barrier_train()]: training continues without workers that
 #' fail or are preempted. A lost worker costs the step that failed: the others share the rest of the
 #' epoch's rows. Other workers may join between two epochs, or when a worker is lost.
+#' [barrier_train()] describes the exceptions, and what takes the place of a lost worker.
 #'
 #' @param workers Number of workers at the start. `NULL` (default): the number that would be used
 #'   without `elastic()`, but at least `min` and at most `max`.
 #' @param min Training continues as long as this many workers are left.
-#' @param max Workers are started until there are this many. `NULL` (default): lost workers are not
-#'   replaced.
+#' @param max Workers are started until there are this many, as soon as there are slots for them. If
+#'   it is larger than `workers`, spare workers join after the first epochs. `NULL` (default): lost
+#'   workers are not replaced.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

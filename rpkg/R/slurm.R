@@ -8,13 +8,14 @@
 #' training run with `checkpoint` is saved when Slurm sends the termination signal. If the time
 #' limit is at least ten minutes, Slurm sends it 60 seconds before the limit. The `signal` option,
 #' for example `"TERM@300"`, changes this. Elastic training ([elastic()]) submits one job per
-#' worker.
+#' worker. With `nodes`, it submits one job, in which srun on this machine starts a step per worker.
 #'
 #' @param partition Partition to submit the job to. For this and the following arguments, `NULL`
 #'   (default) means the cluster's default, unless stated otherwise.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param time Time limit in minutes, or in Slurm's format: `"1:30:00"`, `"2-12:00"`.
-#' @param nodes Number of nodes to spread the workers over. Each node has at least one worker.
+#' @param nodes Number of nodes to spread the workers over. Each node has at least one worker,
+#'   except in elastic training, where a node may be a spare for lost workers.
 #' @param gpus,cpus GPUs and cores for each worker.
 #' @param options Additional sbatch options by their long names, such as
 #'   `list(account = "physics", "mem-per-cpu" = "4G", exclusive = TRUE)`.

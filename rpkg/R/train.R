@@ -150,22 +150,23 @@
 #'   that `barrier_train()` accepts in Python.
 #'
 #' @section Elastic training:
-#' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on [kubernetes()],
-#' and on [slurm()] without `nodes`, where each worker is a job. Training starts with `workers`
-#' workers. When one fails, the other processes stay alive. They repeat the step that failed, and
-#' share the rows that the epoch has not used yet. A preempted worker (SIGTERM) leaves at the end of
-#' its epoch. Each epoch therefore uses each row exactly once. The result is the same as that of one
-#' process that trains on the same global batches, whose size depends on the number of workers (see
-#' `generations` in the fit). For some models, such as those with their own `train_step`, the whole
-#' epoch is repeated; a note gives the reason. Every worker stores all rows. `checkpoint` is for the
-#' case that fewer than `min` workers are left or that your session dies. Training then resumes at
-#' any step, with any number of workers, and `generations` lists the worker groups from the
-#' beginning.
+#' `workers = elastic()` works on this machine (`sc = "local"`), on [hosts()], on Spark, on
+#' [slurm()] and on [kubernetes()]. On Spark, each worker is a Spark job with one task, so the
+#' others continue when an executor is lost. On [slurm()], each worker is a job, or with `nodes` a
+#' step of one job. Training starts with `workers` workers. When one fails, the other processes stay
+#' alive. They repeat the step that failed, and share the rows that the epoch has not used yet. A
+#' preempted worker (SIGTERM) leaves at the end of its epoch. Each epoch therefore uses each row
+#' exactly once. The result is the same as that of one process that trains on the same global
+#' batches, whose size depends on the number of workers (see `generations` in the fit). For some
+#' models, such as those with their own `train_step`, the whole epoch is repeated; a note gives the
+#' reason. Every worker stores all rows. `checkpoint` is for the case that fewer than `min` workers
+#' are left or that your session dies. Training then resumes at any step, with any number of
+#' workers, and `generations` lists the worker groups from the beginning.
 #'
 #' With `max`, workers are added at the beginning and whenever a worker is lost. They join between
-#' two epochs or when a worker is lost, as soon as they are ready. On [hosts()], all slots are used.
-#' If a worker fails to start in a slot, the slot is retried after 30 seconds, and then at intervals
-#' that double, up to 16 minutes.
+#' two epochs or when a worker is lost, as soon as they are ready. They use any free slot of the
+#' hosts or of the Spark session, or any free task of the nodes. If a worker fails to start in a
+#' slot, the slot is retried after 30 seconds, and then at intervals that double, up to 16 minutes.
 #'
 #' @section Formulas and recipes:
 #' A formula that only names columns selects them from a data frame, a table or files. Text and

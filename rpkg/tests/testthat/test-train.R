@@ -86,9 +86,9 @@ test_that("parameter servers and an elastic number of workers reach Python", {
   expect_error(train(exchange = one, steps_per_epoch = 3), "one step for each batch")
   servers <- parameter_server(servers = 4000)
   expect_error(train(exchange = servers, workers = 99), "must be from 1 to 95")
-  nodes <- slurm("part", nodes = 2)
+  nodes <- slurm("part", nodes = 2, options = list("ntasks-per-node" = 1))
   train <- function(...) barrier_train(nodes, dense_model, iris_arrays(), verbose = 0, ...)
-  expect_error(train(workers = elastic()), "workers = elastic(...) needs workers", fixed = TRUE)
+  expect_error(train(workers = elastic(2, max = 3)), "but the number of workers is 3")
 })
 
 test_that("two workers train on arrays, and the fit has all of it", {
