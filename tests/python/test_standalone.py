@@ -16,29 +16,16 @@ from typing import Any
 
 import keras
 import pytest
-import test_elastic
-from cloudpickle import register_pickle_by_value
 from conftest import build_dense, largest_difference, needs_r, worker_processes
 from killing import KillAt
 from pythons import python_without
 from standalone import CONNECT_IN_R, HOSTS, Cluster, executors, standalone_cluster
 
 import pybackend
-from pybackend import (
-    Checkpoint,
-    ClusterError,
-    Elastic,
-    WorkerFailedError,
-    barrier_run,
-    barrier_train,
-)
+from pybackend import Checkpoint, ClusterError, WorkerFailedError, barrier_run, barrier_train
 from pybackend.launchers.spark.preflight import TOO_LONG
 
-register_pickle_by_value(test_elastic)
-
 pytestmark = [pytest.mark.full, pytest.mark.timeout(420)]
-
-EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 # For a busy machine, if there is no other end.
 PATIENCE = 240.0
@@ -342,26 +329,6 @@ def test_a_lost_executor_is_named_and_nothing_is_tried_again(
     assert time.monotonic() - killed[0] < ENDED_WITHIN
     # Spark starts another executor, and the session can be used.
     assert barrier_run(spark, lambda context: context.rank, workers=HOSTS) == [0, 1, 2]
-
-
-def test_a_spare_executor_takes_the_place_of_a_lost_one(
-    cluster: Cluster, spark: Any, tmp_path: Path, capsys: Any
-) -> None:
-    killer = KillAt(0, 1, 2, tmp_path / "killed")
-    Path(f"{killer.mark}.victim").write_text(EXECUTOR)
-    stop = test_elastic.StopWhenJoined(tmp_path, number=HOSTS)
-    settings = {"workers": Elastic(2, max=HOSTS), "epochs": 500}
-    result = test_elastic.train(killer, stop, target=spark, **settings)
-    numbers = [generation.workers for generation in result.generations]
-    assert numbers[0] == [0, 1]
-    assert sorted(numbers[-1]) == [1, 2, HOSTS]
-    left = [generation.left for generation in result.generations if generation.left]
-    assert [list(one) for one in left] == [["0"]]
-    assert left[0]["0"].startswith("Spark lost executor ")
-    assert len({worker.host for worker in result.workers}) == HOSTS
-    assert "worker 0 on " in capsys.readouterr().out
-    test_elastic.check_exact(result)
-    until(lambda: not cluster.leftovers())
 
 
 DRIVER = """
