@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from pybackend.sql.dbi import connect_dbi
 from pybackend.sql.deploy import augment
 from pybackend.sql.query import SourceQuery
 from pybackend.tuning.grid import ModelFunction
+from pybackend.tuning.pruning import Mode
 from pybackend.tuning.result import Trial, Trials
 from pybackend.words import show, speak
 
@@ -309,14 +311,15 @@ def model_function(
 
 def describe_trial(trial: Trial) -> dict[str, Any]:
     """Return a `Trial` as plain data, without its result."""
-    fields = {name: value for name, value in vars(trial).items() if name != "result"}
-    return {**fields, "arguments": _describe_values(trial.arguments)}
+    known = {one.name: getattr(trial, one.name) for one in fields(trial) if one.name != "stored"}
+    return {**known, "arguments": _describe_values(trial.arguments)}
 
 
 def describe_trials(trials: Trials) -> dict[str, Any]:
     """Return the table of `train_many` as plain data."""
     return {
         "records": [_describe_values(record) for record in trials.records],
+        "arguments": trials.arguments,
         "metric": trials.metric,
         "mode": trials.mode,
         "parallelism": trials.parallelism,
@@ -324,17 +327,20 @@ def describe_trials(trials: Trials) -> dict[str, Any]:
     }
 
 
-def find_trial(trials: Trials, number: int | None) -> dict[str, Any]:
-    """Return a trial's number, arguments and result; without a number, those of the best one."""
+def find_trial(
+    trials: Trials, number: int | None, metric: str | None, mode: Mode | None
+) -> dict[str, Any]:
+    """Return a trial's arguments and result; without a number, those of `Trials.best`."""
     if number is None:
-        trial = trials.best()
-    elif number > len(trials.trials):
-        raise InputError(f"`trial` is {number}, but there are {len(trials.trials)} trials")
+        trial = trials.best(metric, mode)
+    elif number > len(trials):
+        raise InputError(f"`trial` is {number}, but there are {len(trials)} trials")
     else:
-        trial = trials.trials[number - 1]
-    if trial.result is None:
+        trial = trials[number - 1]
+    result = trial.result
+    if result is None:
         raise InputError(f"trial {trial.number} has no model: {trial.error}")
-    return {"number": trial.number, "arguments": trial.arguments, "result": trial.result}
+    return {"arguments": trial.arguments, "result": result}
 
 
 def _describe_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pybackend.tuning.grid import ModelFunction
 from pybackend.tuning.pruning import Pruning
 from pybackend.tuning.result import Trial, Trials
 from pybackend.tuning.search import Search, choose_metric
-from pybackend.tuning.source import choose_mode, choose_source
+from pybackend.tuning.source import choose_direction, choose_source
 
 
 @explain_arguments
@@ -131,8 +131,9 @@ def train_many(
     Returns
     -------
     Trials
-        All trials: ``best()`` returns the best one, with its model, and ``to_frame()`` a data frame
-        with a row for each. A trial that fails is a row with its error, and the others continue.
+        All trials, in order: ``best()`` returns the best one, with its model, and ``to_frame()`` a
+        data frame with a row for each. A trial that fails is a row with its error, and the others
+        continue. Models are on this machine's disk, in a temporary file without a name.
 
     Raises
     ------
@@ -185,7 +186,7 @@ def train_many(
     search = Search(
         call=call,
         model=ModelFunction.of(model),
-        source=choose_source(grid, study, trials, prune, choose_mode(compared, mode, study)),
+        source=choose_source(grid, study, trials, prune, choose_direction(compared, mode, study)),
         launcher=launcher,
         parallelism=parallelism,
         metric=compared,

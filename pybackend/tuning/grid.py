@@ -114,7 +114,7 @@ def list_trials(grid: Any) -> list[Arguments]:
     elif callable(getattr(grid, "to_dict", None)) and hasattr(grid, "columns"):
         trials = _read_frame(grid)
     elif isinstance(grid, Sequence) and not isinstance(grid, (str, bytes)):
-        trials = [dict(_check_row(row)) for row in grid]
+        trials = [{n: _as_plain(v) for n, v in _check_row(row).items()} for row in grid]
     else:
         raise InputError(f"{_expected()}, not {show(grid)}")
     if not trials:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_whole_number
+from pybackend.job.arguments import check_choice, check_whole_number
 from pybackend.words import one_of, show
 
 Mode = Literal["min", "max"]
+# Ends of the names of Keras's metrics.
+_LARGER_IS_BETTER = ("accuracy", "acc", "auc", "precision", "recall", "f1_score", "r2_score", "iou")
 # The metric of one trial by epoch, from 1; lower is better.
 Values = Mapping[int, float]
 
@@ -105,6 +107,21 @@ def check_pruning(value: Any) -> Pruning | None:
         f"`prune` must be {show(None)} or {one_of('MedianPruning', 'SuccessiveHalving')}, not "
         f"{show(value)}"
     )
+
+
+def choose_mode(metric: Any, mode: Any) -> Mode:
+    """Return whether smaller or larger values of a metric are better; None: as its name says.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid.
+    """
+    if not isinstance(metric, str):
+        raise InputError(f"`metric` must be the name of a metric, not {show(metric)}")
+    check_choice("mode", mode, choices=[None, "min", "max"])
+    larger = metric.endswith(_LARGER_IS_BETTER) if mode is None else mode == "max"
+    return "max" if larger else "min"
 
 
 def rank_value(value: Any, mode: Mode) -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from pybackend.api.rendering import show_loss, write_block, write_lines, write_table
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.tuning.pruning import Mode, rank_value
-from pybackend.words import show
+from pybackend.tuning.pruning import Mode, choose_mode, rank_value
+from pybackend.tuning.stored import StoredResult
+from pybackend.words import setting, show
 
 Status = Literal["completed", "pruned", "failed"]
 _LAST = ("trained_epochs", "seconds", "seed", "error")
@@ -43,8 +45,6 @@ class Trial:
         Seed of the training run.
     error
         Reason why it failed, with the rank and the host of the worker; else None.
-    result
-        Its `TrainResult`; None if it failed.
     """
 
     number: int
@@ -55,9 +55,18 @@ class Trial:
     seconds: float
     seed: int
     error: str | None = None
-    result: TrainResult | None = field(default=None, repr=False)
+    stored: StoredResult | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the model, which can be decoded again.
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     @property
+    def result(self) -> TrainResult | None:
+        """Its `TrainResult`, whose model file each access reads from disk; None if it failed."""
+        return None if self.stored is None else self.stored.load()
+
+    @cached_property
     def model(self) -> Any:
         """The trained Keras model, decoded on first use.
 
@@ -66,14 +75,14 @@ class Trial:
         InputError
             The trial failed.
         """
-        if self.result is None:
+        if self.stored is None:
             raise InputError(f"trial {self.number} has no model: {self.error}")
-        return self.result.model
+        return self.stored.load().model
 
     @property
     def label(self) -> str:
         """The trial in words, such as ``trial 3 (units=16)``."""
-        return f"trial {self.number} ({show_arguments(self.arguments)})"
+        return f"trial {self.number} ({setting(**self.arguments)})"
 
     def describe(self) -> str:
         """Return a line for the trial, such as ``trial 3 (units=16)  loss 0.2912  (4.1 s)``."""
@@ -88,7 +97,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """All trials of `train_many`.
+    """All trials of `train_many`: ``len(trials)``, ``for trial in trials``, and ``trials[0]``.
 
     Attributes
     ----------
@@ -110,32 +119,57 @@ class Trials:
     parallelism: int
     seconds: float
 
-    def best(self) -> Trial:
-        """Return the completed trial with the best value of `metric` in its last epoch.
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self.trials)
+
+    def __getitem__(self, index: int) -> Trial:
+        return self.trials[index]
+
+    def best(self, metric: str | None = None, mode: Mode | None = None) -> Trial:
+        """Return the completed trial with the best value of a metric in its last epoch.
+
+        Parameters
+        ----------
+        metric
+            Name of the metric. None (default): that of this object.
+        mode
+            ``"min"`` or ``"max"``: which values are better. None (default): that of this object,
+            or for another metric, as in `train_many`.
 
         Raises
         ------
         InputError
-            No trial was completed, or none has that metric.
+            No trial was completed, none has that metric, or an argument is invalid.
         """
+        is_own = metric in (None, self.metric)
+        metric = self.metric if metric is None else metric
+        mode = self.mode if is_own and mode is None else choose_mode(metric, mode)
         found = [trial for trial in self.trials if trial.status == "completed"]
         if not found:
             failed = next((trial for trial in self.trials if trial.error), None)
             reason = "" if failed is None else f"; {failed.label} failed: {failed.error}"
             raise InputError(f"no trial was completed{reason}")
-        known = [trial for trial in found if self.metric in trial.metrics]
+        known = [trial for trial in found if metric in trial.metrics]
         if not known:
             names = ", ".join(found[0].metrics)
             raise InputError(
-                f"`metric` is {show(self.metric)}, but the trials have only {names}: pass one of "
-                "these, or `validation_data` for values of validation rows"
+                f"`metric` is {show(metric)}, but the trials have only {names}: pass one of these, "
+                "or `validation_data` for values of validation rows"
             )
-        return min(known, key=lambda trial: rank_value(trial.metrics[self.metric], self.mode))
+        return min(known, key=lambda trial: rank_value(trial.metrics[metric], mode))
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of the arguments of the trials, in order."""
+        return list(dict.fromkeys(name for trial in self.trials for name in trial.arguments))
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """A dict for each trial, with its arguments and metrics, all with the same keys."""
-        arguments = dict.fromkeys(name for trial in self.trials for name in trial.arguments)
+        arguments = self.arguments
         metrics = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         columns = {name: f"metric.{name}" if name in arguments else name for name in metrics}
         return [
@@ -176,21 +210,21 @@ class Trials:
         """Return HTML for notebooks."""
         records = self.records
         heads = list(records[0]) if records else []
-        rows = [[_show(value) for value in record.values()] for record in records]
+        given = self.arguments
+        rows = [
+            [
+                "" if value is None else show(value) if name in given else _show(value)
+                for name, value in record.items()
+            ]
+            for record in records
+        ]
         return write_block(write_lines([str(self).partition("\n")[0]]), write_table(heads, rows))
 
     def _has_best(self) -> bool:
         return any(t.status == "completed" and self.metric in t.metrics for t in self.trials)
 
 
-def show_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return arguments as text, such as ``units=16, rate=0.1``."""
-    return ", ".join(f"{name}={_show(value)}" for name, value in arguments.items())
-
-
 def _show(value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, float):
         return show_loss(value)
     return value if isinstance(value, str) else show(value)

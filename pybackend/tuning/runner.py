@@ -23,6 +23,7 @@ from pybackend.launchers import Launcher, StopRequestedError, check_stop, stoppe
 from pybackend.tuning.grid import Arguments
 from pybackend.tuning.result import Trial
 from pybackend.tuning.source import Source
+from pybackend.tuning.stored import ModelFiles, StoredResult
 from pybackend.words import show
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
@@ -115,6 +116,7 @@ class TrialRunner:
         self._running: dict[int, _Running] = {}
         self._started = 1
         self._trials: list[Trial] = []
+        self._models = ModelFiles()
 
     def run(self) -> list[Trial]:
         """Run all trials, and return them in the order in which they were started.
@@ -208,12 +210,13 @@ class TrialRunner:
         del self._running[message.number]
         self._free.append(running.launcher)
         seed = running.planned.prepared.request.job.seed
+        found = message.outcome
         trial = _make_trial(
             running.number,
             running.arguments,
             seed,
             running.began,
-            message.outcome,
+            found if isinstance(found, Exception) else self._models.store(found),
             is_pruned=running.is_pruned,
         )
         self._note(trial)
@@ -257,7 +260,7 @@ def _make_trial(
     arguments: Arguments,
     seed: int,
     began: float,
-    outcome: TrainResult | Exception,
+    outcome: StoredResult | Exception,
     is_pruned: bool = False,
 ) -> Trial:
     common: dict[str, Any] = {
@@ -269,11 +272,12 @@ def _make_trial(
     if isinstance(outcome, Exception):
         error = _explain(outcome)
         return Trial(status="failed", metrics={}, trained_epochs=0, error=error, **common)
+    history = outcome.result.history
     return Trial(
         status="pruned" if is_pruned else "completed",
-        metrics={name: values[-1] for name, values in outcome.history.items() if values},
-        trained_epochs=outcome.epochs,
-        result=outcome,
+        metrics={name: values[-1] for name, values in history.items() if values},
+        trained_epochs=outcome.result.epochs,
+        stored=outcome,
         **common,
     )
 

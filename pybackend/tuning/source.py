@@ -6,14 +6,11 @@ import sys
 from typing import Any, Protocol
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_choice, check_whole_number
+from pybackend.job.arguments import check_whole_number
 from pybackend.tuning.grid import Arguments, list_trials
-from pybackend.tuning.pruning import Mode, Pruning, check_pruning, rank_value
+from pybackend.tuning.pruning import Mode, Pruning, check_pruning, choose_mode, rank_value
 from pybackend.tuning.result import Trial
 from pybackend.words import setting, show
-
-# Ends of the names of Keras's metrics.
-_LARGER_IS_BETTER = ("accuracy", "acc", "auc", "precision", "recall", "f1_score", "r2_score", "iou")
 
 
 class Source(Protocol):
@@ -153,26 +150,22 @@ def choose_source(grid: Any, study: Any, trials: Any, rule: Any, mode: Mode) -> 
     return StudiedTrials(study, grid, check_whole_number("trials", trials, least=1), mode)
 
 
-def choose_mode(metric: Any, mode: Any, study: Any) -> Mode:
-    """Return whether smaller or larger values of the metric are better.
+def choose_direction(metric: Any, mode: Any, study: Any) -> Mode:
+    """Return whether smaller or larger values of the metric are better: as a study says, if any.
 
     Raises
     ------
     InputError
         An argument is invalid.
     """
-    if not isinstance(metric, str):
-        raise InputError(f"`metric` must be the name of a metric, not {show(metric)}")
-    check_choice("mode", mode, choices=[None, "min", "max"])
-    if study is not None:
-        _check_study(study)
-        direction: Mode = "max" if study.direction.name == "MAXIMIZE" else "min"
-        if mode not in (None, direction):
-            raise InputError(f"{setting(mode=mode)}, but `study` has the other direction")
-        return direction
-    if mode is not None:
-        return "max" if mode == "max" else "min"
-    return "max" if metric.endswith(_LARGER_IS_BETTER) else "min"
+    chosen = choose_mode(metric, mode)
+    if study is None:
+        return chosen
+    _check_study(study)
+    direction: Mode = "max" if study.direction.name == "MAXIMIZE" else "min"
+    if mode not in (None, direction):
+        raise InputError(f"{setting(mode=mode)}, but `study` has the other direction")
+    return direction
 
 
 def _check_study(study: Any) -> None:

@@ -44,7 +44,8 @@
 #' @return A data frame of class `tfdist_trials` with a row for each trial: `trial` (its number),
 #'   the arguments, `status` (`"completed"`, `"pruned"` or `"failed"`), the metrics of the last
 #'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
-#'   becomes `metric.<name>`. `best()` returns the fits.
+#'   becomes `metric.<name>`. `best()` returns the fits, whose models are on this machine's disk, in a
+#'   temporary file without a name.
 #' @seealso [best()], [median_pruning()], [bench_scale()].
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
@@ -242,7 +243,7 @@ new_trials <- function(result, run, call) {
   structure(
     frame,
     class = c("tfdist_trials", "data.frame"),
-    search = found[c("metric", "mode", "parallelism", "seconds")],
+    search = found[c("arguments", "metric", "mode", "parallelism", "seconds")],
     run = list2env(run, parent = emptyenv())
   )
 }
@@ -253,23 +254,38 @@ new_trials <- function(result, run, call) {
 #' @param trial Number of a trial. `NULL` (default): the completed trial with the best value of the
 #'   metric in its last epoch.
 #' @param ... Must be empty.
+#' @param metric Name of the metric. `NULL` (default): that of the search.
+#' @param mode `"min"` or `"max"`: which values are better. `NULL` (default): that of the search, or
+#'   for another metric, as in [train_many()].
 #'
-#' @return A [tfdist_fit]. The models of the trials exist as long as this session: call `best()`
-#'   before you save the result.
+#' @return A [tfdist_fit]. The models of the trials are on this machine's disk, and end with this
+#'   session: call `best()` before you save the result.
 #' @seealso [train_many()]
 #' @export
-#' @examples
-#' \dontrun{
-#' fit <- best(trials)
-#' predict(fit, rows)
+#' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
+#' library(keras3)
+#' new_model <- function(units) {
+#'   keras_model_sequential(input_shape = 4) |>
+#'     layer_dense(units, activation = "relu") |>
+#'     layer_dense(3, activation = "softmax") |>
+#'     compile("adam", "sparse_categorical_crossentropy", metrics = "accuracy")
 #' }
-best <- function(x, trial = NULL, ...) UseMethod("best")
+#' trials <- train_many("local", new_model, iris, Species ~ ., grid = list(units = c(4, 8)))
+#' fit <- best(trials)
+#' predict(fit, iris[1:2, ])
+#' best(trials, metric = "accuracy")
+#' best(trials, 2)
+best <- function(x, trial = NULL, ..., metric = NULL, mode = NULL) UseMethod("best")
 
 #' @export
-best.tfdist_trials <- function(x, trial = NULL, ...) {
+best.tfdist_trials <- function(x, trial = NULL, ..., metric = NULL, mode = NULL) {
   check_dots_empty(...)
   trial <- check_count(trial, allow_null = TRUE)
+  metric <- check_string(metric, allow_null = TRUE)
   call <- rlang::current_env()
+  if (!is.null(trial) && !is.null(c(metric, mode))) {
+    abort_input("Pass either the number of a `trial`, or `metric` and `mode`.", call = call)
+  }
   run <- attr(x, "run")
   if (is.null(run) || reticulate::py_is_null_xptr(run$result)) {
     abort_input(
@@ -280,7 +296,8 @@ best.tfdist_trials <- function(x, trial = NULL, ...) {
       call = call
     )
   }
-  found <- call_python(pybackend(call)$bridge$find_trial, run$result, trial, call = call)
+  find <- pybackend(call)$bridge$find_trial
+  found <- call_python(find, run$result, trial, metric, mode, call = call)
   kept <- if (!is.null(run$build)) {
     build <- run$build
     arguments <- found$arguments
@@ -316,6 +333,10 @@ print.tfdist_trials <- function(x, ...) {
     search$seconds
   ))
   shown <- as.data.frame(x)
+  is_setting <- names(shown) %in% search$arguments & vapply(shown, is.atomic, NA)
+  shown[is_setting] <- lapply(shown[is_setting], function(values) {
+    ifelse(is.na(values), "", vapply(values, format, "", digits = 15L))
+  })
   is_number <- vapply(shown, is.double, NA)
   shown[is_number] <- lapply(shown[is_number], function(values) {
     is_whole <- all(is.na(values) | values == round(values))

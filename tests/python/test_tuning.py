@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import os
+import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 import pandas as pd
 import pytest
-from conftest import build_dense, spark_session, wait_for, worker_processes
+from conftest import build_dense, marked_processes, wait_for, worker_processes
 
 from pybackend import (
-    ClusterError,
     InputError,
     MedianPruning,
     Observer,
@@ -28,6 +34,8 @@ from pybackend import (
 from pybackend.launchers.hosts.host_list import divide_slots, parse_hosts
 from pybackend.tuning.grid import ModelFunction, list_trials
 from pybackend.tuning.result import Trial
+from pybackend.tuning.stored import ModelFiles
+from pybackend.words import speak
 
 ROWS = np.zeros((8, 8), "float32"), np.zeros(8)
 
@@ -145,7 +153,7 @@ def test_poor_trials_end_early_with_the_model_of_their_last_epoch(rows: Any) -> 
 
 
 SEARCH = """
-import time
+import os, sys
 import numpy as np
 import pybackend
 from test_tuning import build
@@ -154,6 +162,7 @@ def wait(epoch, logs):
     print("epoch", flush=True)
 
 if __name__ == "__main__":
+    os.environ["TFDIST_FORK_SERVER"] = sys.argv[1]
     pybackend.train_many(
         "local", build, (np.zeros((8, 8), "float32"), np.zeros(8)), grid={"units": [1, 2, 3]},
         parallelism=2, epochs=10**6, verbose=0, callbacks=[pybackend.Observer(wait)],
@@ -161,23 +170,31 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.launcher(False)
-def test_ctrl_c_ends_all_trials_and_leaves_nothing(tmp_path: Any) -> None:
-    import os
-
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    search = subprocess.Popen(
-        [sys.executable, "-c", SEARCH],
-        env=environment,
+def start_search(folder: Path, fork_server: str) -> subprocess.Popen[str]:
+    """Start a search in its own process, with this value of ``TFDIST_FORK_SERVER``."""
+    own = {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", SEARCH, fork_server],
+        env={**os.environ, **own},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def processes_of(search: subprocess.Popen[str]) -> list[tuple[int, bytes]]:
+    """Return the processes of a search: conftest, which it imports, marks them with its PID."""
+    return marked_processes(f"TFDIST_TEST_RUN={search.pid}.")
+
+
+@pytest.mark.launcher(False)
+def test_ctrl_c_ends_all_trials_and_leaves_nothing(tmp_path: Path) -> None:
+    search = start_search(tmp_path, "0")
     assert search.stdout is not None
     search.stdout.readline()
     search.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in search.communicate(timeout=60)[1]
-    wait_for(lambda: not worker_processes())
+    wait_for(lambda: not processes_of(search))
     wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
 
 
@@ -246,49 +263,6 @@ def test_a_study_suggests_the_values_of_trials_and_stops_poor_ones(rows: Any) ->
         verbose=0,
     )
     assert [(t.status, t.trained_epochs) for t in poor.trials] == [("pruned", 1)]
-
-
-@pytest.mark.full
-@pytest.mark.launcher(False)
-@pytest.mark.timeout(300)
-def test_trials_share_the_slots_of_a_spark_session(rows: Any) -> None:
-    ends: list[float] = []
-    with spark_session("local[4]") as spark:
-        with pytest.raises(ClusterError, match=r"`parallelism` is 3.*use at most 2"):
-            train_many(
-                spark, build, rows, grid={"units": [2, 4, 6]}, workers_per_trial=2, parallelism=3
-            )
-        trials = train_many(
-            spark,
-            build,
-            rows,
-            grid=[{"units": 2}, {"units": 4, "fails": True}, {"units": 6}, {"rate": 0.0}],
-            workers_per_trial=2,
-            epochs=3,
-            seed=4,
-            validation_data=rows,
-            prune=SuccessiveHalving(first=1),
-            on_trial=lambda trial: ends.append(trial.seconds),
-            verbose=0,
-        )
-        assert trials.parallelism == 2
-        assert trials.trials[1].status == "failed"
-        assert "there is no such model" in str(trials.trials[1].error)
-        assert sum(ends) > trials.seconds  # at once
-        units = {"units": 2}
-        alone = barrier_train(
-            spark,
-            lambda: build(**units),
-            rows,
-            workers=2,
-            epochs=trials.trials[0].trained_epochs,
-            seed=4,
-            validation_data=rows,
-            verbose=0,
-        )
-    assert trials.trials[0].result is not None
-    assert trials.trials[0].result.history == alone.history
-    assert weights_of(trials.trials[0].result) == weights_of(alone)
 
 
 @pytest.mark.parametrize(
@@ -399,6 +373,7 @@ def test_the_table_has_a_column_for_each_argument_and_metric() -> None:
     assert [*trials.records[1]] == [*trials.records[0]]
     assert trials.best() is done
     assert "<table" in trials._repr_html_()
+    assert (len(trials), list(trials), trials[1]) == (2, [done, other], other)
     assert str(trials).splitlines()[-1] == "best loss: trial 1"
     with pytest.raises(InputError, match="trial 2 has no model: worker 0 on a failed"):
         _ = other.model
@@ -406,6 +381,64 @@ def test_the_table_has_a_column_for_each_argument_and_metric() -> None:
         Trials([other], "loss", "min", 1, 1.0).best()
     with pytest.raises(InputError, match="`metric` is 'auc', but the trials have only loss"):
         Trials([done], "auc", "max", 1, 1.0).best()
+
+
+def test_the_best_trial_depends_on_the_metric() -> None:
+    values = [{"loss": 0.1, "accuracy": 0.5}, {"loss": 0.2, "accuracy": 0.9}]
+    trials = [Trial(n, {"a": n}, "completed", found, 1, 1.0, 4) for n, found in enumerate(values)]
+    found = Trials(trials, "loss", "min", 1, 2.0)
+    assert found.best() is found.best("loss") is trials[0]
+    assert found.best("loss", "max") is found.best("accuracy") is trials[1]
+    assert found.best("accuracy", mode="min") is trials[0]
+    assert found.best(mode="max") is trials[1]
+    with pytest.raises(InputError, match="`metric` is 'auc', but the trials have only loss, acc"):
+        found.best("auc")
+    with pytest.raises(InputError, match="`metric` must be the name of a metric, not 3"):
+        found.best(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match="`mode` must be None, 'min' or 'max'"):
+        found.best(mode="least")  # pyright: ignore[reportArgumentType]
+
+
+def test_settings_are_shown_as_given() -> None:
+    arguments = {"units": 16.0, "rate": 1e-7, "kind": "relu"}
+    trial = Trial(1, arguments, "completed", {"loss": 0.25}, 1, 1.0, 4)
+    assert trial.describe() == "trial 1 (units=16.0, rate=1e-07, kind='relu')  loss 0.2500  (1.0 s)"
+    page = Trials([trial], "loss", "min", 1, 1.0)._repr_html_()
+    assert all(f">{text}<" in page for text in ("16.0", "1e-07", "0.2500", "completed"))
+    speak("R")
+    try:
+        assert trial.label == 'trial 1 (units = 16, rate = 1e-07, kind = "relu")'
+    finally:
+        speak("Python")
+
+
+def fail_on_full_disk(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_model_files_are_on_disk_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = barrier_train("local", build, ROWS, workers=1, verbose=0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = ModelFiles()
+    others = [replace(trained, content=bytes([place]) * place) for place in range(3)]
+    stored = [files.store(result) for result in (trained, *others)]
+    assert list(tmp_path.iterdir()) == []
+    assert [one.result.content for one in stored] == [b""] * 4
+    assert [one.load() for one in stored] == [trained, *others]
+    trial = Trial(1, {}, "completed", {}, 1, 1.0, 4, stored=stored[0])
+    assert trial.model is trial.model
+    copied = pickle.loads(pickle.dumps(trial))  # noqa: S301
+    assert copied == trial
+    assert copied.result == trained
+    monkeypatch.setattr(os, "pwrite", fail_on_full_disk)
+    assert files.store(trained).load() == trained
+    number = files._number
+    del files, stored, trial
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
 
 
 def test_slots_of_hosts_are_divided_in_order() -> None:
