@@ -48,7 +48,14 @@ AT_END = ExitStack()
 # runs in any free process. The longest come first.
 GROUPS = {
     "checks": ["test_checks"],
-    "spark": ["test_distributor", "test_probe", "test_routes", "test_spark", "test_spark_elastic"],
+    "spark": [
+        "test_distributor",
+        "test_probe",
+        "test_routes",
+        "test_spark",
+        "test_spark_elastic",
+        "test_tuning_spark",
+    ],
     "frames": [
         "test_dfutil",
         "test_ml",

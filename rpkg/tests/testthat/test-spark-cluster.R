@@ -26,3 +26,21 @@ test_full("a pipeline is fitted and predicts on executors", {
   scores <- fitted$keras$model$predict(sorted, verbose = 0L)
   expect_equal(found$prediction, max.col(scores) - 1)
 })
+
+test_full("trials run at once on executors, with rows of a Spark table", {
+  sc <- file_connection("local-cluster[2,1,1024]")
+  rows <- stats::setNames(iris, c("a", "b", "c", "d", "kind"))
+  table <- sparklyr::sdf_copy_to(sc, rows, "rows_of_trials", overwrite = TRUE)
+  build <- function(units) dense_model(units = as.integer(units))
+  train <- function(call, model, ...) {
+    suppressMessages(call(sc, model, table, kind ~ ., ..., epochs = 2, seed = 3, verbose = 0))
+  }
+  trials <- train(train_many, build, grid = list(units = c(3, 1, 4)))
+  # The label has three classes.
+  expect_identical(trials$status, c("completed", "failed", "completed"))
+  expect_identical(attr(trials, "search")$parallelism, 2L)
+  alone <- train(barrier_train, function() build(3), workers = 1)
+  first <- best(trials, 1)
+  expect_identical(first$history, alone$history)
+  expect_identical(fit_weights(first), fit_weights(alone))
+})
