@@ -198,6 +198,22 @@ def test_ctrl_c_ends_all_trials_and_leaves_nothing(tmp_path: Path) -> None:
     wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
 
 
+@pytest.mark.launcher(False)
+def test_a_search_that_is_killed_while_its_fork_server_starts_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    search = start_search(tmp_path, "1")
+    try:
+        server = b"fork_server import serve"
+        wait_for(lambda: any(server in command for _, command in processes_of(search)))
+        assert list(tmp_path.glob("tfdist-[01]-*"))
+    finally:
+        search.kill()
+        search.communicate()
+    wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
+    wait_for(lambda: not processes_of(search))
+
+
 @pytest.mark.full
 @pytest.mark.launcher(False)
 def test_an_error_in_a_function_of_the_user_ends_all_trials(rows: Any) -> None:
