@@ -44,8 +44,8 @@
 #' @return A data frame of class `tfdist_trials` with a row for each trial: `trial` (its number),
 #'   the arguments, `status` (`"completed"`, `"pruned"` or `"failed"`), the metrics of the last
 #'   epoch, `trained_epochs`, `seconds`, `seed` and `error`. A metric with the name of an argument
-#'   becomes `metric.<name>`. `best()` returns the fits, whose models are on this machine's disk, in a
-#'   temporary file without a name.
+#'   becomes `metric.<name>`. `best()` returns the fits, whose models are on this machine's disk, in
+#'   a temporary file without a name.
 #' @seealso [best()], [median_pruning()], [bench_scale()].
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
