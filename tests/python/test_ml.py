@@ -16,7 +16,7 @@ from conftest import build_dense, largest_difference, shared_spark
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator, RegressionEvaluator
 from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
-from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 from pybackend import (
     Checkpoint,
@@ -193,7 +193,10 @@ def test_a_damaged_model_is_refused(spark: Any, dense_model: Any, tmp_path: Path
 # pyspark leaves its thread pool to the garbage collector.
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
-def test_tuning_trains_side_by_side(table: Any) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cross_validation_trains_two_models_at_once_with_equal_metrics(
+    workers: int, table: Any
+) -> None:
     def build(units: int, rate: float) -> Any:  # inside: workers cannot import this module
         import keras
 
@@ -202,23 +205,25 @@ def test_tuning_trains_side_by_side(table: Any) -> None:
         model.compile(keras.optimizers.SGD(rate), "mse")
         return model
 
-    # Two at once, each with as many workers as there are slots: one waits for the other.
-    training = KerasEstimator(build, labelCol="importance", workers=2, seed=1)
+    # With as many workers as there are slots, one training run waits for the other.
+    training = KerasEstimator(build, labelCol="importance", workers=workers, seed=1)
     grid = ParamGridBuilder().addGrid(
         training.modelArgs, [{"units": 2, "rate": 0.01}, {"units": 3, "rate": 1e-9}]
     )
-    tuning = TrainValidationSplit(
+    tuning = CrossValidator(
         estimator=Pipeline(stages=[assembler(), training]),
         estimatorParamMaps=grid.build(),
         evaluator=RegressionEvaluator(labelCol="importance"),
+        numFolds=2,
         parallelism=2,
         seed=1,
     )
     tuned = tuning.fit(table)
     in_turn = tuning.copy().setParallelism(1).fit(table)
-    assert tuned.validationMetrics == in_turn.validationMetrics
+    assert tuned.avgMetrics == in_turn.avgMetrics
+    assert tuned.stdMetrics == in_turn.stdMetrics
     best = tuned.bestModel.stages[1]
-    chosen = 0 if tuned.validationMetrics[0] < tuned.validationMetrics[1] else 1
+    chosen = 0 if tuned.avgMetrics[0] < tuned.avgMetrics[1] else 1
     assert best.model.layers[0].units == (2, 3)[chosen]
     predicted = tuned.transform(table).orderBy("id")
     x = np.array([[row[name] for name in FEATURES] for row in predicted.collect()], "float32")
