@@ -20,6 +20,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from conftest import build_dense, largest_difference, wait_for
+from pyspark import SparkFiles
 from pythons import python_with
 from standalone import Cluster, standalone_cluster
 
@@ -33,6 +34,7 @@ from pybackend import (
     barrier_train,
     kubernetes,
 )
+from pybackend.launchers.environment import serving
 from pybackend.job.job import EvaluationJob, FunctionJob, Job
 from pybackend.launchers.environment.archive import (
     PackedEnvironment,
@@ -45,8 +47,11 @@ from pybackend.launchers.environment.installing import (
     Installation,
     Interpreter,
     check_host,
+    read_blocks,
     install_here,
 )
+from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
+from pybackend.launchers.spark import barrier
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.spark.environment import _place
 
@@ -75,7 +80,7 @@ def packed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedEnvir
 
 @pytest.fixture(scope="module")
 def unpacked(packed: PackedEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
-    return install_here(packed, Path(packed.path), str(tmp_path_factory.mktemp("host")))
+    return install_here(packed, read_blocks(packed.path), str(tmp_path_factory.mktemp("host")))
 
 
 def run(interpreter: Interpreter, program: str) -> str:
@@ -120,7 +125,7 @@ def test_an_unpacked_environment_is_private_and_found_again(
     root = unpacked.folder.parent
     assert os.stat(unpacked.folder).st_mode & 0o777 == 0o700
     inode = os.stat(unpacked.folder).st_ino
-    assert install_here(packed, Path("/nonexistent"), str(root)) == unpacked
+    assert install_here(packed, read_blocks("/nonexistent"), str(root)) == unpacked
     assert os.stat(unpacked.folder).st_ino == inode
     assert len(list(root.iterdir())) == 2  # the environment, and the link that names it
 
@@ -157,13 +162,13 @@ def test_a_broken_archive_leaves_nothing(packed: PackedEnvironment, tmp_path: Pa
     half.write_bytes(Path(packed.path).read_bytes()[: packed.size // 2])
     root = tmp_path / "host"
     with pytest.raises(ClusterError, match=r"cannot be unpacked on .*host.*: Unexpected EOF in"):
-        install_here(packed, half, str(root))
+        install_here(packed, read_blocks(str(half)), str(root))
     assert list(root.iterdir()) == []
 
 
 def test_a_full_disk_of_a_host_is_named(packed: PackedEnvironment, small_disk: Path) -> None:
     with pytest.raises(ClusterError, match=r"cannot be unpacked on .*: No space left on device$"):
-        install_here(packed, Path(packed.path), str(small_disk))
+        install_here(packed, read_blocks(packed.path), str(small_disk))
     assert list(small_disk.iterdir()) == []
 
 
@@ -194,7 +199,7 @@ def test_an_archive_that_ends_between_two_files_leaves_nothing(
     cut.write_bytes(gzip.compress(content[: middle.offset], 1))
     root = tmp_path / "host"
     with pytest.raises(ClusterError, match=r"cannot be unpacked on .*bin/python"):
-        install_here(packed, cut, str(root))
+        install_here(packed, read_blocks(str(cut)), str(root))
     assert list(root.iterdir()) == []
 
 
@@ -212,7 +217,7 @@ def test_a_shell_that_reads_nothing_is_ended(packed: PackedEnvironment) -> None:
 
 def try_to_finish(installation: Installation, packed: PackedEnvironment) -> None:
     with suppress(ClusterError, ValueError):
-        installation.finish(Path(packed.path))
+        installation.finish(read_blocks(packed.path))
 
 
 def test_an_environment_of_one_user_is_not_removed_with_another_users_files(
@@ -223,9 +228,80 @@ def test_an_environment_of_one_user_is_not_removed_with_another_users_files(
         (root / name).mkdir(parents=True)
         (root / name / ".used").touch()
         os.utime(root / name / ".used", (0, 0))
-    install_here(packed, Path(packed.path), str(root))
+    install_here(packed, read_blocks(packed.path), str(root))
     assert (root / "other").exists()
     assert not (root / "tfdist-environment-0123.abc").exists()
+
+# A process of an executor; the driver's connection is replaced by a file.
+EXECUTOR = """
+import sys
+from unittest.mock import Mock, patch
+from pybackend.launchers.environment.archive import read_packed
+from pybackend.launchers.environment.installing import read_blocks
+from pybackend.launchers.spark import environment_task
+served = Mock(read=lambda: read_blocks(sys.argv[2]))
+environment = environment_task.SparkEnvironment(read_packed(sys.argv[1]), served)
+with patch.object(environment_task, "_list_paths", tuple):
+    print("begins", flush=True)
+    print(environment.install().python)
+"""
+
+
+def start_executor(packed: PackedEnvironment, archive: Path, root: Path) -> subprocess.Popen[str]:
+    """Start a process that unpacks an environment, and wait until it begins."""
+    paths = {"PYTHONPATH": str(Path(pybackend.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", EXECUTOR, packed.path, archive],
+        env={**os.environ, **paths, "SPARK_EXECUTOR_DIRS": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    return process
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("victim", ["executor", "shell"])
+def test_another_executor_takes_over_from_one_that_is_killed(
+    packed: PackedEnvironment, tmp_path: Path, victim: str
+) -> None:
+    root, pipe = tmp_path / "host", tmp_path / "pipe"
+    root.mkdir()
+    os.mkfifo(pipe)
+    with start_executor(packed, pipe, root) as first, pipe.open("wb") as writing:
+        writing.write(Path(packed.path).read_bytes()[: packed.size // 2])
+        wait_for(lambda: list(root.glob("tfdist-*/bin")))
+        with start_executor(packed, Path(packed.path), root) as second:
+            if victim == "executor":
+                first.kill()
+            else:
+                children = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text()
+                os.killpg(int(children), signal.SIGKILL)
+            writing.close()
+            assert second.stdout is not None
+            (python,) = second.stdout.read().split()
+        assert first.wait(30) != 0
+    assert second.returncode == 0
+    assert subprocess.run([python, "-c", "import numpy"], check=False).returncode == 0
+    if victim == "executor":
+        wait_for(lambda: len(list(root.glob("tfdist-*"))) == 2)  # the environment, and its name
+
+
+def test_hosts_read_an_environment_from_the_driver(packed: PackedEnvironment) -> None:
+    with ArchiveServer(packed, "127.0.0.1", None) as server:
+        archive = server.archive
+        assert archive.token not in repr(archive)
+        assert b"".join(archive.read()) == Path(packed.path).read_bytes()
+        with pytest.raises(UnreachedError, match="cannot connect to the driver at 127"):
+            list(replace(archive, token="0" * 64).read())
+        blocks = archive.read()
+        next(blocks)
+    with pytest.raises(ClusterError, match=r"lost the driver at 127.* If the driver is still"):
+        list(blocks)
+    with pytest.raises(UnreachedError, match="refused"):
+        list(archive.read())
+
 
 
 def test_a_file_is_placed_again_after_a_call_that_was_interrupted(
@@ -265,7 +341,7 @@ def test_a_python_of_another_release_is_named(packed: PackedEnvironment, tmp_pat
     other = read_packed(str(tmp_path / "env.tar.gz"))
     assert other.manifest is None
     with pytest.raises(ClusterError, match=r"it is Python 3\.6\.1"):
-        install_here(other, Path(other.path), str(tmp_path / "host"))
+        install_here(other, read_blocks(other.path), str(tmp_path / "host"))
     assert list((tmp_path / "host").iterdir()) == []
 
 
@@ -281,7 +357,7 @@ def test_an_archive_of_conda_pack_is_completed_before_it_is_found(tmp_path: Path
     with tarfile.open(tmp_path / "env.tar.gz", "w:gz") as archive:
         archive.add(made, "bin")
     conda = read_packed(str(tmp_path / "env.tar.gz"))
-    there = install_here(conda, Path(conda.path), str(tmp_path / "host")).folder
+    there = install_here(conda, read_blocks(conda.path), str(tmp_path / "host")).folder
     assert (there / "prefix").read_text() == str(there.resolve())
 
 
@@ -335,6 +411,15 @@ def test_a_python_of_another_release_than_the_session_is_named(
     monkeypatch.setattr(sys, "version_info", (3, 99, 0))
     with pytest.raises(InputError, match=r"has Python 3\.\d+\.\d+, but this is Python 3\.99"):
         pack_for(job_in(packed.path), print)
+
+def test_a_program_that_is_not_a_python_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho hello\n")
+    program.chmod(0o755)
+    with pytest.raises(InputError, match=r"^`environment`: .*/bin/python is not a Python$"):
+        pybackend.pack_environment(tmp_path / "env.tar.gz", tmp_path)
+
 
 
 def test_a_conda_environment_names_conda_pack(tmp_path: Path) -> None:
@@ -390,7 +475,7 @@ def test_executors_without_tensorflow_train_the_model_of_one_process(
         there = barrier_train(spark, build_dense, data, **arguments, resources=resources)
         assert "sending the Python environment" in capsys.readouterr().out
         unpacked = environments(cluster)
-        assert len(unpacked) == 2  # one for each host
+        assert 2 <= len(unpacked) <= 3  # one for each host that had a task
         files = list(spark.sparkContext.listFiles)
         again = barrier_train(spark, build_dense, data, **arguments, resources=resources)
         assert "the Python environment" not in capsys.readouterr().out
@@ -404,6 +489,51 @@ def test_executors_without_tensorflow_train_the_model_of_one_process(
     assert again.workers[0].weights_sha256 == there.workers[0].weights_sha256
     here = barrier_train(None, build_dense, data, **arguments)
     assert largest_difference(there.model, here.model) <= 1e-6
+def find_packages(context: Any) -> str:
+    import numpy
+
+    return numpy.__file__
+
+
+@pytest.mark.full
+@pytest.mark.launcher
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("is_reached", [True, False], ids=["reached", "unreached"])
+def test_executors_of_a_host_share_an_environment(
+    cluster: Cluster,
+    packed: PackedEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    is_reached: bool,
+) -> None:
+    sent: list[str] = []
+
+    def count(path: str) -> Iterator[bytes]:
+        sent.append(path)
+        return read_blocks(path)
+
+    monkeypatch.setattr(serving, "read_blocks", count)
+    if not is_reached:
+        nowhere = cluster.driver, "127.0.0.9"
+        monkeypatch.setattr(barrier, "driver_addresses", lambda _: nowhere)
+    two_per_host = {"spark__cores__max": "6"}
+    arguments: dict[str, Any] = {"workers": 6, "resources": Resources(environment=packed.path)}
+    with cluster.session(**two_per_host) as spark:
+        found = barrier_run(spark, find_packages, **arguments)
+        shown = capsys.readouterr().out
+        assert len(environments(cluster)) == 3
+        assert all("/tfdist-environment-" in path for path in found)
+        assert set(barrier_run(spark, find_packages, **arguments)) == set(found)
+        assert "the Python environment" not in capsys.readouterr().out
+        root = Path(SparkFiles.getRootDirectory())
+        # Spark unpacks the files that it sends, if their names end like that of a tar file.
+        assert list(cluster.work.glob("executors-*/**/site-packages")) == []
+        assert list(root.glob("lib*")) == []
+    assert "sending the Python environment" in shown
+    assert ("cannot connect to the driver at 127.0.0.9" in shown) != is_reached
+    assert sent == [packed.path] * (3 if is_reached else 0)
+
+
     wait_for(lambda: not environments(cluster))
 
 

@@ -105,8 +105,8 @@ class PackedEnvironment:
 
     @property
     def name(self) -> str:
-        """Name of the file on the workers' hosts."""
-        return f"tfdist-environment-{self.digest[:16]}.tar.gz"
+        """Name of the environment on the workers' hosts."""
+        return f"tfdist-environment-{self.digest[:16]}"
 
     def summary(self) -> str:
         """Return a text with the size, the versions and the number of packages."""

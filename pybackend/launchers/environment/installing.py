@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,13 +80,20 @@ class Answer:
         return Interpreter(os.path.join(self.place, "bin", "python"))
 
 
-def install_command(packed: PackedEnvironment, root: str = "-") -> list[str]:
+def install_command(name: str, root: str = "-") -> list[str]:
     """Return the command that unpacks an environment from its input.
 
     ``root`` is the folder for environments; ``"-"``: that of the user's caches.
     """
     minor = ".".join(map(str, sys.version_info[:2]))
-    return ["/bin/sh", "-c", INSTALL, root, packed.name.removesuffix(".tar.gz"), minor]
+    return ["/bin/sh", "-c", INSTALL, root, name, minor]
+
+
+def read_blocks(archive: str) -> Iterator[bytes]:
+    """Yield the content of a file in blocks."""
+    with open(archive, "rb") as content:
+        while block := content.read(_BLOCK):
+            yield block
 
 
 def read_answer(lines: Iterable[bytes]) -> Answer | None:
@@ -165,8 +171,8 @@ class Installation:
         check_host(self._packed, self._answer.machine, self._answer.libc, self.host)
         return self._answer.is_there
 
-    def finish(self, archive: Path) -> Interpreter:
-        """Send the archive if it is needed, and wait until it is unpacked.
+    def finish(self, archive: Iterable[bytes]) -> Interpreter:
+        """Send the archive's blocks if they are needed, and wait until they are unpacked.
 
         Raises
         ------
@@ -176,22 +182,17 @@ class Installation:
         assert self._answer is not None
         assert self._process.stdin is not None
         if not self._answer.is_there:
-            pipe = self._process.stdin
-            with suppress(BrokenPipeError), pipe, archive.open("rb") as content:
-                shutil.copyfileobj(content, pipe, _BLOCK)
+            with suppress(BrokenPipeError), self._process.stdin as pipe:
+                for block in archive:
+                    pipe.write(block)
         if self._process.wait():
             raise self.explain()
         return self._answer.interpreter
 
     def explain(self) -> ClusterError:
         """Return the error for a shell that failed; it waits for its end."""
-        status, lines = self.wait()
-        printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
-        reason = printed[-1].strip() if printed else f"status {status}"
-        place = f", in {self._answer.place}" if self._answer else ""
-        return ClusterError(
-            f"the environment in `environment` cannot be unpacked on {self.host}{place}: {reason}"
-        )
+        place = self._answer.place if self._answer else None
+        return explain_unpacking(self.host, place, *self.wait())
 
     def wait(self) -> tuple[int, list[str]]:
         """Return the exit status and the lines of the error output."""
@@ -201,15 +202,29 @@ class Installation:
         return status, [line for line in lines if line.strip()]
 
 
-def install_here(packed: PackedEnvironment, archive: Path, root: str) -> Interpreter:
+def explain_unpacking(
+    host: str, place: str | None, status: int, lines: Sequence[str]
+) -> ClusterError:
+    """Return the error for a shell that failed with an exit status, and printed some lines."""
+    printed = [line for line in lines if not any(text in line for text in _AFTER_REASONS)]
+    reason = printed[-1].strip() if printed else f"status {status}"
+    where = f", in {place}" if place else ""
+    return ClusterError(
+        f"the environment in `environment` cannot be unpacked on {host}{where}: {reason}"
+    )
+
+
+def install_here(packed: PackedEnvironment, archive: Iterable[bytes], root: str) -> Interpreter:
     """Unpack an environment on this machine, below a folder, if it is not there.
+
+    The blocks of the archive are only read if they are needed.
 
     Raises
     ------
     ClusterError
         It cannot run here, or the disk is full.
     """
-    command = install_command(packed, root)
+    command = install_command(packed.name, root)
     with Installation(packed, command, os.uname().nodename) as installation:
         installation.ask()
         return installation.finish(archive)

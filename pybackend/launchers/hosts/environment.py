@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 from pybackend.errors import ClusterError
 from pybackend.job.job import Job
@@ -16,6 +15,7 @@ from pybackend.launchers.environment.installing import (
     Installation,
     Interpreter,
     install_command,
+    read_blocks,
 )
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.hosts.host_list import HostSlots
@@ -44,8 +44,7 @@ def install_on_hosts(
             size = show_bytes(packed.size)
             names = ", ".join(missing)
             on_event(Note(f"sending the Python environment ({size}) to {names}"))
-        archive = Path(packed.path)
-        found = threads.map(lambda one: one.finish(archive), started)
+        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
         return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
 
 
@@ -53,7 +52,7 @@ class _Installation(Installation):
     """An installation over ssh."""
 
     def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
-        command = ssh.command(host, install_command(packed))
+        command = ssh.command(host, install_command(packed.name))
         super().__init__(packed, command, host.name, environment())
         self._ssh = ssh
         self._slots = host

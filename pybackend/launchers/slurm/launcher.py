@@ -21,7 +21,7 @@ from pybackend.launchers.base import (
     divide_queue,
 )
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.environment.installing import install_here
+from pybackend.launchers.environment.installing import install_here, read_blocks
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
@@ -195,7 +195,8 @@ class SlurmLauncher:
         if packed := pack_for(job, lambda text: on_event(Note(text))):
             # The nodes share this folder.
             on_event(Note(f"unpacking the Python environment in {settings.folder}"))
-            found = install_here(packed, Path(packed.path), str(settings.folder / _ENVIRONMENTS))
+            blocks = read_blocks(packed.path)
+            found = install_here(packed, blocks, str(settings.folder / _ENVIRONMENTS))
             settings = replace(settings, interpreter=found)
         with swept_folder(str(settings.folder)) as folder:
             if isinstance(job, TrainingJob) and job.is_elastic:

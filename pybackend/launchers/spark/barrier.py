@@ -21,7 +21,7 @@ from pybackend.data.row_store import SCHEMA as BLOB_SCHEMA
 from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
 from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.job import LOGGER, Job, TrainingJob, argument_of
-from pybackend.job.messages import Emit, Event, Note
+from pybackend.job.messages import Emit, Event
 from pybackend.job.packages import SET_PYSPARK_PYTHON
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
@@ -39,7 +39,7 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
 )
 from pybackend.launchers.spark.elastic import TaskWay
-from pybackend.launchers.spark.environment import ship_environment
+from pybackend.launchers.spark.environment import sent_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.handover import why_not_handed_over
 from pybackend.launchers.spark.jobs import run_watched
@@ -150,7 +150,11 @@ class SparkLauncher:
             self._look()  # the caller may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
-            environment = ship_environment(session, job, lambda text: on_event(Note(text)))
+            collect = partial(collect_watched, session, look=self._look, on_wait=self._on_wait)
+            addresses = driver_addresses(session)
+            environment = stack.enter_context(
+                sent_environment(session, job, addresses, collect, on_event, profile)
+            )
             cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             of_stage = {"profile": profile} if profile else {}
             stack.enter_context(small_batches(session))
@@ -172,7 +176,7 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True, **of_stage),
                 size,
             )
-            rows = _collect(session, plan, server, on_event, look=self._look, on_wait=self._on_wait)
+            rows = collect(plan, server, on_event)
         if not rows:
             raise _explain_no_rows(datasets)
         texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
@@ -244,7 +248,8 @@ def _with_model_limit(session: Any, job: Job) -> Job:
 def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
     """Raise an error if rows would have to move between hosts that cannot reach each other."""
     if datasets and job.workers > 1 and not is_one_machine(session):
-        check_network(session, job.workers, partial(_collect, session, seconds=LIMIT_SECONDS))
+        collect = partial(collect_watched, session, seconds=LIMIT_SECONDS)
+        check_network(session, job.workers, collect)
 
 
 def input_frame(
@@ -401,7 +406,7 @@ def _meeting_server(
         return None
 
 
-def _collect(
+def collect_watched(
     session: Any,
     result: Any,
     server: MeetingServer | None = None,

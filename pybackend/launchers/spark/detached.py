@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
@@ -13,9 +14,9 @@ from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.spark.barrier import open_meeting
+from pybackend.launchers.spark.barrier import collect_watched, driver_addresses, open_meeting
 from pybackend.launchers.spark.detached_task import StartMember
-from pybackend.launchers.spark.environment import ship_environment
+from pybackend.launchers.spark.environment import sent_environment
 from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.jobs import run_watched
@@ -66,9 +67,12 @@ class DetachedLauncher:
         profile = make_profile(session, job.resources, job.workers)
         check_slots(session, job.workers, job.resources)
         ship_package(session)
-        environment = ship_environment(session, job, lambda text: on_event(Note(text)))
-        token = new_token()
-        with open_meeting(session, token, job) as meeting:
+        token, collect = new_token(), partial(collect_watched, session, look=self._look)
+        addresses = driver_addresses(session)
+        with (
+            sent_environment(session, job, addresses, collect, on_event, profile) as environment,
+            open_meeting(session, token, job) as meeting,
+        ):
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
             hosts = self._start(member, profile, environment, on_event)
             with self._lock:

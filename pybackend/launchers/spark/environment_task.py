@@ -1,4 +1,4 @@
-"""The environment of a job's workers on an executor: found, or unpacked once per host.
+"""The environment of a job's workers on an executor: found, or read and unpacked once per host.
 
 This file is imported on the executors; the driver sends it there.
 """
@@ -8,49 +8,82 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pybackend
+from pybackend.errors import ClusterError
 from pybackend.launchers.environment.archive import PackedEnvironment
-from pybackend.launchers.environment.installing import Interpreter, install_here
+from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
+from pybackend.launchers.environment.serving import ServedArchive, UnreachedError
 
 # Folders that Spark removes with the application, in Spark's own order: those of a standalone
 # cluster and of YARN are shared by the executors of a host, the last is the executor's.
 _FOLDERS = (("SPARK_EXECUTOR_DIRS", os.pathsep), ("LOCAL_DIRS", ","), ("SPARK_LOCAL_DIRS", ","))
 
 
+SCHEMA = "problem string, is_unreached boolean"
+# Spark unpacks files whose names end like that of a tar file, on each executor.
+FILE = "{}.gz"
+
+
 @dataclass(frozen=True)
 class SparkEnvironment:
-    """A packed environment that every executor gets from Spark, with its first task."""
+    """A packed environment for the executors.
+
+    ``served`` is where the driver sends it from; None: every executor gets the file from Spark,
+    with its first task.
+    """
 
     packed: PackedEnvironment
+    served: ServedArchive | None = None
+
+    def __call__(self, _: Iterator[Any]) -> Iterator[Any]:
+        """Unpack it in a Spark task; yield a row of `SCHEMA` if that is not possible."""
+        import pyarrow as pa
+
+        try:
+            self.install()
+        except ClusterError as error:
+            columns = [pa.array([str(error)]), pa.array([isinstance(error, UnreachedError)])]
+            yield pa.RecordBatch.from_arrays(columns, names=["problem", "is_unreached"])
 
     def install(self) -> Interpreter:
         """Unpack it on this host, unless another executor or an earlier call has done that.
 
+        If the process that unpacks it is killed, the next one that waits takes over.
+
         Raises
         ------
         ClusterError
-            It cannot run here, or the disk is full.
+            It cannot run here, the disk is full, or the driver cannot be reached
+            (`UnreachedError`).
         """
-        from pyspark import SparkFiles
-
-        archive, root = Path(SparkFiles.get(self.packed.name)), _find_folder()
+        root = _find_folder()
         with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = install_here(self.packed, archive, root)
-            self._remove(archive)
+            found = install_here(self.packed, self._read(), root)
+            if self.served is None:
+                self._remove()
         return replace(found, paths=_list_paths())
 
-    def _remove(self, archive: Path) -> None:
+    def _read(self) -> Iterable[bytes]:
+        return read_blocks(self._find_file()) if self.served is None else self.served.read()
+
+    def _find_file(self) -> str:
+        from pyspark import SparkFiles
+
+        return str(SparkFiles.get(FILE.format(self.packed.name)))
+
+    def _remove(self) -> None:
         """Remove this executor's copy; the driver's own is needed by executors that start later."""
+        archive, own = self._find_file(), self.packed.path
         with suppress(OSError):
-            if not os.path.exists(self.packed.path) or not os.path.samefile(
-                self.packed.path, archive
-            ):
-                archive.unlink()
+            if not os.path.exists(own) or not os.path.samefile(own, archive):
+                os.unlink(archive)
 
 
 def _find_folder() -> str:
