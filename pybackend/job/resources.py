@@ -53,11 +53,11 @@ class Resources:
         Number of GPUs for each worker's exclusive use; 0 hides all of them. None (default): workers
         on the same machine get its GPUs in turn.
     environment
-        Python environment of the workers, with Spark, `hosts` and `slurm`: nothing needs to be
-        installed on their hosts. ``"this"``: the environment of this session. Or the path of an
-        environment's folder, or of a file that `pack_environment`, venv-pack or conda-pack wrote.
-        It is sent once per session, and unpacked once per host. None (default): what the hosts
-        have.
+        Python environment of the workers, with Spark, `hosts`, `slurm` and `kubernetes`: nothing
+        needs to be installed on their hosts. ``"this"``: the environment of this session. Or the
+        path of an environment's folder, or of a file that `pack_environment`, venv-pack or
+        conda-pack wrote. It is sent to each host once, and unpacked there. None (default): what
+        the hosts have.
 
     Raises
     ------

@@ -66,8 +66,8 @@ def reject_environment(job: Job, reason: str) -> None:
     """Raise `InputError` if a job names a Python environment, which a launcher cannot send."""
     if job.resources.environment is not None:
         raise InputError(
-            f"`environment` ({call_of('Resources', environment=...)}) is for Spark, hosts() and "
-            f"slurm(): {reason}"
+            f"`environment` ({call_of('Resources', environment=...)}) is for Spark, hosts(), "
+            f"slurm() and kubernetes(): {reason}"
         )
 
 

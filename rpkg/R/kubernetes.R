@@ -5,7 +5,9 @@
 #' what the pods are waiting for, and deletes the Job at the end, even after an interrupt. This
 #' session reaches the pods only through the cluster's API server.
 #'
-#' @param image Container image with TensorFlow and the same Python release as this session.
+#' @param image Container image with TensorFlow and the same Python release as this session. If
+#'   [resources()] has an `environment`, any image with Python 3.9 or later, `tar` and a C library
+#'   that fits.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param namespace,context Namespace and context. `NULL` (default): those that `kubectl` uses.
 #' @param cpus,memory,gpus Resources for each worker, such as `4` or `"500m"`, `"8Gi"` and `1`.

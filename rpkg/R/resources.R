@@ -12,10 +12,11 @@
 #'   exceeds the limit is killed, and an error reports this. `NULL` (default): no limit.
 #' @param gpus Number of GPUs that each worker gets for its exclusive use; 0 hides all GPUs. `NULL`
 #'   (default): the machine's GPUs are assigned to its workers in turn.
-#' @param environment Python environment of the workers, with Spark, [hosts()] and [slurm()]: their
-#'   hosts need nothing installed. `"this"`: the environment of this session. Or the path of an
-#'   environment's folder, or of a file that [pack_environment()], venv-pack or conda-pack wrote. It
-#'   is sent once per session, and unpacked once per host. `NULL` (default): what the hosts have.
+#' @param environment Python environment of the workers, with Spark, [hosts()], [slurm()] and
+#'   [kubernetes()]: their hosts need nothing installed. `"this"`: the environment of this session.
+#'   Or the path of an environment's folder, or of a file that [pack_environment()], venv-pack or
+#'   conda-pack wrote. It is sent to each host once, and unpacked there. `NULL` (default): what the
+#'   hosts have.
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.

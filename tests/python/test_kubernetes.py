@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import kubernetes_validate
 import mnist_case
+import numpy as np
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
@@ -24,10 +26,12 @@ from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import no_namespaces
+from pythons import python_with
 from told import check_goes_on
 
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run, barrier_train
+from pybackend.launchers.environment.archive import pack_environment_of
 from pybackend.launchers.kubernetes import launcher
 from pybackend.launchers.kubernetes.states import KubernetesJob, PodState
 
@@ -347,6 +351,38 @@ def test_an_image_without_tensorflow(cluster: Kube, dense_model: Any, rows: Any)
     plain = pybackend.kubernetes("registry/tf:1", namespace=NAMESPACE, python=BARE_PYTHON)
     with pytest.raises(ClusterError, match="the image has no TensorFlow for"):
         barrier_train(plain, dense_model, rows, workers=2)
+
+
+def find_packages(context: Any) -> list[str]:
+    import numpy
+
+    return [sys.executable, numpy.__file__]
+
+
+@pytest.mark.full
+def test_an_image_without_packages_runs_workers_in_the_environment_of_the_call(
+    cluster: Kube, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = python_with(tmp_path, "numpy", "cloudpickle").parents[1]
+    resources = pybackend.Resources(environment=environment)
+    plain = pybackend.kubernetes("python:3.12-slim", python=BARE_PYTHON)
+    found = barrier_run(plain, find_packages, workers=2, resources=resources)
+    said = capsys.readouterr().out
+    assert re.search(r"sending the Python environment \(.* MB\) to each pod", said)
+    assert all(path.startswith("/tmp/tfdist/environments/") for one in found for path in one)
+    shown = pybackend.plan(plain, lambda: None, np.ones((8, 2)), workers=2, resources=resources)
+    command = json.loads(shown.documents["job.json"])["spec"]["template"]["spec"]["containers"][0]
+    assert "/tmp/tfdist/environments/environment/bin/python" in command["command"]
+
+
+def test_an_environment_that_a_pod_cannot_unpack(cluster: Kube, tmp_path: Path) -> None:
+    whole = pack_environment_of(
+        str(python_with(tmp_path, "numpy", "cloudpickle").parents[1]), tmp_path / "whole.tar.gz"
+    )
+    half = tmp_path / "half.tar.gz"
+    half.write_bytes(Path(whole.path).read_bytes()[: whole.size // 2])
+    with pytest.raises(ClusterError, match=r"unpacked on pod .*-\d, in /tmp/.*: Unexpected EOF"):
+        barrier_run(target(), print, workers=1, resources=pybackend.Resources(environment=half))
 
 
 DRIVER = """

@@ -17,6 +17,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
+from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import (
     DataSets,
     Files,
@@ -24,9 +25,10 @@ from pybackend.launchers.base import (
     Outcome,
     Submission,
     divide_queue,
-    reject_environment,
 )
 from pybackend.launchers.elastic import train_elastically
+from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
 from pybackend.launchers.kubernetes.manifests import (
     describe_job,
@@ -48,7 +50,6 @@ from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
-from pybackend.words import call_of
 
 # Time limit for all workers to connect, from the first connection.
 _MEET_SECONDS = 600.0
@@ -95,7 +96,9 @@ def kubernetes(
     Parameters
     ----------
     image
-        Container image with TensorFlow, and Python of the same release as this one (e.g. 3.11).
+        Container image with TensorFlow, and Python of the same release as this one (e.g. 3.11). If
+        `Resources` has an ``environment``, any image with Python 3.9 or later, ``tar`` and a C
+        library that fits: ``"python:3.12-slim"``.
     namespace, context
         Namespace and context. None (default): those of ``kubectl``; in a pod, that pod's namespace
         and account.
@@ -176,17 +179,12 @@ class KubernetesLauncher:
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
-        reject_environment(
-            job,
-            "pods have what their image contains. Add the environment to the image, such as "
-            "with `ADD env.tar.gz /opt/env` for a file of `tfdist pack`, and pass "
-            f"{call_of('kubernetes', image=..., python='/opt/env/bin/python')}",
-        )
         check_client()
 
     def describe(self, job: Job) -> Submission:
         """Describe the Job and the Service; elastic training has both for each worker."""
-        made, service = self.plan(1 if job.is_elastic else job.workers)
+        workers = 1 if job.is_elastic else job.workers
+        made, service = self._plan(workers, job.resources.environment is not None)
         documents = {"job.json": made, "service.json": service}
         later = (
             "the last letters of the names, which are random",
@@ -205,9 +203,12 @@ class KubernetesLauncher:
         manifests do not contain the model or the rows.
         """
         check_whole_number("workers", workers, least=1)
+        return self._plan(workers, has_environment=False)
+
+    def _plan(self, workers: int, has_environment: bool) -> list[dict[str, Any]]:
         name = _new_name()
         return [
-            describe_job(self.settings, name, workers, _TRAINING),
+            describe_job(self.settings, name, workers, _TRAINING, has_environment),
             describe_service(self.settings, name, None),
         ]
 
@@ -219,9 +220,10 @@ class KubernetesLauncher:
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
+        packed = pack_for(job, lambda text: on_event(Note(text)))
         with Cluster(self.settings.context, self.settings.namespace) as cluster:
             if isinstance(job, TrainingJob) and job.is_elastic:
-                return self._train_elastically(cluster, job, files, datasets, on_event)
+                return self._train_elastically(cluster, job, files, datasets, on_event, packed)
             name, token = _new_name(), new_token()
             with MeetingServer(None, token, job.workers) as meeting, swept_folder() as folder:
                 hosts = host_names(name, job.workers)
@@ -231,18 +233,25 @@ class KubernetesLauncher:
                 def bundle(rank: int) -> Bundle:
                     return Bundle(contents, files_of_ranks(folder, [rank]))
 
-                with self.open_job(cluster, name, job, meeting, bundle, on_event) as follow:
+                opened = self.open_job(cluster, name, job, meeting, bundle, on_event, packed)
+                with opened as follow:
                     return follow(on_event=on_event)
 
     def _train_elastically(
-        self, cluster: Cluster, job: TrainingJob, files: Files, datasets: DataSets, on_event: Emit
+        self,
+        cluster: Cluster,
+        job: TrainingJob,
+        files: Files,
+        datasets: DataSets,
+        on_event: Emit,
+        packed: PackedEnvironment | None,
     ) -> Outcome:
         """Run elastic training, which creates a Job with one pod for each worker."""
         with swept_folder() as folder:
             member = Member(job, files, None, "", None, False, remedy=_REMEDY)
             # The others connect to a pod at the address in its environment.
             contents = pack_task(RemoteTask(member, ("localhost",)), folder, datasets)
-            way = _Pods(self, cluster, _new_name(), job, contents, folder)
+            way = _Pods(self, cluster, _new_name(), job, contents, folder, packed)
             with RemoteSite(job.most_workers, way, _REMEDY) as site:
                 return train_elastically(job, datasets, on_event, site)
 
@@ -255,13 +264,16 @@ class KubernetesLauncher:
         meeting: MeetingServer,
         bundle: Callable[[int], Bundle],
         on_note: Emit,
+        packed: PackedEnvironment | None,
     ) -> Iterator[Callable[..., Outcome]]:
         """Create a Job, and yield a function that waits for its workers. On exit, delete it."""
         command, patience = relay_command(self.settings), self.settings.patience
 
         def join(pod: str, rank: int) -> PodChannel:
-            return PodChannel(cluster, pod, command, rank, meeting, bundle)
+            return PodChannel(cluster, pod, command, rank, meeting, bundle, packed)
 
+        if packed is not None:
+            on_note(Note(f"sending the Python environment ({show_bytes(packed.size)}) to each pod"))
         with self._created(cluster, name, job, on_note):
             watch = KubernetesWatch(cluster, name, job.workers, meeting, join, on_note, patience)
             try:
@@ -282,10 +294,12 @@ class KubernetesLauncher:
         """Create the Job and its Service; on exit, delete both."""
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
+        has_environment = job.resources.environment is not None
         where = (package_root(), self.settings.context or "", cluster.namespace, name)
         with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
             try:
-                created = cluster.create_job(describe_job(self.settings, name, job.workers, wanted))
+                manifest = describe_job(self.settings, name, job.workers, wanted, has_environment)
+                created = cluster.create_job(manifest)
                 uid = created["metadata"]["uid"]
                 cluster.create_service(describe_service(self.settings, name, uid))
                 yield
@@ -307,6 +321,7 @@ class _Pods:
     job: TrainingJob
     contents: Mapping[str, bytes]
     folder: Path
+    packed: PackedEnvironment | None
 
     def name_host(self, number: int, place: int) -> str:
         return f"{self.name}-{number}"
@@ -320,7 +335,8 @@ class _Pods:
         post = {POST: Post(number).to_json()}
         bundle = Bundle({**self.contents, **post}, files_of_ranks(self.folder, []))
         name, job = self.name_host(number, place), as_group(self.job)
-        return self.launcher.open_job(self.cluster, name, job, meeting, lambda _: bundle, note)
+        arguments = self.cluster, name, job, meeting, lambda _: bundle, note, self.packed
+        return self.launcher.open_job(*arguments)
 
 
 _TRAINING, _FUNCTION = "tensorflow numpy", "numpy"

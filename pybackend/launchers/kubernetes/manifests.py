@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from pybackend.launchers.environment.installing import Interpreter, install_command
 from pybackend.launchers.kubernetes.settings import KubernetesSettings
 from pybackend.launchers.remote.bundle import as_argument, bootstrap_command
 
@@ -14,6 +15,9 @@ CONTAINER = "worker"
 INDEX = "batch.kubernetes.io/job-completion-index"
 # The pods' only writable folder, with any image.
 FOLDER = "/tmp/tfdist"  # noqa: S108 (private to the pod)
+# The Python of an environment that the driver sends.
+_ROOT, _NAME = f"{FOLDER}/environments", "environment"
+_SENT = Interpreter(f"{_ROOT}/{_NAME}/bin/python")
 # Not all clusters allow a Service without a port; nothing listens on this one.
 _DISCARD_PORT = 9
 _DRIVER_SECONDS = 300.0
@@ -23,7 +27,7 @@ _GRACE_SECONDS = 120
 
 
 def describe_job(
-    settings: KubernetesSettings, name: str, workers: int, wanted: str
+    settings: KubernetesSettings, name: str, workers: int, wanted: str, has_environment: bool
 ) -> dict[str, Any]:
     """Return the manifest of the Job.
 
@@ -37,6 +41,8 @@ def describe_job(
         Name of the Job and the Service.
     wanted
         Packages that the image must have, separated by spaces.
+    has_environment
+        Whether the driver sends the Python environment of the workers.
     """
     labels = {**settings.labels, "app.kubernetes.io/name": "tfdist", RUN_LABEL: name}
     disrupted = {"type": "DisruptionTarget", "status": "True"}
@@ -45,7 +51,7 @@ def describe_job(
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "enableServiceLinks": False,
-        "containers": [_describe_container(settings, wanted)],
+        "containers": [_describe_container(settings, wanted, has_environment)],
         "volumes": [{"name": "work", "emptyDir": {}}],
         "nodeSelector": dict(settings.node_selector),
         "tolerations": [dict(one) for one in settings.tolerations],
@@ -109,9 +115,15 @@ def relay_command(settings: KubernetesSettings) -> list[str]:
     return [settings.python, "-u", "-c", _program(f"relay({FOLDER!r}, {_RELAY_SECONDS})")]
 
 
-def _describe_container(settings: KubernetesSettings, wanted: str) -> dict[str, Any]:
+def _describe_container(
+    settings: KubernetesSettings, wanted: str, has_environment: bool
+) -> dict[str, Any]:
     waiting = _program(f"wait_for_driver({FOLDER!r}, {_DRIVER_SECONDS})")
-    bootstrap = bootstrap_command(settings.python, wanted, "kubernetes.task")
+    python = _SENT.python if has_environment else settings.python
+    bootstrap = bootstrap_command(python, wanted, "kubernetes.task")
+    if has_environment:
+        unpacking = _program(f"unpack({install_command(_NAME, _ROOT)!r})")
+        bootstrap = [settings.python, "-u", "-c", unpacking, *_SENT.start(), *bootstrap]
     resources = {"cpu": settings.cpus, "memory": settings.memory}
     if settings.gpus:
         resources["nvidia.com/gpu"] = str(settings.gpus)

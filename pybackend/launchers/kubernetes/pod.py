@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import select
 import socket
 import ssl
@@ -14,6 +15,14 @@ from typing import IO, Any, cast
 
 from pybackend.errors import ClusterError
 from pybackend.job.packages import TITLES
+from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.installing import (
+    check_host,
+    explain_unpacking,
+    read_answer,
+    read_blocks,
+)
+from pybackend.launchers.kubernetes.boot import FAILED
 from pybackend.launchers.kubernetes.cluster import Cluster
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
@@ -45,6 +54,8 @@ class PodChannel:
         Server for the connection from the worker.
     bundle
         Returns the bundle for a rank.
+    packed
+        The Python environment of the worker; None: what the image has.
 
     Attributes
     ----------
@@ -62,11 +73,13 @@ class PodChannel:
         rank: int,
         meeting: MeetingServer,
         bundle: Callable[[int], Bundle],
+        packed: PackedEnvironment | None = None,
     ) -> None:
         self._pod = pod
         self._rank = rank
         self._meeting = meeting
         self._bundle = bundle
+        self._packed = packed
         self._channel: Channel | None = None
         self._closed = threading.Event()
         self._is_sent = False
@@ -137,23 +150,61 @@ class PodChannel:
         raise AssertionError
 
     def _talk(self, channel: Channel) -> None:
-        said = line = b""
-        for line in channel.reading:
-            if line.startswith(MARK):
-                break
-            said = line.strip() or said
-        else:
-            reason = said.decode(errors="replace") or "the connection ended"
-            self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
+        lines = SharedLines(channel.reading, channel.writing)
+        line = self._read_line(channel)
+        if line is None:
             return
         self._has_greeted = True
-        self.obstacle = self._find_obstacle(read_greeting(line, f"pod {self._pod}"))
+        try:
+            if self._packed is not None:
+                line = self._send_environment(self._packed, line, channel, lines)
+            self.obstacle = self._find_obstacle(read_greeting(line, f"pod {self._pod}"))
+        except ClusterError as error:
+            self.obstacle = error
         if self.obstacle is not None:
             return
-        lines = SharedLines(channel.reading, channel.writing)
         self._meeting.adopt(lines.connect(self._rank), self._rank)
         threading.Thread(target=self._send, args=(channel, lines), daemon=True).start()
         lines.read()
+
+    def _read_line(self, channel: Channel) -> bytes | None:
+        """Return the next line for the driver; None, and `trouble`, if the connection ends."""
+        said = b""
+        for line in channel.reading:
+            if line.startswith(MARK):
+                return line
+            said = line.strip() or said
+        reason = said.decode(errors="replace") or "the connection ended"
+        self.trouble = ClusterError(f"the driver cannot connect to pod {self._pod}: {reason}")
+        return None
+
+    def _send_environment(
+        self, packed: PackedEnvironment, line: bytes, channel: Channel, lines: SharedLines
+    ) -> bytes:
+        """Send the environment, and return the greeting of its Python.
+
+        ``line`` is the answer of the shell that unpacks it.
+
+        Raises
+        ------
+        ClusterError
+            The pod cannot run it, or has too little disk.
+        OSError
+            The connection ended.
+        """
+        answer, host = read_answer([line]), f"pod {self._pod}"
+        assert answer is not None
+        check_host(packed, answer.machine, answer.libc, host)
+        lines.write(b"%d\n" % packed.size)
+        for block in read_blocks(packed.path):
+            lines.write(block)
+        greeting = self._read_line(channel)
+        if greeting is None:
+            raise ConnectionResetError(f"the connection to {host} ended")
+        if greeting.startswith(FAILED):
+            status, printed = json.loads(greeting[len(FAILED) :])
+            raise explain_unpacking(host, answer.place, status, printed)
+        return greeting
 
     def _send(self, channel: Channel, lines: SharedLines) -> None:
         """Send the bundle, then heartbeats."""
