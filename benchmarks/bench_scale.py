@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,14 +86,21 @@ def train(target: Any, workers: int, batch_size: int) -> pybackend.TrainResult:
 @contextmanager
 def paced(hosts: Sequence[Host], gbit: float) -> Iterator[None]:
     """Limit the rate at which these hosts send."""
+    with ExitStack() as stack:
+        for host in hosts:
+            stack.enter_context(limited("eth0", gbit, host.enter))
+        yield
+
+
+@contextmanager
+def limited(device: str, gbit: float, enter: Sequence[str] = ()) -> Iterator[None]:
+    """Limit the rate at which a device sends; ``enter`` is the prefix of commands on its host."""
     options = ["rate", f"{gbit}gbit", "burst", _BURST, "latency", _LATENCY]
-    for host in hosts:
-        run(*host.enter, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", *options)
+    run(*enter, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *options)
     try:
         yield
     finally:
-        for host in hosts:
-            run(*host.enter, "tc", "qdisc", "del", "dev", "eth0", "root")
+        run(*enter, "tc", "qdisc", "del", "dev", device, "root")
 
 
 def _measured(result: pybackend.ScalingResult) -> Table:

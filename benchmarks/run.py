@@ -21,6 +21,7 @@ import bench_scale
 import checkpoints
 import collective
 import elastic
+import environment
 import fed_training
 import feed
 import frame_step
@@ -61,6 +62,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
     "trials": trials.measure,
+    "environment": environment.measure,
     "tfrecord": tfrecord.measure,
     "feed": lambda rounds: feed.measure(rounds) | feed.shuffled(rounds),
     "fed_training": fed_training.measure,

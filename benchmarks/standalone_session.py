@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,33 @@ WORKERS = 2
 
 @contextmanager
 def standalone_session(**settings: str) -> Iterator[Any]:
-    """Start a session with two executors of one core, both registered before the first job.
+    """Start a cluster, and a session as in `start_session`."""
+    with standalone() as cluster, start_session(cluster, **settings) as session:
+        yield session
 
-    The executors are on this machine and import modules of this folder by name.
-    """
+
+def start_session(cluster: Any, **settings: str) -> AbstractContextManager[Any]:
+    """Start a session with two executors of one core, both registered before the first job."""
+    session: AbstractContextManager[Any] = cluster.session(
+        **{
+            # With more executors than workers, a worker may get one that is not warm.
+            "spark__cores__max": str(WORKERS),
+            "spark__executor__memory": "1500m",
+            # Otherwise all rows may be cached on the executor that registers first.
+            "spark__scheduler__minRegisteredResourcesRatio": "1.0",
+            # Otherwise a stage waits 3 s for executors that have cached its rows and are busy.
+            "spark__locality__wait": "0",
+            "spark__executorEnv__TF_NUM_INTRAOP_THREADS": "1",
+            "spark__executorEnv__TF_CPP_MIN_LOG_LEVEL": "3",
+            **settings,
+        }
+    )
+    return session
+
+
+@contextmanager
+def standalone() -> Iterator[Any]:
+    """Start a cluster whose executors are on this machine, and import modules of this folder."""
     here = Path(__file__).parent
     os.environ["TFDIST_TEST_FORGE"] = ""  # workers start as users' do, and are not forked
     sys.path.insert(0, str(here.parent / "tests" / "python"))
@@ -31,22 +54,8 @@ def standalone_session(**settings: str) -> Iterator[Any]:
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         standalone_cluster(Path(folder) / "cluster") as cluster,
         _routes(cluster),
-        cluster.session(
-            **{
-                # With more executors than workers, a worker may get one that is not warm.
-                "spark__cores__max": str(WORKERS),
-                "spark__executor__memory": "1500m",
-                # Otherwise all rows may be cached on the executor that registers first.
-                "spark__scheduler__minRegisteredResourcesRatio": "1.0",
-                # Otherwise a stage waits 3 s for executors that have cached its rows and are busy.
-                "spark__locality__wait": "0",
-                "spark__executorEnv__TF_NUM_INTRAOP_THREADS": "1",
-                "spark__executorEnv__TF_CPP_MIN_LOG_LEVEL": "3",
-                **settings,
-            }
-        ) as session,
     ):
-        yield session
+        yield cluster
 
 
 @contextmanager
