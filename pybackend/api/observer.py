@@ -143,7 +143,7 @@ class Tracker(ABC):
         """Start the record of a `PreparedTraining`; an error ends the call."""
 
     @abstractmethod
-    def for_trial(self, number: int) -> Tracker:
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> Tracker:
         """Return the settings for one of several trials, which run at once on other threads."""
 
 

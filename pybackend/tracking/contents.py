@@ -84,6 +84,13 @@ def describe_parameters(settings: Mapping[str, Any], prefix: str = "") -> dict[s
     return found
 
 
+def add_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the arguments of a trial; those whose name is taken start with ``model.``."""
+    found = describe_parameters(arguments).items()
+    own = {f"model.{name}" if name in parameters else name: value for name, value in found}
+    return {**parameters, **own}
+
+
 def describe_origin() -> dict[str, str]:
     """Return tags for the version of tfdist and for the commit of the working directory."""
     found = {"tfdist.version": pybackend.__version__}

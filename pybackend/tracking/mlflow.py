@@ -18,6 +18,7 @@ from pybackend.api.observer import Tracked, Tracker
 from pybackend.api.prepared_training import PreparedTraining
 from pybackend.api.result import TrainResult
 from pybackend.tracking.contents import (
+    add_arguments,
     check_flags,
     check_package,
     check_tags,
@@ -127,13 +128,15 @@ class MlflowTracker(Tracker):
     steps: bool
     log_model: bool
     parent: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     system: str = field(default="MLflow", repr=False)
 
-    def for_trial(self, number: int) -> MlflowTracker:
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> MlflowTracker:
         """Return the settings for a child of the run that is active in this thread, if any is."""
         active = load_package("mlflow", "MLflow").active_run()
         name = f"{self.run_name or 'trial'}-{number}"
-        return replace(self, run_name=name, parent=active and active.info.run_id)
+        parent = active and active.info.run_id
+        return replace(self, run_name=name, parent=parent, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
         """Start a run, or use the active one, and record the settings and the plan."""
@@ -170,7 +173,8 @@ class _MlflowRun(Tracked):
         self._sending: Future[None] | None = None
         try:
             self._set_tags({**describe_origin(), **tracker.tags})
-            self._log_parameters(describe_parameters(prepared.settings))
+            settings = describe_parameters(prepared.settings)
+            self._log_parameters(add_arguments(settings, tracker.arguments))
             with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
                 write_plan(prepared, Path(folder))
                 self._client.log_artifacts(self._id, folder)

@@ -15,6 +15,7 @@ from pybackend.api.prepared_training import PreparedTraining
 from pybackend.api.result import TrainResult
 from pybackend.errors import InputError
 from pybackend.tracking.contents import (
+    add_arguments,
     check_flags,
     check_package,
     check_text,
@@ -125,12 +126,14 @@ class WandbTracker(Tracker):
     steps: bool
     log_model: bool
     is_trial: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     system: str = field(default="wandb", repr=False)
 
-    def for_trial(self, number: int) -> WandbTracker:
+    def for_trial(self, number: int, arguments: Mapping[str, Any]) -> WandbTracker:
         """Return the settings for a run beside others of this process, in the same group."""
         name = f"{self.run_name or 'trial'}-{number}"
-        return replace(self, run_name=name, group=self.group or "trials", is_trial=True)
+        group = self.group or "trials"
+        return replace(self, run_name=name, group=group, is_trial=True, arguments=arguments)
 
     def begin(self, prepared: PreparedTraining) -> Tracked:
         """Start a run, or use the active one, and record the settings and the plan."""
@@ -157,7 +160,8 @@ class _WandbRun(Tracked):
             settings=wandb.Settings(silent=prepared.request.job.verbose == 0),
         )
         parameters = {**describe_parameters(prepared.settings), **describe_origin()}
-        self._run.config.update(parameters, allow_val_change=True)
+        config = add_arguments(parameters, tracker.arguments)
+        self._run.config.update(config, allow_val_change=True)
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
         self._run.define_metric("step/number")

@@ -122,7 +122,7 @@ class Search:
         own, options = self.model.split(arguments)
         call = replace(self.call, **options)
         callbacks = [
-            one.for_trial(number) if isinstance(one, Tracker) else one
+            one.for_trial(number, own) if isinstance(one, Tracker) else one
             for one in list_callbacks(call.callbacks)
         ]
         call = replace(call, model=self.model.build(own, call.seed or 0), callbacks=callbacks)

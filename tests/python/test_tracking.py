@@ -238,7 +238,7 @@ def test_each_trial_is_a_run_of_its_own(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
 
-    def build(rate: float) -> Any:
+    def build(rate: float, timeout: int) -> Any:
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(rate), loss)
@@ -248,7 +248,12 @@ def test_each_trial_is_a_run_of_its_own(
     mlflow.set_experiment("trials")
     with mlflow.start_run() as parent:
         found = train_many(
-            "local", build, rows, grid={"rate": [0.1, 0.01]}, callbacks=trackers, verbose=0
+            "local",
+            build,
+            rows,
+            grid={"rate": [0.1, 0.01], "timeout": [7]},
+            callbacks=trackers,
+            verbose=0,
         )
     experiment = store.get_experiment_by_name("trials")
     runs = [
@@ -258,8 +263,19 @@ def test_each_trial_is_a_run_of_its_own(
     ]
     losses = {run.info.run_name: run.data.metrics["loss"] for run in runs}
     assert losses == {f"trial-{t.number}": t.metrics["loss"] for t in found.trials}
+    rates = {run.info.run_name: float(run.data.params["rate"]) for run in runs}
+    assert rates == {"trial-1": 0.1, "trial-2": 0.01}
+    # Another argument has the name of a setting.
+    assert all(run.data.params["model.timeout"] == "7" for run in runs)
+    assert all(run.data.params["timeout"] == "300.0" for run in runs)
+    import wandb
+
+    wandb.teardown()  # its process has the folder of this test
     wandb_runs = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(wandb_runs) == 2
+    for path in wandb_runs:
+        items = [item for one in read_records(path) for item in one.config.update]
+        assert "rate" in {item.key for item in items}
 
 
 def test_a_run_of_wandb_is_on_disk(rows: Any, tmp_path: Path, monkeypatch: Any) -> None:
