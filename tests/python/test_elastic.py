@@ -70,14 +70,18 @@ def check_exact(
     data: tuple[Any, Any] = (X, Y),
 ) -> None:
     """Check the result, and that all worker groups of several workers audited steps."""
-    check_result(result, shuffle, batch_size, make)
+    check_result(result, shuffle, batch_size, make, data)
     first = result.generations[-1].workers[0]
     audited = [g for g in result.generations if first in g.workers and len(g.workers) > 1]
     assert (result.audit.steps if result.audit else 0) >= len(audited)
 
 
 def check_result(
-    result: TrainResult, shuffle: Any = True, batch_size: int = BATCH, make: Any = build
+    result: TrainResult,
+    shuffle: Any = True,
+    batch_size: int = BATCH,
+    make: Any = build,
+    data: tuple[Any, Any] = (X, Y),
 ) -> None:
     """Check that one process gets the same result on the batches of each epoch's workers."""
     (x, y), model, losses = data, make(), []
