@@ -381,7 +381,7 @@ def test_an_environment_that_a_pod_cannot_unpack(cluster: Kube, tmp_path: Path) 
     )
     half = tmp_path / "half.tar.gz"
     half.write_bytes(Path(whole.path).read_bytes()[: whole.size // 2])
-    with pytest.raises(ClusterError, match=r"unpacked on pod .*-\d, in /tmp/.*: Unexpected EOF"):
+    with pytest.raises(ClusterError, match=r"on pod tfdist-\S+, in /tmp/.*: Unexpected EOF"):
         barrier_run(target(), print, workers=1, resources=pybackend.Resources(environment=half))
 
 
