@@ -350,7 +350,7 @@ def _describe_values(values: dict[str, Any]) -> dict[str, Any]:
 
 def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> None:
     """Write a fit as `TrainResult.save` writes a result; ``changes`` are values added by R."""
-    write_result(json.dumps({**json.loads(record), **changes}), model, Path(path))
+    write_result(record, model, Path(path), changes)
 
 
 def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:

@@ -22,8 +22,12 @@ _FORMAT, _VERSION = "tfdist result", 1
 _NESTED = {"step_times": StepTimes, "audit": Audit}
 
 
-def write_result(record: str, model_base64: str, path: Path) -> Path:
+def write_result(
+    record: str, model_base64: str, path: Path, changes: Mapping[str, Any] | None = None
+) -> Path:
     """Write a result's record (`TrainResult.record`) and its model, atomically.
+
+    ``changes`` replace values of the record.
 
     Raises
     ------
@@ -33,7 +37,8 @@ def write_result(record: str, model_base64: str, path: Path) -> Path:
     if path.suffix != SUFFIX:
         raise InputError(f"name the file *{SUFFIX}, not {show(path.name)}")
     check_writable(str(path), "path")
-    values = {"format": _FORMAT, "version": _VERSION, **json.loads(record)}
+    own = {**json.loads(record), **(changes or {})}
+    values = {"format": _FORMAT, "version": _VERSION, **own}
     write_whole(str(path), json.dumps({**values, "model_base64": model_base64}).encode())
     return path
 

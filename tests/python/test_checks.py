@@ -124,6 +124,7 @@ CROSS_CUTTING = {
     "site": "the sources of the documents' site, and what checks it",
     "signatures": "the same names and defaults everywhere",
     "standalone": "a Spark cluster of several hosts",
+    "tuning_spark": "trials on the executors of a cluster",
     "warm": "forked workers, tests/python/forge",
 }
 
