@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +302,17 @@ def test_hosts_read_an_environment_from_the_driver(packed: PackedEnvironment) ->
         list(blocks)
     with pytest.raises(UnreachedError, match="refused"):
         list(archive.read())
+
+
+def test_many_hosts_read_an_environment_at_once(packed: PackedEnvironment, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"content")
+    small = replace(packed, path=str(tmp_path / "small"), size=7)
+    with (
+        ArchiveServer(small, "127.0.0.1", None) as server,
+        ThreadPoolExecutor(150) as pool,  # more than the driver greets at a time
+    ):
+        found = pool.map(lambda _: b"".join(server.archive.read()), range(150))
+        assert set(found) == {b"content"}
 
 
 def test_a_file_is_placed_again_after_a_call_that_was_interrupted(

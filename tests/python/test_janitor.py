@@ -56,3 +56,14 @@ def test_a_process_that_is_killed_as_soon_as_there_is_a_folder_leaves_none(tmp_p
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     wait_for(lambda: not list(tmp_path.iterdir()))
+
+
+def test_a_forked_process_that_holds_the_pipe_does_not_delay_the_end() -> None:
+    with swept_folder() as folder:
+        fork = os.fork()
+        if not fork:
+            signal.pause()
+            os._exit(0)
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
+    assert not folder.exists()

@@ -235,6 +235,16 @@ def test_onnx_gets_the_types_of_its_inputs_and_rows_of_any_length(spark: Any) ->
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.full
+def test_one_onnx_file_reads_its_input_under_two_names(table: Any, rows: Any) -> None:
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((8,), name="given"), keras.layers.Dense(2)])
+    expected = model.predict(rows[0][:60], verbose=0)
+    for features in (FEATURES, {"given": FEATURES}):
+        found = predict_spark(model, table, features=features, type="raw", runtime="onnx")
+        np.testing.assert_allclose(numbers(found, ".pred")[:, 0], expected, atol=1e-6)
+
+
 def test_onnx_cannot_read_text(spark: Any) -> None:
     text = keras.Input((1,), dtype="string", name="text")
     known = keras.layers.StringLookup(vocabulary=["a"])(text)

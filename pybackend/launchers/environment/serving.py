@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 from pybackend.errors import ClusterError
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.installing import read_blocks
+from pybackend.net.greeting import RejectedError
 from pybackend.net.rendezvous import Acceptor, address_of, connect, listen, new_token
 from pybackend.net.stream import Stream
 
 _PURPOSE = "environment"
 _CONNECT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.5
 # For a block: a host may be slow to unpack, or the driver may be stopped for a while.
 _BLOCK_SECONDS = 120.0
 _BLOCK = 256 << 10
@@ -44,12 +47,7 @@ class ServedArchive:
         ClusterError
             The driver cannot be reached (`UnreachedError`), or was lost.
         """
-        try:
-            stream = connect(self.address, self.token, 0, _PURPOSE, _CONNECT_SECONDS)
-        except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
-            raise UnreachedError(
-                f"{os.uname().nodename} cannot connect to the driver at {self.address}: {error}"
-            ) from error
+        stream = self._connect()
         rest = self.size
         try:
             while rest:
@@ -63,6 +61,22 @@ class ServedArchive:
             ) from error
         finally:
             stream.close()
+
+    def _connect(self) -> Stream:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                return connect(self.address, self.token, 0, _PURPOSE, _CONNECT_SECONDS)
+            except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
+                # The driver closes connections while too many others greet it.
+                is_closed = isinstance(error, ConnectionError)
+                is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
+                if not is_closed or is_answer or time.monotonic() > deadline:
+                    raise UnreachedError(
+                        f"{os.uname().nodename} cannot connect to the driver at {self.address}: "
+                        f"{error}"
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
 
 
 class ArchiveServer:

@@ -31,6 +31,8 @@ from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of
 
 _GREETING_SECONDS = 120.0
+# For each step of sending an environment: a block, unpacking, the start of its Python.
+_ENVIRONMENT_SECONDS = 600.0
 _BEAT_SECONDS = 5.0
 # A worker sends a heartbeat every five; a lost node does not close the connection.
 _SILENT_SECONDS = 90.0
@@ -84,7 +86,7 @@ class PodChannel:
         self._closed = threading.Event()
         self._is_sent = False
         self._has_greeted = False
-        self._began = self._looked = time.monotonic()
+        self._began = self._looked = self._moved = time.monotonic()
         self.trouble: ClusterError | None = None
         self.obstacle: ClusterError | None = None
         self.has_ended = threading.Event()
@@ -102,13 +104,19 @@ class PodChannel:
         has_rested = now > self._looked + _SILENT_SECONDS / 2  # this process was stopped
         self._looked = now
         if has_rested and self._channel:
-            self._channel.heard = now
+            self._channel.heard = self._moved = now
         if self.obstacle is not None:
             raise self.obstacle
         if not self._has_greeted and now > self._began + _GREETING_SECONDS:
             raise ClusterError(
                 f"pod {self._pod} is running, but its Python did not start "
                 f"within {_GREETING_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
+            )
+        is_sending = self._packed and self._has_greeted and not self._is_sent
+        if is_sending and now > self._moved + _ENVIRONMENT_SECONDS:
+            raise ClusterError(
+                f"pod {self._pod} did not unpack and start the Python environment: nothing "
+                f"happened for {_ENVIRONMENT_SECONDS:.0f} s. See `kubectl logs {self._pod}`"
             )
         if self._is_sent and self._channel and now > self._channel.heard + _SILENT_SECONDS:
             self.close()
@@ -154,6 +162,7 @@ class PodChannel:
         line = self._read_line(channel)
         if line is None:
             return
+        self._moved = time.monotonic()
         self._has_greeted = True
         try:
             if self._packed is not None:
@@ -198,7 +207,9 @@ class PodChannel:
         lines.write(b"%d\n" % packed.size)
         for block in read_blocks(packed.path):
             lines.write(block)
+            self._moved = time.monotonic()
         greeting = self._read_line(channel)
+        self._moved = time.monotonic()
         if greeting is None:
             raise ConnectionResetError(f"the connection to {host} ended")
         if greeting.startswith(FAILED):

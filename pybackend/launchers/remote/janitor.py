@@ -39,8 +39,12 @@ def sweep(folder: str) -> subprocess.Popen[bytes]:
 def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
     """Let the process of `sweep` remove what is still there, and wait for its end."""
     assert janitor.stdin is not None
-    janitor.stdin.close()
-    janitor.wait()
+    # A process that was forked meanwhile may hold the pipe open, so that its end is not enough.
+    with suppress(BrokenPipeError):
+        janitor.stdin.write(b"\n")
+        janitor.stdin.close()
+    with suppress(subprocess.TimeoutExpired):  # it continues
+        janitor.wait(_SECONDS)
 
 
 @contextmanager
@@ -53,9 +57,7 @@ def swept_folder(parent: str | None = None, prefix: str = "tfdist-") -> Iterator
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        assert janitor.stdin is not None
-        janitor.stdin.close()
-        janitor.wait(timeout=30)
+        end_sweep(janitor)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pybackend.errors import ClusterError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.remote.elastic_site import Follow, as_group
@@ -35,6 +37,10 @@ from pybackend.net.meeting import MeetingServer
 # For a step whose worker has reported; then for one that gets SIGTERM.
 _END_SECONDS = 10.0
 _KILL_SECONDS = 60.0
+# The driver touches a file, because a driver that was killed with its host cannot cancel its job.
+_ALIVE = "alive"
+_TOUCH_SECONDS = 60.0
+_SILENT_MINUTES = 60
 # Steps get their memory by core or by GPU, like their job, or share that of their job.
 _MEMORY = ("mem-per-cpu", "mem-per-gpu")
 
@@ -128,15 +134,18 @@ class Step:
     def start(self) -> None:
         """Start it; a second call does nothing."""
         if self._process is None:
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=own_variables(),
-                    start_new_session=True,  # Ctrl-C is for this process
-                )
+            try:
+                with self._log.open("ab") as log:
+                    self._process = subprocess.Popen(
+                        self._command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env=own_variables(),
+                        start_new_session=True,  # Ctrl-C is for this process
+                    )
+            except OSError as error:
+                raise ClusterError(f"srun cannot be started on this machine: {error}") from error
 
     def has_ended(self) -> bool:
         """Return whether it was started, and has ended."""
@@ -170,17 +179,41 @@ def open_way(
     options, script = describe_shared(settings, name, job, folder)
     path = folder / SCRIPT
     path.write_text(script)
-    with cancelled_at_end(name):
+    with cancelled_at_end(name), _kept_alive(folder / _ALIVE):
         yield StepWay(settings, address, token, submit(path), options, job, folder)
 
 
 def describe_shared(
     settings: SlurmSettings, name: str, job: TrainingJob, folder: Path
 ) -> tuple[dict[str, Any], str]:
-    """Return options and script of a job for `StepWay`: it waits, even after a node has failed."""
+    """Return options and script of a job for `StepWay`.
+
+    It waits, even after a node has failed, until its driver ends or has been silent for an hour.
+    """
     files = JobFiles(folder, settings.count_places(job.most_workers))
     options = {**describe_job(settings, name, files, job.can_go_on), "no-kill": True}
-    return options, batch_script(options, ["exec sleep infinity"])
+    alive = shlex.quote(str(folder / _ALIVE))
+    is_alive = f'[ -n "$(find {alive} -mmin -{_SILENT_MINUTES} 2>/dev/null)" ]'
+    waiting = f"while {is_alive}; do sleep 20; done"
+    return options, batch_script(options, [waiting])
+
+
+@contextmanager
+def _kept_alive(file: Path) -> Iterator[None]:
+    """Show in a file that this process is alive: if it is killed, nothing else may end the job."""
+    has_ended = threading.Event()
+
+    def touch() -> None:
+        while not has_ended.wait(_TOUCH_SECONDS):
+            with suppress(OSError):
+                file.touch()
+
+    file.touch()
+    threading.Thread(target=touch, daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
 
 
 def _step_command(

@@ -69,7 +69,7 @@ def add_predictions(
     task = PredictTask(
         job,
         files,
-        _digest(files),
+        _digest({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
         tuple(column_groups),
         tuple(places[name] for name in read),
         len(columns),
