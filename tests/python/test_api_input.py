@@ -332,10 +332,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "workers=Elastic(...) cannot be combined with files when each worker reads only a share of "
         "them: pass shuffle='global', so that every worker has all rows",
     ),
-    "elastic in Slurm": (
-        lambda: barrier_train(pybackend.slurm(nodes=2), build, (X, Y), workers=Elastic()),
-        "but nodes=2 of slurm() requests one job with a fixed set of tasks (without it, each",
-    ),
     "strategy": (train(strategy="mirrored"), "pass `exchange=ParameterServer(servers=1)`"),
     "servers and callbacks": (
         train(exchange=SERVERS, callbacks=[object()]),
@@ -407,6 +403,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "infer on_missing": (
         infer(on_missing="drop"),
         "`on_missing` must be 'null' or 'error', not 'drop'",
+    ),
+    "infer runtime": (
+        infer(runtime="tf"),
+        "`runtime` must be 'keras' or 'onnx', not 'tf'",
     ),
     "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
     "infer custom_objects": (infer(custom_objects=[build]), "`custom_objects` must map names"),
