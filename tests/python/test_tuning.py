@@ -205,7 +205,7 @@ def test_a_search_that_is_killed_while_its_fork_server_starts_leaves_nothing(
     search = start_search(tmp_path, "1")
     try:
         server = b"fork_server import serve"
-        wait_for(lambda: any(server in command for _, command in processes_of(search)))
+        wait_for(lambda: any(server in command for _, command in processes_of(search)), 180)
         assert list(tmp_path.glob("tfdist-[01]-*"))
     finally:
         search.kill()
