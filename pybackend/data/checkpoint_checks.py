@@ -104,7 +104,8 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     there = saved.job.get(name)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
-    if there and here and len(there) != len(here):
+    is_same_kind = bool(saved.generations) == job.is_elastic
+    if there and here and not (is_same_kind and len(there) == len(here)):
         # Else the rows are sharded differently.
         has_all = name == argument_of("train") and job.shuffles_globally
         pair = (there, here)

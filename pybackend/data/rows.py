@@ -286,10 +286,16 @@ def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) ->
 
 
 class ShardedRows:
-    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds."""
+    """One worker's shard, as in `sharding.shard_slice`, of rows that every worker holds.
+
+    Attributes
+    ----------
+    everything
+        The rows of all workers.
+    """
 
     def __init__(self, rows: Rows, workers: int, rank: int) -> None:
-        self._rows = rows
+        self.everything = rows
         self._workers = workers
         self._rank = rank
         self.spec = rows.spec
@@ -297,11 +303,11 @@ class ShardedRows:
     @property
     def row_bytes(self) -> int:
         """Mean size of a row in memory, in bytes."""
-        return self._rows.row_bytes
+        return self.everything.row_bytes
 
     def __len__(self) -> int:
-        return len(range(self._rank, len(self._rows), self._workers))
+        return len(range(self._rank, len(self.everything), self._workers))
 
     def take(self, places: Array) -> Columns:
         """Return the rows with these numbers, in this order."""
-        return self._rows.take(places * self._workers + self._rank)
+        return self.everything.take(places * self._workers + self._rank)

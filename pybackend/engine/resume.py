@@ -15,7 +15,7 @@ from pybackend.collective import Collective, broadcast_bytes
 from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
-from pybackend.data.rows import Rows
+from pybackend.data.rows import Rows, ShardedRows
 from pybackend.data.state_file import decode_state
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.engine.feed import Feed
@@ -51,6 +51,8 @@ def describe_training(
 ) -> dict[str, Any]:
     """Describe a training run as a mapping from argument names to JSON values.
 
+    Rows are described for each rank; in elastic training, once, for any number of workers.
+
     Parameters
     ----------
     rows
@@ -62,12 +64,19 @@ def describe_training(
     described["weights"] = [f"{v.dtype} {tuple(v.shape)}" for v in model.weights]
     described["model"] = digest_model(model)
     for name, own in rows.items():
-        described[argument_of(name)] = None if own is None else _describe_rows(own, collective)
+        described[argument_of(name)] = None
+        if own is not None and job.is_elastic:
+            everything = own.everything if isinstance(own, ShardedRows) else own
+            described[argument_of(name)] = [_describe_rows(everything)]
+        elif own is not None:
+            text = json.dumps(_describe_rows(own)).encode()
+            each = collective.all_gather(np.frombuffer(text, np.uint8).copy())
+            described[argument_of(name)] = [json.loads(part.tobytes()) for part in each]
     return described
 
 
-def _describe_rows(rows: Rows, collective: Collective) -> list[list[Any]]:
-    """Return the number of rows and a digest of some of them, for each rank."""
+def _describe_rows(rows: Rows) -> list[Any]:
+    """Return the number of rows and a digest of some of them."""
     digest = hashlib.blake2b(digest_size=16)
     count = len(rows)
     if count:
@@ -77,8 +86,7 @@ def _describe_rows(rows: Rows, collective: Collective) -> list[list[Any]]:
             array = np.asarray(column)
             content = repr(array.tolist()).encode() if array.dtype.kind == "O" else array.tobytes()
             digest.update(f"{name} {array.dtype} {array.shape}".encode() + content)
-    own = np.frombuffer(json.dumps([count, digest.hexdigest()]).encode(), np.uint8).copy()
-    return [json.loads(part.tobytes()) for part in collective.all_gather(own)]
+    return [count, digest.hexdigest()]
 
 
 _ABOUT_PIPELINES = (

@@ -69,6 +69,22 @@ def test_rows_that_every_worker_has_are_compared_for_other_numbers_of_workers() 
             check_is_same("run", there, job, {"data": rows})
 
 
+def test_rows_of_elastic_training_are_compared_for_any_number_of_workers() -> None:
+    elastic, described = replace(JOB, workers=3, elastic=Elastic()), {"data": [[50, "a"]]}
+    there = replace(KEPT, job={**KEPT.job, **described}, generations=(Generation(1, [0, 1]),))
+    for saved in (there, replace(there, step=4)):
+        check_is_same("run", saved, elastic, described)
+        with pytest.raises(InputError, match="its `data` has different rows"):
+            check_is_same("run", saved, elastic, {"data": [[50, "b"]]})
+    # A plain training run shards the rows, and may read them in another order.
+    for shards in ([[25, "a"], [25, "b"]], [[50, "c"]]):
+        plain = replace(KEPT, job={**KEPT.job, "data": shards})
+        check_is_same("run", plain, elastic, described)
+        check_is_same("run", there, JOB, {"data": shards})
+        with pytest.raises(InputError, match="its `data` has different rows"):
+            check_is_same("run", plain, elastic, {"data": [[49, "a"]]})
+
+
 def test_other_numbers_of_rows_are_refused_before_the_start() -> None:
     dealt = replace(KEPT, job={**KEPT.job, "data": [[25, "a"], [24, "b"]]})
     for rows in (49, None):
