@@ -36,7 +36,7 @@ from pybackend.engine.resume import continue_checkpoints, describe_replica, open
 from pybackend.engine.state import offset_seeds
 from pybackend.engine.step_record import StepRecord, StepValues
 from pybackend.engine.steps import has_keras_train_step
-from pybackend.engine.sync import EpochSync
+from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.train import Training, train
 from pybackend.engine.training_state import HISTORY, TrainingState, keep_callbacks
@@ -168,6 +168,9 @@ class ElasticLifecycle(Lifecycle):
         self.start = self._go_back(replica.collective)
         if self.job.checkpoint is not None:
             self._open_checkpoints(replica, self.job.checkpoint)
+            # A worker that was preempted leaves after the epoch; it may be killed before.
+            is_any_step = isinstance(replica.feed, Feed)
+            self.preemption = Preemption(replica.collective, self._memory.notice, is_any_step)
         if self.start.state is not None:
             replica.feed.resume(self.job.initial_epoch)
         if self.start.is_within_epoch:
@@ -199,8 +202,18 @@ class ElasticLifecycle(Lifecycle):
         saver = None
         if self._checkpoints is not None:
             saver = Saver(replica, self._checkpoints, state, self.start.step)
+        is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
         self._keeper = EpochKeeper(
-            replica, memory, self.start, state, synchronizer.record, sync, self._groups, saver
+            replica,
+            memory,
+            self.start,
+            state,
+            synchronizer.record,
+            sync,
+            self._groups,
+            saver,
+            self.preemption,
+            is_after_loss,
         )
         return [stateful[HISTORY], self._keeper]
 
@@ -291,11 +304,15 @@ class EpochKeeper(keras.callbacks.Callback):
         sync: EpochSync,
         groups: Groups,
         saver: Saver | None,
+        preemption: Preemption | None,
+        is_after_loss: bool,
     ) -> None:
         super().__init__()
         self.saver = saver
-        # After a loss: an interval that began again with each loss might never end.
-        is_after_loss = start.is_within_epoch and memory.kept is not None
+        self._preemption = preemption
+        self._preempted: tuple[int, ...] = ()
+        self._is_after_loss = is_after_loss
+        # An interval that began again with each loss might never end.
         self._is_due = is_after_loss and saver is not None and not saver.is_each_epoch
         self._job = replica.job
         self._collective = replica.collective
@@ -315,6 +332,10 @@ class EpochKeeper(keras.callbacks.Callback):
             self._keep(self._job.initial_epoch)
         elif not self._start.is_within_epoch:
             self._restore()
+            is_over = self._start.epoch == self._job.epochs
+            if self.saver is not None and self._is_after_loss and is_over:
+                # The lost worker may not have written the last checkpoint.
+                self._save(self._start.epoch, 0, self._start.is_stopped)
         if lost := self._state.find_lost():
             text = (
                 "continuing after a loss does not restore these attributes of callbacks, which are "
@@ -344,7 +365,7 @@ class EpochKeeper(keras.callbacks.Callback):
         if self.saver is None:
             return
         done, record = min(batch + 1, self._feed.steps), self._record
-        self._is_due |= self.saver.count(done)
+        self._is_due |= self.saver.count(done) | self._is_newly_preempted()
         # A checkpoint at the end of the epoch replaces this one.
         if not self._is_due or done == self._feed.steps or self.model.stop_training:
             return
@@ -373,6 +394,13 @@ class EpochKeeper(keras.callbacks.Callback):
                 self._memory.checkpoints.wait(self._job.timeout)
             raise LeftError(epoch + 1)
         raise GroupChangesError
+
+    def _is_newly_preempted(self) -> bool:
+        """Return whether another worker was preempted; the same on all ranks."""
+        before = self._preempted
+        if self._preemption is not None:
+            self._preempted = self._preemption.find_preempted(is_epoch_end=False)
+        return self._preempted != before
 
     def _save(self, epoch: int, step: int, is_stopped: bool) -> None:
         assert self.saver is not None

@@ -27,6 +27,7 @@ from test_elastic import (
 
 from pybackend import Checkpoint, Elastic, InputError, TrainResult, load_checkpoint
 from pybackend.data.checkpoint_store import CheckpointStore
+from pybackend.errors import WorkerFailedError
 from pybackend.job.report import Generation, find_groups_before, resume_generations
 from pybackend.model.compare import hash_weights
 
@@ -172,6 +173,81 @@ def test_all_are_preempted_and_no_step_is_lost(tmp_path: Path) -> None:
     result = train(*told, workers=Elastic(2), checkpoint=kept, restarts=1)
     assert [(g.epoch, g.step) for g in result.generations] == [(1, 1), (3, 1)]
     check_result(result)
+
+
+class WaitUntilSaved(keras.callbacks.Callback):
+    """Wait in a step for a checkpoint within an epoch, once the file ``told`` exists."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        store = CheckpointStore(f"{self.folder}/kept")
+        if batch == 5 and Path(self.folder, "told").exists():
+            wait_for(lambda: (kept := store.read_manifest()) and kept.step)
+
+
+@pytest.mark.full
+def test_a_preempted_worker_is_killed_and_a_checkpoint_has_its_last_step(tmp_path: Path) -> None:
+    told = KillAt(1, 1, 1, tmp_path / "told", signal.SIGTERM)
+    killer = KillAt(1, 1, 5, tmp_path / "killed")
+    kept = Checkpoint(tmp_path / "kept", every="1h")
+    settings = {"workers": Elastic(2, min=2), "checkpoint": kept, "restarts": 1}
+    result = train(told, WaitUntilSaved(tmp_path), killer, **settings)
+    resumed = result.generations[1]
+    assert resumed.epoch == 2
+    assert resumed.step in (3, 4)
+    check_result(result)
+
+
+@pytest.mark.full
+def test_rows_in_another_order_are_refused_within_an_epoch_and_between(tmp_path: Path) -> None:
+    kept = Checkpoint(tmp_path / "kept", every=2, resume=True)
+    settings = {"checkpoint": kept, "epochs": 2}
+    callbacks = [WaitUntilSaved(tmp_path), KillAt(1, 1, 5, tmp_path / "killed")]
+
+    def check_refuses() -> None:
+        with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
+            train(*callbacks, workers=Elastic(3), data=(X[::-1], Y[::-1]), **settings)
+
+    train(*callbacks, workers=Elastic(2), **{**settings, "epochs": 1})
+    check_refuses()
+    (tmp_path / "told").touch()
+    with pytest.raises(WorkerFailedError, match="fewer than min=2 workers"):
+        train(*callbacks, workers=Elastic(2, min=2), **settings)
+    newest = CheckpointStore(kept.uri).read_manifest()
+    assert newest is not None
+    assert newest.step > 0
+    check_refuses()
+
+
+class LoseLast(keras.callbacks.Callback):
+    """Once, as rank 0, removes the last checkpoint when it is written, and kills the worker."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = str(folder)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        mark, store = Path(self.folder, "lost"), CheckpointStore(f"{self.folder}/kept")
+        if os.environ["TFDIST_RANK"] == "0" and not mark.exists():
+            wait_for(lambda: (kept := store.read_manifest()) and kept.epoch == EPOCHS)
+            mark.touch()
+            store.clear()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.full
+def test_a_worker_is_lost_after_the_last_epoch_and_another_writes_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    kept = Checkpoint(tmp_path / "kept", every="1h")
+    result = train(LoseLast(tmp_path), workers=Elastic(2), checkpoint=kept)
+    newest = CheckpointStore(kept.uri).read_manifest()
+    assert newest is not None
+    assert (newest.epoch, newest.step) == (EPOCHS, 0)
+    assert load_weights(kept) == result.workers[0].weights_sha256
 
 
 @pytest.mark.full
