@@ -38,6 +38,7 @@ from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.failures import GRACE_SECONDS
+from pybackend.launchers.stopping import check_stop
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting
 
@@ -138,6 +139,7 @@ def train_elastically(
     training = _Training(job, counts, on_event, site)
     training.begin()
     while not training.is_over:
+        check_stop()
         training.advance()
     return training.conclude()
 

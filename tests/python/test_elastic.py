@@ -33,6 +33,7 @@ from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
 from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
 from pybackend.launchers import elastic
+from pybackend.launchers.stopping import StopRequestedError, stopped_by
 
 BATCH, SEED = 5, 7
 RNG = np.random.default_rng(0)
@@ -630,3 +631,11 @@ def test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often(
     notes = [event.text for event in said if isinstance(event, Note)]
     assert notes[1] == "no worker could join on here: no. Another one will be started there in 30 s"
     assert len(notes) == 6
+
+
+def test_another_thread_may_stop_it() -> None:
+    stop = threading.Event()
+    stop.set()
+    job, site = TrainingJob(2, elastic=Elastic()), ScriptedSite(itertools.count(0.0))
+    with stopped_by(stop), pytest.raises(StopRequestedError):
+        elastic.train_elastically(job, {"train": {"x": X}}, print, site)
