@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from test_elastic import X, Y
 
 import pybackend
 from pybackend import ClusterError, Elastic, InputError, barrier_train
+from pybackend.launchers.spark import jobs
 
 register_pickle_by_value(test_elastic)
 
@@ -126,6 +128,24 @@ def test_rows_that_differ_from_worker_to_worker_are_rejected(spark: Any, monkeyp
     data = make_frame(spark).withColumn("x0", draw())
     with pytest.raises(ClusterError, match=r"worker \d on .* got other rows of `data` than worker"):
         test_elastic.train(target=spark, data=data, workers=Elastic(2))
+
+
+@pytest.mark.full
+@pytest.mark.launcher
+def test_a_worker_waits_for_a_slot_while_another_receives_its_rows(
+    spark: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
+    monkeypatch.setattr(jobs, "_IDLE_SECONDS", 6.0)
+
+    def wait(batches: Any) -> Any:
+        time.sleep(10)
+        yield from batches
+
+    frame = make_frame(spark).repartition(2)
+    data = frame.mapInPandas(wait, frame.schema)
+    result = test_elastic.train(target=spark, data=data, workers=Elastic(2), epochs=1)
+    assert result.workers_by_epoch == [2]
 
 
 @pytest.mark.full

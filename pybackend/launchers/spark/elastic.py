@@ -61,6 +61,7 @@ class TaskWay:
     explain_no_task: Callable[[], Exception]
     compares_rows: bool
     _hosts: dict[int, list[str]] = field(default_factory=dict)
+    _receiving: set[int] = field(default_factory=set)
 
     @property
     def job(self) -> TrainingJob:
@@ -83,7 +84,11 @@ class TaskWay:
         with running(self.session, plan.collect, idle_seconds) as task:
 
             def look() -> list[Failure]:
-                task.look()
+                # Behind a worker that is receiving rows, the time without a task does not count.
+                if task.is_busy or not self._receiving - {number}:
+                    task.look()
+                is_receiving = task.is_busy and host[0] == UNKNOWN_HOST
+                (self._receiving.add if is_receiving else self._receiving.discard)(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 
             def follow(*, on_event: Emit, check: Callable[[], None]) -> Outcome:
@@ -95,7 +100,10 @@ class TaskWay:
                 job = as_group(self.job)
                 return run_group(meeting, job, host, hear, look, math.inf, check=check)
 
-            yield follow
+            try:
+                yield follow
+            finally:
+                self._receiving.discard(number)
             if meeting.result(0, REPORT) is not None:
                 task.wait(_END_SECONDS)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pybackend.errors import ClusterError
 from pybackend.job.messages import Failed
 from pybackend.job.notice import Notice
 from pybackend.launchers.member import check_allotted, choose_variables
@@ -58,7 +57,7 @@ class ElasticTask:
                 if environment is not None:
                     member = replace(member, interpreter=environment.install())
                 check_allotted(group, member.job.resources)
-            except ClusterError as error:
+            except Exception as error:  # such as a full disk
                 meeting(Failed(describe_failure(0, place.hosts[0], error)))
                 return
             follow_orders(

@@ -139,6 +139,11 @@ class RunningCall(Generic[_Value]):
         """True if the call has ended: PySpark's part of the thread may run on, or fail."""
         return self._outcome.done() or not self._thread.is_alive()
 
+    @property
+    def is_busy(self) -> bool:
+        """True if a task of the job was running when Spark last answered."""
+        return self._watch.is_busy
+
     def look(self) -> None:
         """Watch the job, as `IdleWatch.look` does."""
         self._watch.look()
