@@ -518,6 +518,7 @@ def test_executors_of_a_host_share_an_environment(
     capsys: Any,
     is_reached: bool,
 ) -> None:
+    wait_for(lambda: not environments(cluster))  # of the session before
     sent: list[str] = []
 
     def count(path: str) -> Iterator[bytes]:
