@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pybackend.api.calls import Place
 from pybackend.api.display import Lines, choose_display
 from pybackend.api.job_copy import JobCopy, list_jobs
 from pybackend.api.job_folder import (
+    LOST_SECONDS,
     JobFolder,
     Status,
     find_root,
@@ -21,12 +25,16 @@ from pybackend.api.job_folder import (
 from pybackend.api.observer import Observer, Observers, split_observers
 from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult
+from pybackend.data.files import hide_password
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
 from pybackend.job.messages import EpochEnded, StopTraining
 from pybackend.words import Code, call_of, either, show
 
 _END_SECONDS = 60.0
+# A driver that completes the copy of its job needs the folder.
+_COPY_SECONDS = 30.0
+_Patiently = Callable[[Callable[[], Any]], Any]
 
 
 class DetachedJob:
@@ -123,6 +131,7 @@ class DetachedJob:
         """
         self._check_exists()
         deadline = None if timeout is None else time.monotonic() + timeout
+        patiently = partial(_call_patiently, self._folder.look_seconds, deadline)
         job = replace(self._folder.read_job(), verbose=verbose)
         display = choose_display(job)
         narrate = Narrator(display)
@@ -131,8 +140,9 @@ class DetachedJob:
                 if self._shown == 0:
                     display.begin(describe_start(self._folder.submitted, job), job)
                 while True:
-                    status = self._folder.status  # first: then the log is complete
-                    self._follow(narrate)
+                    # First: then the log is complete.
+                    status: Status = patiently(lambda: self._folder.status)
+                    self._follow(narrate, patiently)
                     if status != "running" or (deadline and time.monotonic() > deadline):
                         display.ended(status)
                         return status
@@ -144,17 +154,17 @@ class DetachedJob:
             print(text, file=sys.stderr)
             raise
 
-    def _follow(self, narrate: Narrator) -> None:
-        position = self._shown
-        events, self._shown = self._folder.read_events(position)
+    def _follow(self, narrate: Narrator, patiently: _Patiently) -> None:
+        read = self._folder.read_events
+        events, self._shown = patiently(partial(read, self._shown))
         for event in events:
             narrate(event)
         if not self._observers or self._shown <= self._observed:
             return
-        seen, self._observed = self._folder.read_events(self._observed)
+        seen, self._observed = patiently(partial(read, self._observed))
         for event in seen:
             if isinstance(self._observers(event), StopTraining):
-                self._folder.ask("stop")
+                patiently(lambda: self._folder.ask("stop"))
 
     def result(self, timeout: float | None = None, *, verbose: int = 1) -> TrainResult:
         """Wait for the result, and return it, or raise the error with which training ended.
@@ -217,14 +227,44 @@ class DetachedJob:
         ------
         InputError
             The job is running.
+        ClusterError
+            Its driver is still copying it to a URI after half a minute.
         """
         if self.status == "running":
             raise InputError(f"the job {self.id} is running: cancel it first")
+        if isinstance(self._folder, JobFolder):
+            self._wait_for_copy(self._folder)
         self._folder.remove()
+
+    def _wait_for_copy(self, folder: JobFolder) -> None:
+        """Wait until the driver has completed the copy, if there is one: it reads the folder."""
+        record = folder.submitted
+        if record.copy is None or record.host != socket.gethostname():
+            return
+        deadline = time.monotonic() + _COPY_SECONDS
+        while folder.is_locked():
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"the job {self.id} is still being copied to "
+                    f"{show(hide_password(record.copy))}: remove it later"
+                )
+            time.sleep(folder.look_seconds)
 
     def _check_exists(self) -> None:
         if not self._folder.exists:
             raise InputError(f"the job {self.id} was removed: there is no folder {self.folder}")
+
+
+def _call_patiently(seconds: float, deadline: float | None, call: Callable[[], Any]) -> Any:
+    """Call again and again while a store fails, as long as its job cannot be lost."""
+    end = min(time.monotonic() + LOST_SECONDS, deadline or math.inf)
+    while True:
+        try:
+            return call()
+        except ClusterError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(seconds)
 
 
 class _Collected(Lines):

@@ -30,10 +30,10 @@ from pybackend.api.job_folder import (
     parse_events,
 )
 from pybackend.api.result import TrainResult
-from pybackend.data.files import open_folder
+from pybackend.data.files import hide_password, open_folder
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode, encode
-from pybackend.job.job import Job
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Event
 from pybackend.words import show
 
@@ -61,7 +61,8 @@ class JobCopy:
 
     @property
     def place(self) -> str:
-        return self.uri
+        """The URI, which may be shown."""
+        return hide_password(self.uri)
 
     @property
     def exists(self) -> bool:
@@ -74,14 +75,19 @@ class JobCopy:
     @property
     def ended(self) -> Ended | None:
         content = self._read(_ENDED)
-        return None if content is None else decode(content, Ended)
+        # Some stores show a file before its content.
+        return decode(content, Ended) if content else None
 
     @property
     def status(self) -> Status:
         if (ended := self.ended) is not None:
             return ended.status
-        beat = float(self._read(_BEAT) or 0)
-        return "running" if time.time() - beat < LOST_SECONDS else "lost"
+        if (beat := self._read(_BEAT)) is None:
+            return "lost"
+        try:
+            return "running" if time.time() - float(beat) < LOST_SECONDS else "lost"
+        except ValueError:  # it is just being written
+            return "running"
 
     def read_job(self) -> Job:
         return Job.from_json((self._read(_JOB) or b"").decode())
@@ -138,11 +144,16 @@ def new_copy(folder: JobFolder) -> Iterator[None]:
         # The URI itself may have a password.
         files.write(_SUBMITTED, encode(replace(folder.submitted, copy=None)).encode())
         files.write(_BEAT, str(time.time()).encode())
-        files.write(_JOB, folder.job.read_bytes())  # last: now it exists
+        # Last: now it exists. Only what `DetachedJob` shows; the rest may have passwords, too.
+        job = folder.read_job()
+        assert isinstance(job, TrainingJob)
+        shown = TrainingJob(workers=job.workers, epochs=job.epochs, verbose=job.verbose)
+        files.write(_JOB, shown.to_json().encode())
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise InputError(f"jobs cannot be written to {show(uri)}: {error}") from error
+        message = f"jobs cannot be written to {show(uri)}: {error}"
+        raise InputError(hide_password(message)) from error
     try:
         yield
     except BaseException:
@@ -158,16 +169,30 @@ def copied(folder: JobFolder) -> Iterator[None]:
     if uri is None:
         yield
         return
-    has_ended = threading.Event()
+    has_ended, is_complete = threading.Event(), threading.Event()
     writer = _Writer(folder, uri)
     thread = threading.Thread(target=writer.run, args=(has_ended,), daemon=True)
+    # On a thread of its own, since a large log or result takes long.
+    beat = threading.Thread(target=_beat, args=(uri, is_complete), daemon=True)
     thread.start()
+    beat.start()
     try:
         yield
     finally:
         has_ended.set()
         thread.join()
         writer.finish()
+        is_complete.set()
+        beat.join(BEAT_SECONDS)  # the store may have stopped responding
+
+
+def _beat(uri: str, is_complete: threading.Event) -> None:
+    """Show sessions on other machines that the driver is running."""
+    files = open_folder(uri)
+    while not is_complete.wait(BEAT_SECONDS):
+        with suppress(Exception):  # tried again
+            if files.read(_JOB) is not None:  # else it was removed
+                files.write(_BEAT, str(time.time()).encode())
 
 
 class _Writer:
@@ -177,32 +202,31 @@ class _Writer:
         self._folder = folder
         self._files = open_folder(uri)
         self._sent = 0
-        self._beat = 0.0
 
     def run(self, has_ended: threading.Event) -> None:
         while not has_ended.wait(_UPDATE_SECONDS):
             try:
                 self._update()
             except Exception as error:  # tried again
-                print(f"the copy of the job was not updated: {error}", flush=True)
+                _complain("updated", error)
 
     def finish(self) -> None:
+        ended = self._folder.ended  # first: the job may be removed in the meantime
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _UPDATE_SECONDS)
             try:
+                if self._files.read(_JOB) is None:  # the copy was removed
+                    return
                 self._update()
                 if self._folder.result.exists():
                     self._files.write(_RESULT, self._folder.result.read_bytes())
-                if (ended := self._folder.ended) is not None:
+                if ended is not None:
                     self._files.write(_ENDED, encode(ended).encode())
                 return
             except Exception as error:
-                print(f"the copy of the job was not completed: {error}", flush=True)
+                _complain("completed", error)
 
     def _update(self) -> None:
-        if time.monotonic() - self._beat > BEAT_SECONDS:
-            self._files.write(_BEAT, str(time.time()).encode())
-            self._beat = time.monotonic()
         with suppress(FileNotFoundError):
             # Stores cannot append to a file.
             if os.path.getsize(self._folder.events) > self._sent:
@@ -214,6 +238,10 @@ class _Writer:
                 self._folder.ask(what)
 
 
+def _complain(what: str, error: Exception) -> None:
+    print(hide_password(f"the copy of the job was not {what}: {error}"), flush=True)
+
+
 @contextmanager
 def _reaching(uri: str) -> Iterator[None]:
     """Turn errors of a store into `ClusterError`."""
@@ -222,4 +250,5 @@ def _reaching(uri: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # each file system has its own errors
-        raise ClusterError(f"jobs at {show(uri)} cannot be read or written: {error}") from error
+        message = f"jobs at {show(uri)} cannot be read or written: {error}"
+        raise ClusterError(hide_password(message)) from error

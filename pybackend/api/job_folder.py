@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pybackend.api.result import TrainResult
-from pybackend.data.files import is_remote, local_path, write_whole
+from pybackend.data.files import hide_password, is_remote, local_path, write_whole
 from pybackend.errors import (
     ClusterError,
     DatabaseError,
@@ -125,7 +125,7 @@ class Root:
     copies: str | None = None
 
     def __str__(self) -> str:
-        return self.copies or str(self.path)
+        return hide_password(self.copies or str(self.path))
 
 
 def find_root(place: Any = None, argument: str = "folder") -> Root:

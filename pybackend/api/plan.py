@@ -229,7 +229,7 @@ def plan(call: TrainingCall) -> Plan:
     if root is None:
         return made
     driver = f"a process of its own on {socket.gethostname()}, with a new folder in {root.path}"
-    return replace(made, driver=f"{driver} and a copy in {root.copies}" if root.copies else driver)
+    return replace(made, driver=f"{driver} and a copy in {root}" if root.copies else driver)
 
 
 def describe_plan(prepared: PreparedTraining) -> Plan:

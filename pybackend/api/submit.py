@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,16 +108,21 @@ def _start(folder: JobFolder, lock: int, variables: Mapping[str, str]) -> JobFol
             pass_fds=[lock],
             start_new_session=True,  # not ended with the terminal, nor by its Ctrl-C
         )
-    # If it ends before this session, it must not remain as a zombie.
-    threading.Thread(target=process.wait, daemon=True).start()
-    deadline = time.monotonic() + _START_SECONDS
-    while not published.path.exists():
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            said = folder.output.read_text(errors="replace").strip() or "it printed nothing"
-            raise ClusterError(f"the process that drives the job did not start: {said}")
-        time.sleep(0.02)
+    try:
+        # If it ends before this session, it must not remain as a zombie.
+        threading.Thread(target=process.wait, daemon=True).start()
+        deadline = time.monotonic() + _START_SECONDS
+        while not published.path.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = folder.output.read_text(errors="replace").strip() or "it printed nothing"
+                raise ClusterError(f"the process that drives the job did not start: {said}")
+            time.sleep(0.02)
+    except BaseException:  # also Ctrl-C
+        process.kill()
+        process.wait()
+        with suppress(FileNotFoundError):
+            published.remove()
+        raise
     return published
 
 

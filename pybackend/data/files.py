@@ -21,12 +21,19 @@ from pybackend.words import show
 Places = str | tuple[str, ...]
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+# With a password: the name alone may be a container, as in abfs://container@account.
+_USER = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]*@")
 
 
 def is_remote(uri: str) -> bool:
     """Return whether a URI refers to storage other than this machine's file system."""
     scheme = _SCHEME.match(uri)
     return scheme is not None and scheme[1].lower() != "file"
+
+
+def hide_password(text: str) -> str:
+    """Return a text whose URIs show neither a password nor its user."""
+    return _USER.sub("***@", text)
 
 
 def local_path(uri: str) -> str:
@@ -212,7 +219,8 @@ def find_filesystem(uri: str, name: str = "data") -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.core.url_to_fs(uri)
     except (ValueError, ImportError) as error:
-        raise InputError(f"`{name}`: {show(uri)} cannot be opened: {error}") from error
+        message = f"`{name}`: {show(uri)} cannot be opened: {error}"
+        raise InputError(hide_password(message)) from error
     return filesystem, path
 
 

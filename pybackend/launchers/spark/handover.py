@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -99,29 +99,31 @@ def hand_over(session: Any, datasets: DataSets) -> Iterator[Handover]:
     frames = {k: rows.frame for k, rows in datasets.items() if isinstance(rows, DataFrameRows)}
     views = {name: f"tfdist_{secrets.token_hex(8)}" for name in frames}
     mark = secrets.token_hex(16)
-    try:
-        for name, frame in frames.items():
-            create = partial(frame.createTempView, views[name])
-            ask(session, f"a view of a {term('DataFrame')}", create)
-        copy = ask(session, "a copy of the session", session.cloneSession)
-        ask(copy, "a setting", lambda: copy.conf.set(_MARK, mark))
-        for view in views.values():  # the server copies them when they are first looked for
-            ask(copy, "its views", partial(copy.catalog.tableExists, view))
-    finally:
-        for view in views.values():
-            with suppress(Exception):
-                ask(session, "to drop a view", partial(session.catalog.dropTempView, view))
-    try:
+    with ExitStack() as always, ExitStack() as on_error:
+        try:
+            for name, frame in frames.items():
+                create = partial(frame.createTempView, views[name])
+                ask(session, f"a view of a {term('DataFrame')}", create)
+            copy = ask(session, "a copy of the session", session.cloneSession)
+            always.callback(copy.client.close)  # the server's part stays
+            on_error.callback(_release, copy)
+            ask(copy, "a setting", lambda: copy.conf.set(_MARK, mark))
+            for view in views.values():  # the server copies them when they are first looked for
+                ask(copy, "its views", partial(copy.catalog.tableExists, view))
+        finally:
+            for view in views.values():
+                with suppress(Exception):
+                    ask(session, "to drop a view", partial(session.catalog.dropTempView, view))
         url = _with_session(os.environ[VARIABLE], copy.session_id)
         _check_address(url, mark)
         rest = {k: replace(v, frame=views[k]) if k in views else v for k, v in datasets.items()}
         yield Handover(CopiedSession(views), rest, {VARIABLE: url})
-    except BaseException:
-        with suppress(Exception):
-            ask(copy, "to end a session", copy.client.release_session)
-        raise
-    finally:
-        copy.client.close()  # the server's part stays
+        on_error.pop_all()
+
+
+def _release(copy: Any) -> None:
+    with suppress(Exception):
+        ask(copy, "to end a session", copy.client.release_session)
 
 
 def _with_session(url: str, session_id: str) -> str:
