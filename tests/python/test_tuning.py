@@ -172,7 +172,12 @@ if __name__ == "__main__":
 
 def start_search(folder: Path, fork_server: str) -> subprocess.Popen[str]:
     """Start a search in its own process, with this value of ``TFDIST_FORK_SERVER``."""
-    own = {"TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Its workers start as users' do, and not from the forge that an earlier test has started.
+    own = {
+        "TMPDIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TFDIST_TEST_FORGE": "",
+    }
     return subprocess.Popen(
         [sys.executable, "-c", SEARCH, fork_server],
         env={**os.environ, **own},
