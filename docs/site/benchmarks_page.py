@@ -8,8 +8,8 @@ from typing import Any
 
 import chart
 
-# What is no table, and what docs/scaling.md shows with its explanations.
-_NO_TABLES = ("machine", "rounds", "load")
+# Entries that are not tables, and the tables that docs/scaling.md shows.
+_NOT_TABLES = ("machine", "rounds", "load")
 _SHOWN_ELSEWHERE = ("simulat", "bench-scale", "all-reduce by ranks", "all-reduce, fitted")
 _START = """# Benchmarks
 
@@ -30,7 +30,7 @@ def write_page() -> str:
     tables = {
         title: rows
         for title, rows in results.items()
-        if title not in _NO_TABLES and not title.startswith(_SHOWN_ELSEWHERE)
+        if title not in _NOT_TABLES and not title.startswith(_SHOWN_ELSEWHERE)
     }
     packages = {k: v for k, v in results["machine"].items() if k not in ("cores", "processor")}
     used = ", ".join(f"{name} {version}" for name, version in packages.items())

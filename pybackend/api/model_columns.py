@@ -10,6 +10,7 @@ from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
 from pybackend.data.columns import ColumnSpec, as_list, check_column_spec
 from pybackend.data.predictions import Output, Predictions
 from pybackend.errors import InputError
+from pybackend.job.arguments import check_choice
 from pybackend.job.options import DataOptions
 from pybackend.words import setting, show
 
@@ -73,7 +74,6 @@ def _add_defaults(columns: ColumnSpec, known: TrainedColumns) -> ColumnSpec:
 
 _TYPES = ("class", "prob", "raw")
 _ON_MISSING = ("null", "error")
-_RUNTIMES = ("keras", "onnx")
 
 
 def check_type(kind: Any) -> None:
@@ -96,10 +96,7 @@ def check_on_missing(on_missing: Any) -> bool:
 
 def check_runtime(runtime: Any) -> None:
     """Reject an unknown runtime, and one whose packages are missing here."""
-    if runtime not in _RUNTIMES:
-        raise InputError(
-            f"`runtime` must be {show('keras')} or {show('onnx')}, not {show(runtime)}"
-        )
+    check_choice("runtime", runtime, choices=["keras", "onnx"])
     if runtime == "onnx":
         from pybackend.model.onnx import check_onnx_installed
 

@@ -40,9 +40,8 @@ def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
     """Let the process of `sweep` remove what is still there, and wait for its end."""
     assert janitor.stdin is not None
     # A process that was forked meanwhile may hold the pipe open, so that its end is not enough.
-    with suppress(BrokenPipeError):
-        janitor.stdin.write(b"\n")
-        janitor.stdin.close()
+    with suppress(BrokenPipeError), janitor.stdin as pipe:
+        pipe.write(b"\n")
     with suppress(subprocess.TimeoutExpired):  # it continues
         janitor.wait(_SECONDS)
 

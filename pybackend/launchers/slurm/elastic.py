@@ -46,13 +46,12 @@ _MEMORY = ("mem-per-cpu", "mem-per-gpu")
 
 
 @dataclass(frozen=True)
-class JobWay:
-    """A `Way` that submits a one-task job for each worker; their names begin with ``name``."""
+class _SlurmWay:
+    """Common parts of both ways to start a worker."""
 
     settings: SlurmSettings
     address: str
     token: str
-    name: str
     job: TrainingJob
     folder: Path
 
@@ -61,6 +60,13 @@ class JobWay:
 
     def make_meeting(self) -> MeetingServer:
         return MeetingServer(self.address, self.token, 1)
+
+
+@dataclass(frozen=True)
+class JobWay(_SlurmWay):
+    """A `Way` that submits a one-task job for each worker; their names begin with ``name``."""
+
+    name: str
 
     def open(
         self, number: int, place: int, meeting: MeetingServer, note: Emit
@@ -71,7 +77,7 @@ class JobWay:
 
 
 @dataclass(frozen=True)
-class StepWay:
+class StepWay(_SlurmWay):
     """A `Way` that starts a step of one task for each worker, in a job with room for all.
 
     srun runs on this machine, so that any node of the job may fail.
@@ -84,19 +90,8 @@ class StepWay:
         sbatch options of the job.
     """
 
-    settings: SlurmSettings
-    address: str
-    token: str
     number: str
     options: dict[str, Any]
-    job: TrainingJob
-    folder: Path
-
-    def name_host(self, number: int, place: int) -> str:
-        return _files_of(self.folder, number)[0]
-
-    def make_meeting(self) -> MeetingServer:
-        return MeetingServer(self.address, self.token, 1)
 
     @contextmanager
     def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
@@ -169,18 +164,18 @@ class Step:
 def open_way(
     settings: SlurmSettings, address: str, token: str, name: str, job: TrainingJob, folder: Path
 ) -> Iterator[JobWay | StepWay]:
-    """Yield a way to start workers; the arguments are those of `JobWay`.
+    """Yield a way to start workers, whose Slurm jobs have this name, or names that begin with it.
 
     A job for `StepWay` is submitted first, and cancelled at the end.
     """
     if not settings.is_shared:
-        yield JobWay(settings, address, token, name, job, folder)
+        yield JobWay(settings, address, token, job, folder, name)
         return
     options, script = describe_shared(settings, name, job, folder)
     path = folder / SCRIPT
     path.write_text(script)
     with cancelled_at_end(name), _kept_alive(folder / _ALIVE):
-        yield StepWay(settings, address, token, submit(path), options, job, folder)
+        yield StepWay(settings, address, token, job, folder, submit(path), options)
 
 
 def describe_shared(

@@ -87,8 +87,10 @@ class TaskWay:
                 # Behind a worker that is receiving rows, the time without a task does not count.
                 if task.is_busy or not self._receiving - {number}:
                     task.look()
-                is_receiving = task.is_busy and host[0] == UNKNOWN_HOST
-                (self._receiving.add if is_receiving else self._receiving.discard)(number)
+                if task.is_busy and host[0] == UNKNOWN_HOST:
+                    self._receiving.add(number)
+                else:
+                    self._receiving.discard(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 
             def follow(*, on_event: Emit, check: Callable[[], None]) -> Outcome:
