@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import as_number, check_whole_number
+from pybackend.job.arguments import as_number, check_flag, check_whole_number
 from pybackend.words import call_of, one_of, show
 
 
@@ -58,6 +58,11 @@ class Resources:
         path of an environment's folder, or of a file that `pack_environment`, venv-pack or
         conda-pack wrote. It is sent to each host once, and unpacked there. None (default): what
         the hosts have.
+    fork_server
+        Whether a process that has imported TensorFlow waits for later calls on each host, so that
+        their workers start at once. It takes 0.5 GB of memory, and ends when it has not been used
+        for ten minutes, or with the session (on Spark: with its executor). None (default): on this
+        machine, and not elsewhere. True is possible with Spark and `hosts`.
 
     Raises
     ------
@@ -69,6 +74,7 @@ class Resources:
     memory: int | str | None = None
     gpus: int | None = None
     environment: str | os.PathLike[str] | None = None
+    fork_server: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0)):
@@ -78,6 +84,8 @@ class Resources:
         object.__setattr__(self, "memory", _check_memory(self.memory))
         if self.environment is not None:
             object.__setattr__(self, "environment", _check_environment(self.environment))
+        if self.fork_server is not None:
+            object.__setattr__(self, "fork_server", check_flag("fork_server", self.fork_server))
 
     @property
     def bytes(self) -> int | None:

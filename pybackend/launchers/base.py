@@ -71,6 +71,15 @@ def reject_environment(job: Job, reason: str) -> None:
         )
 
 
+def reject_fork_server(job: Job) -> None:
+    """Raise `InputError` if a job wants a fork server, whose workers all end with their call."""
+    if job.resources.fork_server:
+        raise InputError(
+            f"`fork_server` ({call_of('Resources', fork_server=True)}) is for this machine, Spark "
+            "and hosts(): elsewhere, no process outlives a call"
+        )
+
+
 @runtime_checkable
 class Launcher(Protocol):
     """Object that starts the workers of a job, and waits until all have ended."""

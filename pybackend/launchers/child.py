@@ -274,7 +274,7 @@ class Child:
         folder, variables = str(self.folder), self._variables()
         if self._rscript is None:
             # A function may change the environment before it imports TensorFlow.
-            may_fork = self.job.kind != "run" and self._interpreter is None
+            may_fork = self.job.kind != "run" and self.job.resources.fork_server is not False
             python = self._interpreter.python if self._interpreter else sys.executable
             return start_worker(folder, descriptors, variables, may_fork, python)
         script = self.folder / "worker.R"

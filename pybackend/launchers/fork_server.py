@@ -12,9 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import resource
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -22,53 +20,31 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from pybackend.job.job import LOGGER
-from pybackend.launchers.forking import ForkedProcess, attend
-from pybackend.launchers.machine import list_gpus
+from pybackend.launchers.fork_serving import (
+    HUNG_SECONDS,
+    PROGRAM,
+    RUN_WORKER,
+    name_process,
+    start_server,
+)
+from pybackend.launchers.forking import ForkedProcess
+from pybackend.launchers.lasting_server import LastingServer
 from pybackend.launchers.machine_share import read_free_memory
+from pybackend.launchers.worker_kind import WorkerKind, describe_worker
 
 VARIABLE = "TFDIST_FORK_SERVER"
-IDLE_SECONDS = 600.0
-_LOOK_SECONDS = 5.0
 # Memory that must be free; TensorFlow takes half of it.
 _BYTES = 1e9
 # Most servers of a session, for calls in turn that start different workers.
 _MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 20.0
-_HUNG_SECONDS = 300.0
-_PROGRAM = ("-u", "-c")
-# Not `python -m`: that would let files of the current directory stand in for real modules.
-_RUN = "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
-_START = f"import sys; del sys.path[0]; {_RUN}"
-# The server's objects are frozen: collecting garbage in a worker would copy their memory.
-_SERVE = (
-    "import sys, gc; del sys.path[0]; gc.disable(); "
-    "import keras, pybackend.engine.score, pybackend.engine.train; gc.freeze(); gc.enable(); "
-    "from pybackend.launchers.fork_server import serve; serve(*map(int, sys.argv[1:])); "
-    f"{_RUN}"
-)
-# Variables that no import reads.
-_OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST")
-# Variables that TensorFlow's import sets, in this process or in the worker; None: to any value.
-_SET_BY_IMPORT = {
-    "ENABLE_RUNTIME_UPTIME_TELEMETRY": "1",
-    "HDF5_PLUGIN_PATH": "disable",
-    "TF2_BEHAVIOR": "1",
-    "TPU_ML_PLATFORM": "Tensorflow",
-    "TPU_ML_PLATFORM_VERSION": None,
-}
-# GPUs of AMD, and those of Windows.
-_DEVICES = (Path("/dev/kfd"), Path("/dev/dxg"))
-# Lines of /proc/PID/status.
-_INHERITED = ("CapEff", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "Umask")
-_LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+_START = f"import sys; del sys.path[0]; {RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
+_LASTING: ContextVar[LastingServer | None] = ContextVar("_LASTING", default=None)
 _OFF = ("0", "false", "no", "off")
 
 
@@ -94,9 +70,13 @@ def start_worker(
     python
         The Python that is started, unless the worker is forked.
     """
-    if may_fork and (forked := _SERVERS.fork(folder, descriptors, variables)):
-        return forked
-    return popen([python, *_PROGRAM, _START, folder], descriptors, variables)
+    kind = describe_worker(variables, python) if may_fork and not _is_off() else None
+    if kind is not None:
+        lasting = _LASTING.get()
+        fork = _SERVERS.fork if lasting is None else lasting.fork
+        if forked := fork(kind, folder, descriptors, variables):
+            return forked
+    return popen([python, *PROGRAM, _START, folder], descriptors, variables)
 
 
 def popen(
@@ -115,7 +95,7 @@ def popen(
 
 
 @contextlib.contextmanager
-def keeping_fork_server(processes: int = 1) -> Iterator[None]:
+def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterator[None]:
     """Start a fork server after this block for workers like those of the block, if memory allows.
 
     This raises no error of its own, which would replace the result of the block.
@@ -124,12 +104,21 @@ def keeping_fork_server(processes: int = 1) -> Iterator[None]:
     ----------
     processes
         Number of processes on this machine that do the same.
+    owner
+        The process with which the server ends, as in `name_process`. Other processes with the same
+        owner use it, too. None: this process, which alone uses it.
     """
+    lasting = None if owner is None else LastingServer(owner)
+    token = _LASTING.set(lasting)
     try:
         yield
     finally:
+        _LASTING.reset(token)
         try:
-            _SERVERS.keep(processes)
+            if lasting is None:
+                _SERVERS.keep(processes)
+            elif read_free_memory() >= processes * _BYTES:
+                lasting.keep()
         except Exception as error:
             LOGGER.debug("no fork server: %s", error)
 
@@ -163,20 +152,12 @@ def expecting_workers() -> Iterator[None]:
 class _Server:
     """One fork server, and what is equal for all its workers."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: WorkerKind) -> None:
         self.kind = kind
         self._control, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, *_PROGRAM, _SERVE, str(theirs.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=dict(kind.variables),
-                    start_new_session=True,
-                )
+                self._process = start_server(kind, theirs, name_process(os.getpid()))
         except BaseException:
             self._control.close()
             raise
@@ -188,7 +169,7 @@ class _Server:
 
     def is_running(self) -> bool:
         """Return whether it runs, and does not hang while it imports TensorFlow."""
-        hangs = not self._is_ready and time.monotonic() > self._started + _HUNG_SECONDS
+        hangs = not self._is_ready and time.monotonic() > self._started + HUNG_SECONDS
         return self._process.poll() is None and not hangs
 
     def is_ready(self) -> bool:
@@ -248,7 +229,7 @@ class _Servers:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._running: list[_Server] = []
-        self._wanted: list[_Kind] = []
+        self._wanted: list[WorkerKind] = []
 
     def own(self) -> threading.Lock:
         """Return the lock; in a process that was forked from the owner, have no server first."""
@@ -259,11 +240,13 @@ class _Servers:
         return self._lock
 
     def fork(
-        self, folder: str, descriptors: Sequence[int], variables: Mapping[str, str]
+        self,
+        kind: WorkerKind,
+        folder: str,
+        descriptors: Sequence[int],
+        variables: Mapping[str, str],
     ) -> ForkedProcess | None:
         """Fork a worker; return None if no server starts such workers."""
-        if (kind := _describe(variables)) is None:
-            return None
         with self.own():
             if kind not in self._wanted:
                 self._wanted = [kind, *self._wanted][:_MOST]
@@ -298,7 +281,9 @@ class _Servers:
             used = [server for server in alive if server.kind in wanted]
             known = [server.kind for server in used]
             # Something may have changed since the workers were started.
-            new = [k for k in wanted if k not in known and _describe(k.variables) == k]
+            new = [
+                k for k in wanted if k not in known and describe_worker(k.variables, k.python) == k
+            ]
             others = [server for server in alive if server not in used]
             least = len(new) * processes * _BYTES
             while others and (len(used + new + others) > _MOST or read_free_memory() < least):
@@ -321,76 +306,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SERVERS.own)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """All that a worker gets from this process at its start."""
-
-    variables: Mapping[str, str]
-    inherited: Any
-
-
 def _is_off() -> bool:
     return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF
-
-
-def _describe(variables: Mapping[str, str]) -> _Kind | None:
-    """Return what a worker gets from this process at its start; None if it must not be forked."""
-    # What TensorFlow does with a GPU after a fork was not tested.
-    numbers = [number for number in list_gpus(variables) if not number.startswith("-")]
-    has_gpus = numbers or any(device.exists() for device in _DEVICES)
-    if _is_off() or sys.platform != "linux" or has_gpus:
-        return None
-    try:
-        status = Path("/proc/thread-self/status").read_text().splitlines()
-        inherited = (
-            [line for line in status if line.startswith(_INHERITED)],
-            Path("/proc/self/oom_score_adj").read_text(),
-            Path("/proc/self/cgroup").read_text(),
-            [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS],
-            (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
-            (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
-            sorted(os.sched_getaffinity(0)),
-        )
-    except OSError:
-        return None
-    fixed = {name: value for name, value in variables.items() if name not in _OWN}
-    for name, value in _SET_BY_IMPORT.items():
-        if fixed.get(name) == value or value is None:
-            fixed.pop(name, None)
-    return _Kind(fixed, inherited)
-
-
-def serve(number: int, session: int) -> None:
-    """Fork a worker for each request; return in the worker alone.
-
-    The server exits with its session, or when it has been idle for `IDLE_SECONDS`.
-
-    Parameters
-    ----------
-    number
-        File descriptor of the control connection to the session.
-    session
-        PID of the session. Processes that were forked from it may keep the connection open.
-    """
-    control = socket.socket(fileno=number)
-    os.chdir("/")  # the session's directory can be removed; a worker gets its own
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
-    with contextlib.suppress(OSError):  # the session has ended
-        control.sendall(b"r")
-    requests = select.poll()
-    requests.register(control, select.POLLIN)
-    last = time.monotonic()
-    while os.getppid() == session and time.monotonic() < last + IDLE_SECONDS:
-        if not requests.poll(_LOOK_SECONDS * 1000):
-            continue
-        first, received, _, _ = socket.recv_fds(control, 1, 1)
-        if not first:
-            break
-        last = time.monotonic()
-        with contextlib.closing(socket.socket(fileno=received[0])) as connection:
-            if os.fork() == 0:
-                control.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                attend(connection, lambda message: os.setsid())
-                return
-    os._exit(0)

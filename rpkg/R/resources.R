@@ -17,6 +17,10 @@
 #'   Or the path of an environment's folder, or of a file that [pack_environment()], venv-pack or
 #'   conda-pack wrote. It is sent to each host once, and unpacked there. `NULL` (default): what the
 #'   hosts have.
+#' @param fork_server Whether a process that has imported TensorFlow waits for later calls on each
+#'   host, so that their workers start at once. It takes 0.5 GB of memory, and ends when it has not
+#'   been used for ten minutes, or with the session (on Spark: with its executor). `NULL` (default):
+#'   on this machine, and not elsewhere. `TRUE` is possible with Spark and [hosts()].
 #'
 #' @return An object for [barrier_train()]. Invalid arguments raise an error of class
 #'   `tfdist_error_input`.
@@ -27,7 +31,19 @@
 #' barrier_train(sc, model, data, workers = 8, resources = resources(cpus = 4, gpus = 1))
 #' train_mnist(sc, workers = 3, resources = resources(environment = "this"))
 #' }
-resources <- function(cpus = NULL, memory = NULL, gpus = NULL, environment = NULL) {
-  fields <- list(cpus = cpus, memory = memory, gpus = gpus, environment = environment)
+resources <- function(
+  cpus = NULL,
+  memory = NULL,
+  gpus = NULL,
+  environment = NULL,
+  fork_server = NULL
+) {
+  fields <- list(
+    cpus = cpus,
+    memory = memory,
+    gpus = gpus,
+    environment = environment,
+    fork_server = fork_server
+  )
   new_options(fields, "tfdist_resources")
 }

@@ -17,7 +17,7 @@ import pytest
 from conftest import is_running, wait_for
 from warm import children
 
-from pybackend.launchers import fork_server, forking
+from pybackend.launchers import fork_server, fork_serving, forking
 
 SCRIPT = """
 import json, os, signal, sys
@@ -144,14 +144,15 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle", "session", "closes"), [(0.1, None, False), (600, 1, False), (600, None, True)]
+    ("idle", "session", "closes"), [(0.1, None, False), (600, "1-0", False), (600, None, True)]
 )
 def test_it_ends_when_it_is_idle_or_without_its_session(
-    idle: float, session: int | None, closes: bool
+    idle: float, session: str | None, closes: bool
 ) -> None:
     ours, theirs = socket.socketpair()
-    code = f"from pybackend.launchers import fork_server as f; f.IDLE_SECONDS = {idle}; " + (
-        f"f._LOOK_SECONDS = 0.1; f.serve({theirs.fileno()}, {session or os.getpid()})"
+    owner = fork_serving.name_process(os.getpid()) if session is None else session
+    code = f"from pybackend.launchers import fork_serving as f; f.IDLE_SECONDS = {idle}; " + (
+        f"f._LOOK_SECONDS = 0.1; f.serve({theirs.fileno()}, {owner!r}, '')"
     )
     with ours, theirs:
         process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
@@ -179,7 +180,7 @@ def test_workers_are_alike_or_not_forked(
     for name, value in changed.items():
         monkeypatch.setenv(name, value)
     kinds = [
-        fork_server._describe({**os.environ, "TFDIST_RANK": rank, **own})
+        fork_server.describe_worker({**os.environ, "TFDIST_RANK": rank, **own}, sys.executable)
         for rank, own in [("0", {}), ("1", {}), ("1", {"OMP_NUM_THREADS": "7"})]
     ]
     if changed:

@@ -67,6 +67,7 @@ def test_memory_is_a_number_or_a_text(memory: Any, expected: int) -> None:
         {"memory": 0},
         {"memory": True},
         {"memory": float("nan")},
+        {"fork_server": "yes"},
     ],
 )
 def test_wrong_resources_are_named(wrong: dict[str, Any]) -> None:

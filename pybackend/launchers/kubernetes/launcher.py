@@ -25,6 +25,7 @@ from pybackend.launchers.base import (
     Outcome,
     Submission,
     divide_queue,
+    reject_fork_server,
 )
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.environment.archive import PackedEnvironment
@@ -179,6 +180,7 @@ class KubernetesLauncher:
         return f"pods of a Kubernetes cluster (image {self.settings.image})"
 
     def check(self, job: Job) -> None:
+        reject_fork_server(job)
         check_client()
 
     def describe(self, job: Job) -> Submission:

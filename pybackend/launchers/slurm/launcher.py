@@ -19,6 +19,7 @@ from pybackend.launchers.base import (
     Outcome,
     Submission,
     divide_queue,
+    reject_fork_server,
 )
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.environment.installing import install_here, read_blocks
@@ -148,6 +149,7 @@ class SlurmLauncher:
 
     def check(self, job: Job) -> None:
         """Reject workers that do not fit the requested nodes."""
+        reject_fork_server(job)
         if job.is_elastic:
             self.settings.count_places(job.most_workers)
         else:

@@ -5,8 +5,9 @@ This file is imported on the executors; the driver sends it there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from pybackend.data.columns import ColumnGroup
 from pybackend.data.row_store import Layout, RowStoreWriter, store_blobs
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
-from pybackend.job.job import TrainingJob
+from pybackend.job.job import Job, TrainingJob
 from pybackend.job.report import WorkerReport
+from pybackend.launchers.fork_server import keeping_fork_server
+from pybackend.launchers.fork_serving import name_process
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.task import MODEL, describe_failure
 from pybackend.launchers.spark.environment_task import SparkEnvironment
@@ -69,6 +72,17 @@ class BarrierGroup:
         return everyone
 
 
+def keeping_fork_server_of_executor(
+    job: Job, group: BarrierGroup
+) -> AbstractContextManager[object]:
+    """Fork the workers of this block from the executor's server, if the job wants one."""
+    if not job.resources.fork_server:
+        return nullcontext()
+    # Spark's daemon, or the executor itself, forks the Python processes of tasks.
+    executor = name_process(os.getppid())
+    return keeping_fork_server(group.hosts.count(group.hosts[group.rank]), executor)
+
+
 @dataclass(frozen=True)
 class Task:
     """Function that Spark runs on each partition.
@@ -112,9 +126,10 @@ class Task:
                 except Exception as error:
                     host = group.hosts[rank]
                     fail_task(describe_failure(rank, host, error), meeting)
-            report, model = member.work(
-                group, batches, meeting, give_up=give_up, orders=meeting.poll_order
-            )
+            with keeping_fork_server_of_executor(member.job, group):
+                report, model = member.work(
+                    group, batches, meeting, give_up=give_up, orders=meeting.poll_order
+                )
             if report.failure is not None:
                 fail_task(report.failure, meeting)
             rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))

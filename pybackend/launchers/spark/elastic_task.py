@@ -14,7 +14,11 @@ from pybackend.job.notice import Notice
 from pybackend.launchers.member import check_allotted, choose_variables
 from pybackend.launchers.remote.elastic_task import Post, follow_orders
 from pybackend.launchers.remote.task import RemoteGroup, RemoteTask, describe_failure
-from pybackend.launchers.spark.barrier_task import BarrierGroup, Task
+from pybackend.launchers.spark.barrier_task import (
+    BarrierGroup,
+    Task,
+    keeping_fork_server_of_executor,
+)
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import own_address, split_address
@@ -60,14 +64,15 @@ class ElasticTask:
             except Exception as error:  # such as a full disk
                 meeting(Failed(describe_failure(0, place.hosts[0], error)))
                 return
-            follow_orders(
-                RemoteTask(member, tuple(place.hosts)),
-                self.post,
-                batches,
-                meeting,
-                choose_variables(group, member.job.resources),
-                own_address(split_address(driver)[0]),
-                Notice(),
-                lambda: _LOST_DRIVER if meeting.has_ended else None,
-            )
+            with keeping_fork_server_of_executor(member.job, place):
+                follow_orders(
+                    RemoteTask(member, tuple(place.hosts)),
+                    self.post,
+                    batches,
+                    meeting,
+                    choose_variables(group, member.job.resources),
+                    own_address(split_address(driver)[0]),
+                    Notice(),
+                    lambda: _LOST_DRIVER if meeting.has_ended else None,
+                )
         yield from ()

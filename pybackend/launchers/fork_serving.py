@@ -1,0 +1,156 @@
+"""The process that has imported TensorFlow, and forks a worker for each request.
+
+It serves one session, through a pair of sockets, or all processes that know its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+from pybackend.launchers.forking import attend
+from pybackend.launchers.worker_kind import WorkerKind
+
+IDLE_SECONDS = 600.0
+HUNG_SECONDS = 300.0
+# Replies to the digest of a kind.
+SAME, OTHER = b"y", b"n"
+PROGRAM = ("-u", "-c")
+# Not `python -m`: that would let files of the current directory stand in for real modules.
+RUN_WORKER = (
+    "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
+)
+_LOOK_SECONDS = 5.0
+_REQUEST_SECONDS = 5.0
+# PID, user and group of the other end.
+_PEER = struct.Struct("3i")
+# The server's objects are frozen: collecting garbage in a worker would copy their memory.
+_SERVE = (
+    f"import sys, gc, signal; del sys.path[0]; signal.alarm({HUNG_SECONDS:.0f}); gc.disable(); "
+    "import keras, pybackend.engine.score, pybackend.engine.train; gc.freeze(); gc.enable(); "
+    "from pybackend.launchers.fork_serving import serve; "
+    f"signal.alarm(0); serve(int(sys.argv[1]), *sys.argv[2:]); {RUN_WORKER}"
+)
+
+
+def start_server(kind: WorkerKind, control: socket.socket, owner: str) -> subprocess.Popen[bytes]:
+    """Start a server that is controlled through a connected or a listening socket.
+
+    ``owner`` is the process, as in `name_process`, with which it ends.
+    """
+    return subprocess.Popen(
+        [kind.python, *PROGRAM, _SERVE, str(control.fileno()), owner, kind.digest().hex()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[control.fileno()],
+        env=dict(kind.variables),
+        start_new_session=True,
+    )
+
+
+def serve(number: int, owner: str, digest: str) -> None:
+    """Fork a worker for each request; return in the worker alone.
+
+    The server exits with its owner, when it has been idle for `IDLE_SECONDS`, or when a process
+    that knows its name wants workers of another kind.
+
+    Parameters
+    ----------
+    number
+        File descriptor of the control connection to the session, or of a listening socket.
+    owner
+        The process with which it ends. Processes that were forked from it may keep the connection
+        open.
+    digest
+        Digest of its workers' kind, in hexadecimal.
+    """
+    control = socket.socket(fileno=number)
+    is_named = control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    os.chdir("/")  # the session's directory can be removed; a worker gets its own
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
+    if not is_named:
+        with contextlib.suppress(OSError):  # the session has ended
+            control.sendall(b"r")
+    requests = select.poll()
+    requests.register(control, select.POLLIN)
+    last = time.monotonic()
+    while is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
+        if not requests.poll(_LOOK_SECONDS * 1000):
+            continue
+        try:
+            connection = _accept(control, digest) if is_named else _receive(control)
+        except OSError:  # the other end has given up
+            continue
+        if connection is None:
+            break
+        last = time.monotonic()
+        with contextlib.closing(connection):
+            if os.fork() == 0:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                attend(connection, lambda message: os.setsid())
+                return
+    os._exit(0)
+
+
+def _receive(control: socket.socket) -> socket.socket | None:
+    """Return the session's connection for one worker; None if the session has ended."""
+    first, received, _, _ = socket.recv_fds(control, 1, 1)
+    return socket.socket(fileno=received[0]) if first else None
+
+
+def _accept(control: socket.socket, digest: str) -> socket.socket | None:
+    """Return a connection for one worker of this kind; None if another kind is wanted."""
+    connection, _ = control.accept()
+    try:
+        if not is_same_user(connection):
+            raise PermissionError("a process of another user")
+        connection.settimeout(_REQUEST_SECONDS)
+        wanted = connection.recv(len(digest) // 2, socket.MSG_WAITALL)
+        if wanted and wanted.hex() != digest:
+            connection.sendall(OTHER)
+            return None
+        if not wanted:
+            raise ConnectionError("nothing was requested")
+        connection.sendall(SAME)
+        connection.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Return whether the other end of a Unix socket belongs to the user of this process."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return bool(_PEER.unpack(peer)[1] == os.geteuid())
+
+
+def name_process(pid: int) -> str:
+    """Return the PID and start time of a process, which no later process has.
+
+    Raises
+    ------
+    OSError
+        It has ended.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return f"{pid}-{fields[19]}"
+
+
+def is_process(name: str) -> bool:
+    """Return whether the process that `name_process` named is running."""
+    try:
+        return name_process(int(name.partition("-")[0])) == name
+    except OSError:
+        return False
