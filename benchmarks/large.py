@@ -17,7 +17,14 @@ from pybackend import Exchange
 
 WIDTH, LAYERS, BATCH, STEPS, EPOCHS = 3500, 4, 128, 6, 3
 ROWS = BATCH * STEPS * step.WORKERS
-PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH) + WIDTH + 1
+
+
+def count_parameters(layers: int) -> int:
+    """Return the number of weights of `network`."""
+    return layers * (WIDTH * WIDTH + WIDTH) + WIDTH + 1
+
+
+PARAMETERS = count_parameters(LAYERS)
 
 
 def rows() -> tuple[Any, Any]:
@@ -26,12 +33,12 @@ def rows() -> tuple[Any, Any]:
     return rng.random((ROWS, WIDTH), dtype="float32"), rng.random((ROWS, 1), dtype="float32")
 
 
-def network() -> Any:
+def network(layers: int = LAYERS) -> Any:
     """Return dense layers of one width with plain SGD, which has no state."""
     import keras
 
     model = keras.Sequential([keras.Input((WIDTH,))])
-    for _ in range(LAYERS):
+    for _ in range(layers):
         model.add(keras.layers.Dense(WIDTH, activation="relu"))
     model.add(keras.layers.Dense(1))
     model.compile(keras.optimizers.SGD(1e-4), "mse")

@@ -5,6 +5,8 @@ and spark-tensorflow-distributor 1.0.0, which runs unchanged under Spark 4 and T
 trains in the tasks' own Python, which Spark reuses, so once warm it does not import TensorFlow
 again; tfdist starts a new process per worker each time.
 
+With a fork server on each executor, which the round that warms up starts, it does not either.
+
 On this machine also the seconds to the end of the first step, beside one process that imports
 TensorFlow and takes this step.
 """
@@ -42,7 +44,8 @@ Figures = dict[str, dict[str, float]]
 
 def measure(rounds: int) -> dict[str, Figures]:
     """Medians over interleaved rounds, after one that warms up, by table."""
-    with standalone_session() as session:
+    # In this session's environment it is off.
+    with standalone_session(spark__executorEnv__TFDIST_FORK_SERVER="1") as session:
         nothing = {
             "two bare Python processes": _bare_processes,
             "tfdist no-op, this machine": lambda: _no_op("local"),
@@ -54,6 +57,7 @@ def measure(rounds: int) -> dict[str, Figures]:
             "spark-tensorflow-distributor (Keras 2)": lambda: _distributor(_mirrored),
             "tfdist, Spark": lambda: _train(session),
             "tfdist, Spark, without audits": lambda: _train(session, audit=False),
+            "tfdist, Spark, later call, fork server": lambda: _train(session, forks=True),
             "tfdist, this machine": lambda: _train("local"),
         }
         steps = STEPS * EPOCHS
@@ -150,7 +154,7 @@ def _network() -> Any:
     return network(keras)
 
 
-def _train(spark: Any, audit: bool = True) -> Any:
+def _train(spark: Any, audit: bool = True, forks: bool | None = None) -> Any:
     result = pybackend.barrier_train(
         spark,
         _network,
@@ -159,6 +163,7 @@ def _train(spark: Any, audit: bool = True) -> Any:
         epochs=EPOCHS,
         batch_size=BATCH,
         exchange=pybackend.Exchange(audit=audit),
+        resources=pybackend.Resources(fork_server=forks),
         verbose=0,
     )
     return result.model_base64

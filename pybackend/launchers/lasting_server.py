@@ -1,8 +1,8 @@
 """A fork server that outlives the process which started it.
 
 Processes that follow each other on a host, such as the tasks of a Spark executor, find it by a name
-in Linux's abstract namespace of sockets. The name contains the process with which the server ends.
-It is no file, so nothing is left behind. Each end checks that the other one belongs to its user.
+in Linux's abstract namespace of sockets, where no file is left behind. The name contains the
+process with which the server ends. Each end checks that the other one belongs to its user.
 """
 
 from __future__ import annotations

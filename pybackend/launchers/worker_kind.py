@@ -1,4 +1,4 @@
-"""What all workers of one fork server have in common."""
+"""Description of a worker's start, which all workers of one fork server have in common."""
 
 from __future__ import annotations
 

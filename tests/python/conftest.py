@@ -80,6 +80,7 @@ ALONE = [
     "test_handover",
     "test_detached",
     "test_session",
+    "test_lasting_server",
     "test_explain",
     "test_standalone",
     "test_kubernetes",

@@ -17,7 +17,8 @@ import pytest
 from conftest import is_running, wait_for
 from warm import children
 
-from pybackend.launchers import fork_server, fork_serving, forking
+from pybackend.launchers import fork_serving, forking
+from pybackend.launchers.worker_kind import describe_worker
 
 SCRIPT = """
 import json, os, signal, sys
@@ -169,18 +170,15 @@ def test_a_server_that_has_ended_is_no_server() -> None:
         forking.ForkedProcess(ours, [], {})
 
 
-@pytest.mark.parametrize(
-    "changed", [{"TFDIST_FORK_SERVER": "0"}, {"CUDA_VISIBLE_DEVICES": "0"}, {}]
-)
+@pytest.mark.parametrize("changed", [{"CUDA_VISIBLE_DEVICES": "0"}, {}])
 def test_workers_are_alike_or_not_forked(
     changed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(fork_server.VARIABLE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     for name, value in changed.items():
         monkeypatch.setenv(name, value)
     kinds = [
-        fork_server.describe_worker({**os.environ, "TFDIST_RANK": rank, **own}, sys.executable)
+        describe_worker({**os.environ, "TFDIST_RANK": rank, **own}, sys.executable)
         for rank, own in [("0", {}), ("1", {}), ("1", {"OMP_NUM_THREADS": "7"})]
     ]
     if changed:
