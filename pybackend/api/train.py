@@ -141,8 +141,9 @@ def barrier_train(
     features
         Columns of a data frame or of files. A list: the columns form one input, of whole numbers if
         all columns hold them, with text as one-hot columns. A mapping from input names to columns:
-        several inputs; a text column becomes strings, unless `DataOptions` sets ``encode``. None
-        (default): all other columns, or the ones used in training if ``model`` is a `TrainResult`.
+        several inputs (one without a name has that of its layer); a text column becomes strings,
+        unless `DataOptions` sets ``encode``. None (default): all other columns, or the ones used in
+        training if ``model`` is a `TrainResult`.
     label
         The label column, or a mapping from output names to columns. Text becomes 0, 1, 2, ... in
         sorted order (`TrainResult.levels`), unless ``categories`` in `DataOptions` lists its

@@ -262,6 +262,30 @@ class Reshaped:
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
 
 
+class Renamed:
+    """Rows, some columns of which have new names."""
+
+    def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
+        self._rows = rows
+        self._names = names
+        self.spec: Spec = self._rename(rows.spec)
+
+    @property
+    def row_bytes(self) -> int:
+        """Mean size of a row in memory, in bytes."""
+        return self._rows.row_bytes
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, places: Array) -> Columns:
+        """Return the rows with these numbers, in this order."""
+        return self._rename(self._rows.take(places))
+
+    def _rename(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {self._names.get(key, key): column for key, column in columns.items()}
+
+
 def reshape_columns(rows: Rows, shapes: Mapping[str, tuple[int | None, ...]]) -> Rows:
     """Reshape flat rows of columns to these shapes; a shape with an unknown size is left alone.
 

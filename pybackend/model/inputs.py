@@ -8,13 +8,30 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.data.rows import Rows, reshape_columns
+from pybackend.data.rows import Renamed, Rows, reshape_columns
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import build_model, is_of_keras
 from pybackend.words import REST, setting, show
 
 _LISTED = 20
+
+
+def name_inputs(model: Any) -> dict[str, Any]:
+    """Return a model's inputs by name, in their order; empty if they are not known.
+
+    Inputs that are not in a mapping have the names of their layers, which the model's file keeps.
+    The tensor of an `Input` without a name has another name, until the model is read from a file.
+    """
+    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
+    if not tensors:  # a subclassed model
+        return {}
+    structure = getattr(model, "input", None)  # a Sequential model has none before it is called
+    if isinstance(structure, Mapping):
+        return dict(structure)
+    layers = [one for one in model.layers if isinstance(one, keras.layers.InputLayer)]
+    names = {id(layer.output): layer.name for layer in layers}
+    return {names.get(id(tensor), tensor.name): tensor for tensor in tensors}
 
 
 def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
@@ -33,26 +50,18 @@ def check_features(model: Any, features: Any, names: Mapping[str, Any]) -> None:
     InputError
         Names the inputs, or the shape that is expected.
     """
-    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
-    is_mapping = isinstance(features, Mapping)
-    if len(tensors) > 1:
-        inputs = model.input if isinstance(model.input, Mapping) else [t.name for t in tensors]
-        wanted = sorted(inputs)
-        if not is_mapping or sorted(features) != wanted:
-            raise InputError(
-                f"the model has the inputs {', '.join(wanted)}: specify the columns for each "
-                f"input, as in {setting(features={name: [REST] for name in wanted})}"
-            )
+    wanted = sorted(name_inputs(model))
+    if len(wanted) > 1 and (not isinstance(features, Mapping) or sorted(features) != wanted):
+        raise InputError(
+            f"the model has the inputs {', '.join(wanted)}: specify the columns for each input, as "
+            f"in {setting(features={name: [REST] for name in wanted})}"
+        )
     check_feature_names(model, names)
 
 
 def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
     """Reject more or fewer numbers per row than an input takes; names as in `check_features`."""
-    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
-    shapes = {tensor.name: tuple(tensor.shape[1:]) for tensor in tensors}
-    structure = getattr(model, "input", None) if len(tensors) > 1 else None
-    if isinstance(structure, Mapping):
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in structure.items()}
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in name_inputs(model).items()}
     for key, found in names.items():
         shape = shapes.get(key) or (next(iter(shapes.values())) if len(shapes) == 1 else None)
         if found is None or shape is None or None in shape:
@@ -83,11 +92,9 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     InputError
         Names the arrays and the inputs.
     """
-    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
-    if not tensors:  # a subclassed model
+    inputs = list(name_inputs(model))
+    if not inputs:
         return
-    structure = getattr(model, "input", None)  # a Sequential model has none before it is called
-    inputs = list(structure) if isinstance(structure, Mapping) else [t.name for t in tensors]
     given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
     is_one = given == [""]
     may_be_inputs = is_one and len(columns) == len(inputs) > 1
@@ -178,10 +185,10 @@ def check_text(model: Any, texts: Collection[str]) -> None:
     InputError
         Names the array and the expected type.
     """
-    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
-    for number, tensor in enumerate(tensors):
+    inputs = name_inputs(model)
+    for number, (name, tensor) in enumerate(inputs.items()):
         for key in texts:
-            is_this = key in (f"x/#{number}", f"x/{tensor.name}") or len(tensors) == 1
+            is_this = key in (f"x/#{number}", f"x/{name}") or len(inputs) == 1
             if is_this and keras.backend.standardize_dtype(tensor.dtype) != "string":
                 raise InputError(
                     f"{key} is text, but the model's input takes {tensor.dtype}: encode it as "
@@ -191,11 +198,9 @@ def check_text(model: Any, texts: Collection[str]) -> None:
 
 def find_text_inputs(model: Any) -> list[str] | None:
     """Return the names of the inputs that take text; None if the inputs are not known."""
-    tensors: Sequence[Any] = getattr(model, "inputs", None) or []
-    if not tensors:
+    named = name_inputs(model)
+    if not named:
         return None
-    structure = getattr(model, "input", None)
-    named = structure if isinstance(structure, Mapping) else {t.name: t for t in tensors}
     return [
         name for name, t in named.items() if keras.backend.standardize_dtype(t.dtype) == "string"
     ]
@@ -206,7 +211,8 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
 
     ``(rows, 784)`` becomes ``(rows, 28, 28, 1)`` for a model with that input. Rows that already
     fit, and inputs without a fixed shape, are left to Keras. Several inputs are matched by name, or
-    else by order.
+    else by order. Keras knows inputs without a name only by their order, which then replaces the
+    names in the rows.
 
     Raises
     ------
@@ -217,7 +223,22 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
         expected = model.input_shape
     except (AttributeError, TypeError):  # not built
         return rows
-    return reshape_columns(rows, _shapes_by_column(expected, model, rows))
+    rows = reshape_columns(rows, _shapes_by_column(expected, model, rows))
+    return _match_names(rows, model)
+
+
+def _match_names(rows: Rows, model: Any) -> Rows:
+    """Return rows without the names of inputs, if Keras does not know these."""
+    inputs = name_inputs(model)
+    names = [f"x/{name}" for name in inputs]
+    is_known = isinstance(getattr(model, "input", None), Mapping) or all(
+        name == tensor.name for name, tensor in inputs.items()
+    )
+    if is_known or {key for key in rows.spec if key.partition("/")[0] == "x"} != set(names):
+        return rows
+    if len(names) == 1:
+        return Renamed(rows, {names[0]: "x"})
+    return Renamed(rows, {name: f"x/#{place}" for place, name in enumerate(names)})
 
 
 def build_by_batch(model: Any, batch: Any) -> Any:
@@ -283,7 +304,7 @@ def _shapes_by_column(expected: Any, model: Any, rows: Rows) -> dict[str, tuple[
         return {f"x/{n}": s[1:] for n, s in expected.items() if f"x/{n}" in keys}
     if not isinstance(expected, list) or len(expected) != len(keys):
         return {}
-    names = [f"x/{tensor.name}" for tensor in model.inputs]
+    names = [f"x/{name}" for name in name_inputs(model)]
     if set(names) == set(keys):
         return {name: shape[1:] for name, shape in zip(names, expected, strict=True)}
     return {k: s[1:] for k, s in zip(keys, expected, strict=True) if k.startswith("x/#")}

@@ -8,7 +8,7 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,13 @@ def match_inputs(model: Any, columns: Sequence[str]) -> tuple[OnnxInput, ...]:
     """
     import keras
 
+    from pybackend.model.inputs import name_inputs
+
     tensors = _list_inputs(model)
     fed = [column for column in columns if column.partition("/")[0] == "x"]
     if len(tensors) > 1:
-        structure = keras.tree.flatten_with_path(model.input)
-        is_named = isinstance(model.input, Mapping)
-        fed = [f"x/{path[0] if is_named else tensor.name}" for path, tensor in structure]
+        names = {id(tensor): name for name, tensor in name_inputs(model).items()}
+        fed = [f"x/{names[id(tensor)]}" for tensor in tensors]
     return tuple(
         OnnxInput(column, tuple(tensor.shape[1:]), keras.backend.standardize_dtype(tensor.dtype))
         for column, tensor in zip(fed, tensors, strict=True)

@@ -45,10 +45,14 @@ class KerasScorer:
 
     def find_shapes(self, columns: Sequence[str]) -> Mapping[str, Shape]:
         """Return the shape of a row of each input, by its column, if it is known."""
-        inputs: Sequence[Any] = getattr(self._model, "inputs", None) or []
+        from pybackend.model.inputs import name_inputs
+
+        inputs = name_inputs(self._model)
         is_one = len(inputs) == 1 and "x" in columns
-        names = ["x"] if is_one else [f"x/{tensor.name}" for tensor in inputs]
-        return {name: tuple(one.shape[1:]) for name, one in zip(names, inputs, strict=True)}
+        return {
+            "x" if is_one else f"x/{name}": tuple(tensor.shape[1:])
+            for name, tensor in inputs.items()
+        }
 
     def reshape(self, rows: Rows) -> Rows:
         """Return the rows in the shapes of the inputs."""

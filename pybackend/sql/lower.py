@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from pybackend.errors import InputError
+from pybackend.model.inputs import name_inputs
 from pybackend.sql.graph import Graph
 from pybackend.sql.layers import lower_layer
 from pybackend.sql.lowering import Lowering, Value, size_of
@@ -40,20 +41,21 @@ def lower_model(model: Any) -> Graph:
         )
     lowering = Lowering()
     values = []
+    names = {id(tensor): name for name, tensor in name_inputs(model).items()}
     for tensor in model.inputs:
-        shape = tuple(tensor.shape[1:])
+        shape, name = tuple(tensor.shape[1:]), names[id(tensor)]
         if None in shape:
             raise InputError(
-                f"the model's input {show(tensor.name)} has the shape {shape}: in SQL its sizes "
+                f"the model's input {show(name)} has the shape {shape}: in SQL its sizes "
                 "must be known"
             )
         if "int" not in tensor.dtype and tensor.dtype not in ("float32", "float64", "bool"):
             raise InputError(
-                f"the model's input {show(tensor.name)} has the dtype {tensor.dtype}: SQL does not "
+                f"the model's input {show(name)} has the dtype {tensor.dtype}: SQL does not "
                 "round features to it. Inputs of float32, float64, integers and bool can be "
                 "converted"
             )
-        values.append(Value(lowering.graph.add_input(tensor.name, size_of(shape)), shape))
+        values.append(Value(lowering.graph.add_input(name, size_of(shape)), shape))
     outputs = _call(lowering, model, values)
     lowering.graph.outputs = tuple(value.name for value in outputs)
     return lowering.graph

@@ -52,7 +52,7 @@ def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = 
     Parameters
     ----------
     written, wanted
-        Type and shape of a row by column, as written and as needed by the model.
+        Type and shape of a row by column, in the same order: as written, and as the model needs it.
     seed
         Seed for the order of the files; None: their original order.
     """
@@ -60,10 +60,11 @@ def iterate_blocks(folder: str, written: Spec, wanted: Spec, seed: int | None = 
     def read(path: Any) -> dict[str, Any]:
         name = tf.strings.regex_replace(path, r"\.0$", ".")
         found = {}
-        for number, (key, (dtype, _)) in enumerate(written.items()):
+        pairs = zip(written.values(), wanted.items(), strict=True)
+        for number, ((dtype, _), (key, (_, shape))) in enumerate(pairs):
             kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
             values = tf.io.parse_tensor(tf.io.read_file(name + str(number)), kind)
-            found[key] = tf.reshape(values, (-1, *wanted[key][1]))
+            found[key] = tf.reshape(values, (-1, *shape))
         return found
 
     is_shuffled = seed is not None

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
-from pybackend import InputError
+from pybackend import InputError, model_from_bytes, model_to_bytes
+from pybackend.data.arrays import nest
+from pybackend.data.rows import to_rows
 from pybackend.model.inputs import (
+    check_features,
     check_input_names,
     check_output_names,
     check_text,
     find_text_inputs,
+    name_inputs,
+    reshape_rows,
 )
 
 
@@ -89,3 +95,25 @@ def test_inputs_that_take_text_are_known_by_name() -> None:
     assert find_text_inputs(keras.Model([numbers, words], joined)) == ["w"]
     assert find_text_inputs(_model("a")) == []
     assert find_text_inputs(keras.Sequential([keras.layers.Dense(1)])) is None
+
+
+def test_inputs_without_a_name_have_that_of_their_layer_before_and_after_a_file() -> None:
+    keras.utils.set_random_seed(1)
+    inputs = [keras.Input((2, 2)), keras.Input((3,))]
+    flat = [keras.layers.Flatten()(one) for one in inputs]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(flat)))
+    first, second = name_inputs(model)
+    assert [first, second] == [one.name for one in model.layers[:2]]
+    x = np.arange(56, dtype="float32").reshape(8, 7)
+    given = {f"x/{second}": x[:, 4:], f"x/{first}": x[:, :4]}
+    for one in (model, model_from_bytes(model_to_bytes(model))):
+        assert list(name_inputs(one)) == [first, second]
+        check_features(one, {second: [], first: []}, {first: list("abcd"), second: list("efg")})
+        check_input_names(one, given)
+        with pytest.raises(InputError, match=f"the inputs {first}, {second}: specify"):
+            check_features(one, None, {})
+        rows = reshape_rows(to_rows(given), one)
+        batch = nest(rows.take(np.arange(len(rows))))
+        found = one.predict(batch[0] if len(batch) == 1 else batch, verbose=0)
+        expected = model.predict([x[:, :4].reshape(8, 2, 2), x[:, 4:]], verbose=0)
+        assert np.array_equal(found, expected)

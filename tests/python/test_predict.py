@@ -35,6 +35,7 @@ from pythons import python_with
 from pybackend import (
     InputError,
     TrainResult,
+    barrier_train,
     model_from_bytes,
     model_to_bytes,
     predict_spark,
@@ -215,6 +216,40 @@ def test_several_inputs_and_outputs(table: Any, rows: Any, runtime: Any) -> None
     np.testing.assert_allclose(numbers(found, ".pred_grid")[:, 0], expected["grid"], atol=1e-6)
     with pytest.raises(InputError, match=r"inputs left, right: specify the columns"):
         predict_spark(model, table, features=FEATURES)
+
+
+@pytest.mark.parametrize("runtime", ["keras", full("onnx")])
+def test_a_list_of_inputs_without_names(table: Any, rows: Any, runtime: Any) -> None:
+    keras.utils.set_random_seed(2)
+    inputs = [keras.Input((3,)), keras.Input((2,))]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
+    names = [layer.name for layer in model.layers[:2]]
+    features = dict(zip(names, (["f2", "f3", "f4"], ["f0", "f1"]), strict=True))
+    found = predict_spark(model, table, features=features, runtime=runtime, type="raw")
+    x = rows[0][:60]
+    expected = model.predict([x[:, 2:5], x[:, :2]], verbose=0)
+    np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
+
+
+@pytest.mark.full
+def test_training_and_predictions_name_inputs_alike(table: Any, rows: Any) -> None:
+    def build() -> Any:
+        inputs = [keras.Input((3,)), keras.Input((2,))]
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(inputs)))
+        model.compile("sgd", "mse")
+        return model
+
+    model = build()
+    names = [layer.name for layer in model.layers[:2]]
+    features = dict(zip(names, (["f2", "f3", "f4"], ["f0", "f1"]), strict=True))
+    settings: dict[str, Any] = {"workers": 2, "epochs": 1, "seed": 1, "verbose": 0}
+    result = barrier_train("local", model, table.toPandas(), features=features, **settings)
+    found = predict_spark(result, table, type="raw")
+    x = rows[0][:60]
+    expected = result.model.predict([x[:, 2:5], x[:, :2]], verbose=0)
+    np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
+    data = [x[:, 2:5], x[:, :2]], rows[1][:60]
+    assert barrier_train("local", model, data, **settings).history == result.history
 
 
 @pytest.mark.full
