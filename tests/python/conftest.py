@@ -20,8 +20,10 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["TFDIST_FORK_SERVER"] = "0"
 # Marks the processes of this test run; workers inherit it, including Spark's. It has a terminator,
-# so that it is not a prefix of another run's mark.
-os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
+# so that it is not a prefix of another run's mark. A program that a test starts may import this
+# file, too: its processes belong to the test's run.
+if "PYTEST_CURRENT_TEST" not in os.environ:
+    os.environ["TFDIST_TEST_RUN"] = f"{os.getpid()}."
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress

@@ -152,6 +152,7 @@ def test_poor_trials_end_early_with_the_model_of_their_last_epoch(rows: Any) -> 
     assert "pruned after 2 epochs" in str(trials)
 
 
+MARK = "TFDIST_TEST_SEARCH"
 SEARCH = """
 import os, sys
 import numpy as np
@@ -175,6 +176,7 @@ def start_search(folder: Path, fork_server: str) -> subprocess.Popen[str]:
     # Its workers start as users' do, and not from the forge that an earlier test has started.
     own = {
         "TMPDIR": str(folder),
+        MARK: str(folder),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TFDIST_TEST_FORGE": "",
     }
@@ -187,9 +189,9 @@ def start_search(folder: Path, fork_server: str) -> subprocess.Popen[str]:
     )
 
 
-def processes_of(search: subprocess.Popen[str]) -> list[tuple[int, bytes]]:
-    """Return the processes of a search: conftest, which it imports, marks them with its PID."""
-    return marked_processes(f"TFDIST_TEST_RUN={search.pid}.")
+def processes_of(folder: Path) -> list[tuple[int, bytes]]:
+    """Return the processes of the search that was started in a folder."""
+    return marked_processes(f"{MARK}={folder}")
 
 
 @pytest.mark.launcher(False)
@@ -199,7 +201,7 @@ def test_ctrl_c_ends_all_trials_and_leaves_nothing(tmp_path: Path) -> None:
     search.stdout.readline()
     search.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in search.communicate(timeout=60)[1]
-    wait_for(lambda: not processes_of(search))
+    wait_for(lambda: not processes_of(tmp_path))
     wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
 
 
@@ -210,13 +212,13 @@ def test_a_search_that_is_killed_while_its_fork_server_starts_leaves_nothing(
     search = start_search(tmp_path, "1")
     try:
         server = b"fork_server import serve"
-        wait_for(lambda: any(server in command for _, command in processes_of(search)), 180)
+        wait_for(lambda: any(server in command for _, command in processes_of(tmp_path)), 180)
         assert list(tmp_path.glob("tfdist-[01]-*"))
     finally:
         search.kill()
         search.communicate()
     wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
-    wait_for(lambda: not processes_of(search))
+    wait_for(lambda: not processes_of(tmp_path))
 
 
 @pytest.mark.full

@@ -69,8 +69,11 @@ def test_one_that_starts_while_it_is_hidden_stays_so() -> None:
         forge.close()
 
 
-def test_processes_that_tests_start_fork_their_workers_too() -> None:
-    code = "from test_warm import *; print([a[0] for a in barrier_run(None, look, workers=2)])"
+def test_processes_that_tests_start_fork_their_workers_too_and_belong_to_the_run() -> None:
+    code = (
+        "from test_warm import *; print([a[0] for a in barrier_run(None, look, workers=2)], "
+        "os.environ['TFDIST_TEST_RUN'])"
+    )
     here = os.path.dirname(__file__)
     paths = [os.environ["PYTHONPATH"], here, os.path.dirname(os.path.dirname(here))]
     FORGE.start()
@@ -82,7 +85,7 @@ def test_processes_that_tests_start_fork_their_workers_too() -> None:
         check=True,
         timeout=150,
     ).stdout
-    assert shown.splitlines()[-1] == "[True, True]"
+    assert shown.splitlines()[-1] == f"[True, True] {os.environ['TFDIST_TEST_RUN']}"
 
 
 @pytest.mark.parametrize(
