@@ -85,6 +85,11 @@ def test_a_worker_that_is_killed_is_replaced(
     assert (lost.epoch, lost.step > 1) == (2, True)
     assert "worker 0 on 127.0.0.1 was lost" in capsys.readouterr().out
     test_elastic.check_exact(result)
+    # Spark has attempted no stage again.
+    found = map(spark.sparkContext.statusTracker().getStageInfo, range(1000))
+    attempts = {stage.name: stage.currentAttemptId for stage in found if stage}
+    assert attempts
+    assert set(attempts.values()) == {0}
 
 
 @pytest.mark.full

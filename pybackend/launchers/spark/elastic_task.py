@@ -31,8 +31,10 @@ _LOST_DRIVER = "lost the connection to the driver"
 class ElasticTask:
     """Function that Spark runs on a single partition, in a barrier stage of one task.
 
-    Spark does not retry the task of a barrier stage. The driver starts another worker instead, with
-    a number of its own.
+    Spark never attempts this stage again, not even after it has lost the executor: a barrier stage
+    that returns a job's result fails its job, because Spark may have delivered part of the result.
+    (Other barrier stages are resubmitted.) The driver starts another worker instead, with a number
+    of its own. A second attempt could not join: the driver accepts a single connection per worker.
 
     Attributes
     ----------
