@@ -153,6 +153,33 @@ def test_a_worker_waits_for_a_slot_while_another_receives_its_rows(
     assert result.workers_by_epoch == [2]
 
 
+def test_workers_run_in_the_scheduler_pool_of_the_caller(
+    spark: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", sys.executable)
+    folder = str(tmp_path)
+
+    def note_pool(batches: Any) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        pool = context.getLocalProperty("spark.scheduler.pool")
+        Path(folder, f"{pool}-{context.taskAttemptId()}").touch()
+        yield from batches
+
+    frame = make_frame(spark)
+    data = frame.mapInPandas(note_pool, frame.schema)
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "mine")
+    try:
+        test_elastic.train(target=spark, data=data, workers=Elastic(2), epochs=1, verbose=0)
+        assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+    finally:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", None)
+    found = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
+    assert len(found) >= 2
+    assert set(found) == {"mine"}
+
+
 @pytest.mark.full
 @pytest.mark.launcher
 def test_a_dataframe_without_rows(spark: Any) -> None:

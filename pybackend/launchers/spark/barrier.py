@@ -42,7 +42,7 @@ from pybackend.launchers.spark.elastic import TaskWay
 from pybackend.launchers.spark.environment import sent_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
 from pybackend.launchers.spark.handover import why_not_handed_over
-from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.jobs import remember_properties, run_watched
 from pybackend.launchers.spark.preflight import (
     LIMIT_SECONDS,
     TOO_LONG,
@@ -206,6 +206,7 @@ def _train_elastically(
         partial(open_meeting, session, task.member.token, as_group(job)),
         partial(_explain_no_rows, datasets),
         compares_rows=isinstance(source, RowsOfFrame),
+        inherit=remember_properties(session),
     )
     with quiet_log(session), RemoteSite(job.most_workers, way, SET_PYSPARK_PYTHON) as site:
         return train_elastically(job, {}, on_event, site)

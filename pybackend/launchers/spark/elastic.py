@@ -51,6 +51,8 @@ class TaskWay:
         Returns the error for a Spark job that ended without a task.
     compares_rows
         As in `Post`.
+    inherit
+        Called on each worker's thread: gives it the caller's local properties of Spark.
     """
 
     session: Any
@@ -60,6 +62,7 @@ class TaskWay:
     listen: Callable[[], MeetingServer]
     explain_no_task: Callable[[], Exception]
     compares_rows: bool
+    inherit: Callable[[], None]
     _hosts: dict[int, list[str]] = field(default_factory=dict)
     _receiving: set[int] = field(default_factory=set)
 
@@ -77,6 +80,7 @@ class TaskWay:
 
     @contextmanager
     def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+        self.inherit()
         plan = self._plan(number, meeting)
         host = self._hosts[number] = [UNKNOWN_HOST]
         # The first ones need a slot now; the others may wait until one is free.

@@ -69,6 +69,21 @@ def new_job(session: Any) -> SparkJob:
     return ConnectJob(session) if is_connect(session) else ClassicJob(session)
 
 
+def remember_properties(session: Any) -> Callable[[], None]:
+    """Return a function that gives other threads this thread's local properties of Spark.
+
+    They include the scheduler pool. Jobs that such a thread starts get copies of them.
+    """
+    if is_connect(session):
+        return lambda: None
+    from pyspark import inheritable_thread_target
+
+    # As in `ClassicJob.start`: the call that copies them has no time limit.
+    ask(session, "the start of a job", session.sparkContext.statusTracker)
+    inherit: Callable[[], None] = inheritable_thread_target(lambda: None)
+    return inherit
+
+
 def run_watched(
     session: Any,
     call: Callable[[], _Value],
