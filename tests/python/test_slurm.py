@@ -418,6 +418,72 @@ def test_a_step_that_is_killed_is_replaced_in_the_same_job(
     test_elastic.check_exact(result)
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("steps")
+def test_a_step_without_a_free_node_waits_and_the_others_train(
+    cluster: Slurm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(watch, "_QUIET_SECONDS", 1.0)
+    stop, said = test_elastic.StopWhenJoined(tmp_path, number=2), []
+
+    def look(epoch: int, logs: Any) -> bool:
+        said.append(capsys.readouterr().out)
+        return "has no free node for another worker (srun: " in "".join(said)
+
+    def fail() -> None:
+        wait_for(Path(stop.begun).exists, PATIENCE)
+        cluster.kill("n10")
+
+    failing = threading.Thread(target=fail)
+    failing.start()
+    place = pybackend.slurm(folder=jobs(cluster), nodes=2, cpus=2)
+    settings = {"workers": pybackend.Elastic(2, max=2), "epochs": 1000}
+    observer = pybackend.Observer(on_epoch_end=look)
+    try:
+        result = test_elastic.train(stop, observer, target=place, **settings)
+    finally:
+        failing.join()
+        cluster.start("n10")
+        for left in temporary(cluster).glob("tfdist-*"):  # it had no time to do so
+            shutil.rmtree(left)
+    assert [len(generation.workers) for generation in result.generations] == [2, 1]
+    assert result.epochs < 1000
+    test_elastic.check_result(result)
+
+
+def test_a_step_that_waits_for_a_node_reports_so_and_fails_if_training_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock, notes = SimpleNamespace(now=0.0), list[Any]()
+    running = SlurmJob("7", "RUNNING", nodes=("n2",))
+    monkeypatch.setattr(watch, "show_job", lambda number: running)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    files = watch.JobFiles(tmp_path, 1)
+    waits = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+
+    def look(step: watch.SlurmWatch, until: float) -> None:
+        while clock.now < until:
+            assert step.look() == []
+            clock.now += 1
+
+    with MeetingServer("127.0.0.1", "token", 1) as meeting:
+        given = "7", files, meeting, notes.append, 1e9, 60
+        files.batch_log.write_text(waits)
+        first = watch.SlurmWatch(*given, busy_seconds=60.0)
+        look(first, 60)
+        with pytest.raises(ClusterError, match=r"no free node for another .*nodes are busy\): a n"):
+            look(first, 70)
+        later = watch.SlurmWatch(*given)
+        look(later, 3600)
+        files.batch_log.write_text(f"{waits}srun: Step created for StepId=7.3\n")
+        look(later, 4150)
+        with pytest.raises(ClusterError, match="no worker of Slurm job 7 connected within 600 s"):
+            look(later, 4300)
+    texts = [note.text for note in notes if "no free node" in note.text]
+    assert len(texts) == 2
+    assert texts[0].endswith("(srun: Requested nodes are busy): the worker waits for one")
+
+
 def test_workers_that_go_and_come_have_a_job_each_or_a_step() -> None:
     def plan(workers: pybackend.Elastic, **settings: Any) -> tuple[list[str], str]:
         place, data = pybackend.slurm(**settings), (test_elastic.X, test_elastic.Y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 import threading
@@ -34,6 +35,8 @@ from pybackend.launchers.slurm.submission import (
 from pybackend.launchers.slurm.watch import JobFiles, SlurmWatch
 from pybackend.net.meeting import MeetingServer
 
+# For a step of one of the first workers to get a node; the others may wait until one is free.
+_BUSY_SECONDS = 60.0
 # For a step whose worker has reported; then for one that gets SIGTERM.
 _END_SECONDS = 10.0
 _KILL_SECONDS = 60.0
@@ -100,7 +103,15 @@ class StepWay(_SlurmWay):
         command = _step_command(self.settings, self.options, self.number, self.folder, own)
         step, patience = Step(command, own.batch_log), self.settings.patience
         watch = SlurmWatch(
-            self.number, own, meeting, note, patience, seconds, step.start, step.has_ended
+            self.number,
+            own,
+            meeting,
+            note,
+            patience,
+            seconds,
+            step.start,
+            step.has_ended,
+            _BUSY_SECONDS if number < self.job.workers else math.inf,
         )
         try:
             yield partial(

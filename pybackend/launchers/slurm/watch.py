@@ -35,6 +35,8 @@ _ASK_AGAIN_SECONDS = 0.5
 # From the start of the job until the first worker connects.
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 600.0
+# Time that a step waits for a node before it reports so.
+_QUIET_SECONDS = 10.0
 _DRAIN_SECONDS = 2.0
 _CAUSES: dict[str, tuple[Kind, str, str]] = {
     "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
@@ -53,7 +55,8 @@ _CAUSES: dict[str, tuple[Kind, str, str]] = {
     ),
     "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
 }
-# srun's message about the tasks that failed first.
+# srun's messages while a step waits for a node, and about the tasks that failed first.
+_STEP_WAITS = re.compile(r"^srun: .*step creation \w+ disabled, retrying \((.*)\)$")
 _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MULTILINE)
 
 
@@ -79,6 +82,8 @@ class SlurmWatch:
         Called when the job is running, to start the workers if its script does not.
     has_ended
         Returns whether the workers have ended, even if the job continues.
+    busy_seconds
+        Maximum seconds that a step may wait for a free node of the job.
     """
 
     number: str
@@ -89,6 +94,7 @@ class SlurmWatch:
     notice_seconds: float
     start: Callable[[], None] = lambda: None
     has_ended: Callable[[], bool] = lambda: False
+    busy_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         self._state = SlurmJob(self.number, "PENDING")
@@ -96,6 +102,8 @@ class SlurmWatch:
         self._submitted = self._answered = time.monotonic()
         self._asked = -math.inf
         self._started = math.inf
+        self._busy: str | None = None
+        self._busy_since = math.inf
         self._has_explained = False
 
     def look(self) -> list[Failure]:
@@ -164,10 +172,29 @@ class SlurmWatch:
         if self._state.is_running:
             self._started = min(self._started, now)
             self.start()
+            self._look_for_node(now)
         shown = self._state.describe()
         if shown != self._shown and not self._state.is_over:
             self.on_event(Note(shown))
             self._shown = shown
+
+    def _look_for_node(self, now: float) -> None:
+        """Find out whether srun waits for a free node of the job; report it once."""
+        reason = self.files.why_step_waits() if self._is_empty() else None
+        if reason is None:
+            self._busy, self._busy_since = None, math.inf
+            return
+        self._started = now  # the time to connect has not begun
+        self._busy_since = min(self._busy_since, now)
+        busy = f"Slurm job {self.number} has no free node for another worker (srun: {reason})"
+        if self._busy is None and now > self._busy_since + _QUIET_SECONDS:
+            self._busy = busy
+            self.on_event(Note(f"{busy}: the worker waits for one"))
+        if now > self._busy_since + self.busy_seconds:
+            raise ClusterError(
+                f"{busy}: a node has failed, or other steps use it. Request more `nodes` of "
+                "slurm(), or use fewer workers"
+            )
 
     def _check_start(self) -> None:
         now = time.monotonic()
@@ -313,11 +340,19 @@ class JobFiles(Sequence[str]):
 
     def first_failed(self) -> dict[int, str]:
         """Return srun's messages about the tasks that ended first, by rank."""
-        log = self.batch_log
-        found = _TASKS_FAILED.search(log.read_text(errors="replace")) if log.exists() else None
+        found = _TASKS_FAILED.search(self._read_log())
         if found is None:
             return {}
         return {int(rank): found[2] for rank in expand_nodes(f"[{found[1]}]")}
+
+    def why_step_waits(self) -> str | None:
+        """Return srun's reason if a step is waiting for a node of its job, else None."""
+        lines = self._read_log().splitlines()
+        found = _STEP_WAITS.search(lines[-1]) if lines else None
+        return found and found[1]
+
+    def _read_log(self) -> str:
+        return self.batch_log.read_text(errors="replace") if self.batch_log.exists() else ""
 
     def _logs(self, rank: int) -> list[Path]:
         return list(self.folder.glob(f"worker-{rank}-*.log"))
