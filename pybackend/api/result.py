@@ -88,7 +88,8 @@ class TrainResult:
         The columns that were the inputs: a list, or a list by input name.
     generations
         With `Elastic`, the worker groups: a `Generation` for the first epoch, and another for
-        each time that workers left or joined.
+        each time that workers left or joined. After a resume, also those of the calls before,
+        elastic or not.
     restarts
         One `Restart` for each time the workers were restarted.
     tensorboard

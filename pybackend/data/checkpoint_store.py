@@ -63,6 +63,8 @@ class Manifest:
         Random identifier of the process that wrote it.
     generations
         Worker groups so far, if the training run is elastic.
+    fixed
+        Worker groups so far, if it is not: the last one is its own. Empty if they are not known.
     """
 
     epoch: int
@@ -79,6 +81,7 @@ class Manifest:
     version: int = VERSION
     run: str = ""
     generations: tuple[Generation, ...] = ()
+    fixed: tuple[Generation, ...] = ()
 
     @property
     def name(self) -> str:

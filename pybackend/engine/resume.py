@@ -211,17 +211,37 @@ def open_checkpoints(
         return Checkpoints(options, _share(None, job, collective))
     store = _open_store(options)
     newest = _find(store, job, manifest, emit)
-    if newest is not None:
-        saved = newest.manifest
-        if generations:
-            before = saved.generations
-            generations = resume_generations(before, generations, saved.epoch, saved.step)
-        emit(Resumed(saved.place, tuple(generations)))
+    saved = newest.manifest if newest is not None else None
+    groups = _list_groups(job, saved, generations)
+    generations, fixed = (groups, ()) if generations else ((), groups)
+    if saved is not None:
+        emit(Resumed(saved.place, generations))
     known = newest.manifest if newest is not None and newest.model is not None else None
     manifest = _choose_model(store, manifest, known, write_model)
-    manifest = replace(manifest, generations=tuple(generations))
+    manifest = replace(manifest, generations=generations, fixed=fixed)
     writer = CheckpointWriter(store, options.keep, emit)
     return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
+
+
+def _list_groups(
+    job: TrainingJob, saved: Manifest | None, generations: Sequence[Generation]
+) -> tuple[Generation, ...]:
+    """Return the worker groups from the beginning of the training run; empty if not known.
+
+    Parameters
+    ----------
+    saved
+        The checkpoint that the job resumes from.
+    generations
+        As in `open_checkpoints`.
+    """
+    own = generations or (Generation(job.initial_epoch + 1, list(range(job.workers))),)
+    if saved is None:
+        return tuple(own)
+    before = saved.generations or saved.fixed
+    if not generations and (saved.step or not before):  # the same workers, or an older release
+        return before
+    return resume_generations(before, own, saved.epoch, saved.step)
 
 
 def continue_checkpoints(

@@ -259,7 +259,20 @@ def test_a_training_that_has_ended_may_go_on_elastic_or_not(tmp_path: Path) -> N
     assert fixed.history["loss"][:2] == half.history["loss"]
     more = train(workers=Elastic(2), checkpoint=kept, epochs=4)
     assert more.history["loss"][:3] == fixed.history["loss"]
-    assert more.generations == [Generation(4, [0, 1], [0, 1])]
+    fresh = Generation(3, [0, 1, 2], [0, 1, 2]), Generation(4, [0, 1], [0, 1])
+    assert more.generations == [Generation(1, [0, 1]), *fresh]
+    assert more.workers_by_epoch == [2, 2, 3, 2]
+    check_result(more)
+
+
+def test_a_training_that_was_not_elastic_resumes_as_such_and_then_elastic(tmp_path: Path) -> None:
+    kept = Checkpoint(tmp_path / "kept", every=2, resume=True)
+    callbacks = KillAt(1, 0, 4, tmp_path / "killed"), Slow()
+    fixed = train(*callbacks, workers=2, checkpoint=kept, restarts=1, epochs=2)
+    assert fixed.restarts[0].checkpoint is not None
+    more = train(*callbacks, workers=Elastic(3), checkpoint=kept, epochs=3)
+    assert more.generations == [Generation(1, [0, 1]), Generation(3, [0, 1, 2], [0, 1, 2])]
+    check_result(more)
 
 
 @pytest.mark.full
