@@ -60,7 +60,7 @@ class Manifest:
     state
         File with everything that training changes.
     run
-        Random identifier of the process that wrote it.
+        Random identifier of the process that wrote it; in elastic training, of all its workers.
     generations
         Worker groups so far, if the training run is elastic.
     fixed
@@ -94,6 +94,11 @@ class Manifest:
         return describe_place(self.epoch, self.step)
 
 
+def new_run() -> str:
+    """Return a random identifier of a training run."""
+    return secrets.token_hex(8)
+
+
 def describe_place(epoch: int, step: int) -> str:
     """Describe the point after ``epoch`` completed epochs and ``step`` steps of the next."""
     return f"epoch {epoch + 1}, step {step}" if step else f"epoch {epoch}"
@@ -115,18 +120,23 @@ class SavedCheckpoint:
 class CheckpointStore:
     """The checkpoints of one training run.
 
-    It removes only files that it wrote or that existed when `open` was called, never files of
-    other programs or training runs.
+    It removes only files that it wrote, that existed when `open` was called, or that other workers
+    of its run wrote; never files of other programs or training runs.
+
+    Parameters
+    ----------
+    run
+        As in `Manifest`. None: this process writes alone.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, run: str | None = None) -> None:
         self.uri = uri
         self._folder = open_folder(uri)
         self._intact: dict[str, Manifest] = {}
         self._own: set[str] = set()
         self._orphans: set[str] = set()
         self._commits = 0
-        self._run = secrets.token_hex(8)
+        self._run = run or new_run()
         self._runs = {self._run}
 
     def open(self) -> None:
@@ -241,11 +251,20 @@ class CheckpointStore:
         Raises
         ------
         InputError
-            Another training run has written a checkpoint since this store was opened.
+            Another training run has written a checkpoint since this store was opened, or a later
+            generation of this run has.
         """
-        self._check_is_alone()
+        others = self._read_others()
+        self._check_is_alone(others)
+        self._check_is_current(manifest, others)
         stem = manifest.name.removesuffix(".json")
         part = self._write(f"{stem}-{secrets.token_hex(4)}.state", state)
+        if manifest.generations:  # this process may have been suspended meanwhile
+            try:
+                self._check_is_current(manifest, self._read_others())
+            except InputError:
+                self._remove(iter([part.name]))
+                raise
         manifest = replace(manifest, state=part, run=self._run)
         text = encode(manifest)
         self._write(manifest.name, f"{_digest(text.encode())}\n{text}".encode())
@@ -286,18 +305,33 @@ class CheckpointStore:
         own = self._own if self._commits > 1 else self._own - self._orphans
         return [name for name in self._list() if name in own]
 
-    def _check_is_alone(self) -> None:
-        names, runs = self.names(), set[str]()
+    def _read_others(self) -> list[Manifest]:
+        """Return the manifests that other processes may have written."""
+        names, found = self.names(), list[Manifest]()
         # Another training may be at an earlier step, or write under the same names.
         for name in {*(name for name in names if name not in self._own), *names[-1:]}:
             with suppress(Exception):  # an unreadable manifest proves nothing
-                runs.add(self._read_manifest(name).run)
-        if runs - self._runs:
+                found.append(self._read_manifest(name))
+        return found
+
+    def _check_is_alone(self, others: Sequence[Manifest]) -> None:
+        if {manifest.run for manifest in others} - self._runs:
             raise InputError(
                 f"another training run is writing to {show(self.uri)}: choose another folder for "
                 "`checkpoint`, or stop the other run and pass "
                 f"{call_of('Checkpoint', ..., resume=True)}"
             )
+
+    def _check_is_current(self, own: Manifest, others: Sequence[Manifest]) -> None:
+        """Raise an error if a later generation writes; adopt what an earlier one wrote late."""
+        ours = [manifest for manifest in others if manifest.run == self._run]
+        if any(len(manifest.generations) > len(own.generations) for manifest in ours):
+            raise InputError(
+                f"the training continues without this worker, and another one writes to "
+                f"{show(self.uri)}: this worker was suspended, or its connections failed"
+            )
+        for manifest in ours:
+            self._own |= {manifest.name, manifest.state.name, manifest.model.name}
 
     def _write(self, name: str, content: bytes) -> Part:
         self._own.add(name)

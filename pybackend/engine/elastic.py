@@ -19,6 +19,7 @@ import keras
 import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes
+from pybackend.data.checkpoint_store import new_run
 from pybackend.data.reading import read_all_sources
 from pybackend.data.sharding import count_sharded
 from pybackend.data.state_file import decode_state, encode_state
@@ -117,6 +118,8 @@ class Memory:
         Results of the audits of all generations that this process belonged to.
     checkpoints
         The checkpoints that this process writes, as long as it is rank 0.
+    run
+        As in `CheckpointStore`; the same in all workers.
     """
 
     member: int
@@ -131,6 +134,7 @@ class Memory:
     is_first: bool = False
     audit: Audit = field(default_factory=Audit)
     checkpoints: Checkpoints | None = None
+    run: str = ""
 
 
 class ElasticLifecycle(Lifecycle):
@@ -240,9 +244,16 @@ class ElasticLifecycle(Lifecycle):
         """Open the checkpoints; the first group resumes from the newest one, if there is one."""
         memory, order = self._memory, self._order
         manifest, write = describe_replica(replica)
+        memory.run = self._share_run(replica.collective)
         if order.epoch is None:
             self._checkpoints = open_checkpoints(
-                self.job, replica.collective, manifest, write, replica.emit, order.generations
+                self.job,
+                replica.collective,
+                manifest,
+                write,
+                replica.emit,
+                order.generations,
+                memory.run,
             )
             self.start = start = self._checkpoints.start
             self._groups = find_groups_before(start.generations, start.epoch, start.step)
@@ -252,9 +263,14 @@ class ElasticLifecycle(Lifecycle):
         else:
             manifest = replace(manifest, generations=order.generations)
             self._checkpoints = continue_checkpoints(
-                options, manifest, write, replica.emit, self.start, memory.checkpoints
+                options, manifest, write, replica.emit, self.start, memory.checkpoints, memory.run
             )
         memory.checkpoints = self._checkpoints if replica.rank == 0 else None
+
+    def _share_run(self, collective: Collective) -> str:
+        """Return rank 0's identifier of the training run, which a late writer has, too."""
+        own = self._memory.run or new_run()
+        return broadcast_bytes(collective, own.encode()).decode()
 
     def _go_back(self, collective: Collective) -> Start:
         """Return where to resume; rank 0 sends the state to workers that do not have it."""

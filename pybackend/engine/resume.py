@@ -185,6 +185,7 @@ def open_checkpoints(
     write_model: Callable[[], bytes],
     emit: Emit,
     generations: Sequence[Generation] = (),
+    run: str | None = None,
 ) -> Checkpoints:
     """Open the checkpoints of a job; only rank 0 reads and writes them.
 
@@ -196,6 +197,8 @@ def open_checkpoints(
         Returns the file of the model before training.
     generations
         Those of this call, if the training run is elastic.
+    run
+        As in `CheckpointStore`.
 
     Raises
     ------
@@ -209,7 +212,7 @@ def open_checkpoints(
     assert options is not None
     if manifest is None:
         return Checkpoints(options, _share(None, job, collective))
-    store = _open_store(options)
+    store = _open_store(options, run)
     newest = _find(store, job, manifest, emit)
     saved = newest.manifest if newest is not None else None
     groups = _list_groups(job, saved, generations)
@@ -251,6 +254,7 @@ def continue_checkpoints(
     emit: Emit,
     start: Start,
     known: Checkpoints | None,
+    run: str,
 ) -> Checkpoints:
     """Continue the checkpoints of other workers of the same training run, on rank 0.
 
@@ -260,19 +264,21 @@ def continue_checkpoints(
         As in `open_checkpoints`.
     known
         Checkpoints that this process has written until now; None: another process has.
+    run
+        As in `CheckpointStore`.
     """
     there = known.manifest if known is not None else None
     if known is not None and known.store is not None:
         store, writer = known.store, known.writer
     else:
-        store = _open_store(options)
+        store = _open_store(options, run)
         there, writer = store.read_manifest(), CheckpointWriter(store, options.keep, emit)
     manifest = _choose_model(store, manifest, there, write_model)
     return Checkpoints(options, start, store, writer, manifest)
 
 
-def _open_store(options: Checkpoint) -> CheckpointStore:
-    store = CheckpointStore(options.uri)
+def _open_store(options: Checkpoint, run: str | None) -> CheckpointStore:
+    store = CheckpointStore(options.uri, run)
     check_writable(f"{options.uri.rstrip('/')}/checkpoint", "checkpoint")
     store.open()
     return store

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.report import Generation
 
 
 def manifest(epoch: int, model: Part, step: int = 0) -> Manifest:
@@ -260,3 +262,49 @@ def test_of_two_that_begin_at_once_one_goes_on_with_all_its_files(
     assert kept is not None
     assert (kept.manifest.epoch, kept.model, kept.state) == (2, b"model", b"state")
     assert len(list(tmp_path.glob("model-*"))) == 1
+
+
+GENERATIONS = Generation(1, [0, 1]), Generation(2, [1], left={"0": "suspended"})
+
+
+def test_a_worker_that_writes_late_does_not_disturb_those_that_continue(tmp_path: Path) -> None:
+    late, current = (CheckpointStore(str(tmp_path), run="elastic") for _ in range(2))
+    models = {}
+
+    def keep(store: CheckpointStore, epoch: int, generations: int, step: int = 0) -> None:
+        made = manifest(epoch, models[store], step)
+        store.commit(replace(made, generations=GENERATIONS[:generations]), b"state")
+        store.prune(1)
+
+    for store in (late, current):
+        store.open()  # there is no checkpoint yet
+        models[store] = store.write_model(b"model", "h5")
+    keep(late, 2, 1, step=3)
+    keep(current, 2, 2)
+    assert current.names() == ["checkpoint-000002-000000000.json"]
+    for step in (0, 4):
+        with pytest.raises(InputError, match="continues without this worker, and another one"):
+            keep(late, 2, 1, step)
+    keep(current, 3, 2)
+    assert len(list(tmp_path.iterdir())) == 3  # manifest, state, model
+    current.clear()
+    assert not tmp_path.exists()
+
+
+def test_a_worker_that_is_suspended_while_it_writes_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, current = (CheckpointStore(str(tmp_path), run="elastic") for _ in range(2))
+    model = current.write_model(b"model", "h5")
+    written = CheckpointStore._write
+
+    def write(store: CheckpointStore, name: str, content: bytes) -> Part:
+        if store is late:
+            current.commit(replace(manifest(2, model), generations=GENERATIONS), b"state")
+        return written(store, name, content)
+
+    monkeypatch.setattr(CheckpointStore, "_write", write)
+    with pytest.raises(InputError, match="continues without this worker, and another one"):
+        late.commit(replace(manifest(2, model, 3), generations=GENERATIONS[:1]), b"late")
+    current.clear()
+    assert not tmp_path.exists()

@@ -233,7 +233,9 @@ class LoseLast(keras.callbacks.Callback):
         mark, store = Path(self.folder, "lost"), CheckpointStore(f"{self.folder}/kept")
         if os.environ["TFDIST_RANK"] == "0" and not mark.exists():
             wait_for(lambda: (kept := store.read_manifest()) and kept.epoch == EPOCHS)
-            mark.touch()
+            newest = store.read_manifest()
+            assert newest is not None
+            mark.write_text(newest.run)
             store.clear()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -247,6 +249,7 @@ def test_a_worker_is_lost_after_the_last_epoch_and_another_writes_its_checkpoint
     newest = CheckpointStore(kept.uri).read_manifest()
     assert newest is not None
     assert (newest.epoch, newest.step) == (EPOCHS, 0)
+    assert newest.run == (tmp_path / "lost").read_text()
     assert load_weights(kept) == result.workers[0].weights_sha256
 
 

@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import keras
 import leaks
 import mnist_case
 import numpy as np
@@ -202,6 +204,70 @@ def test_a_host_is_lost_another_one_joins_and_a_worker_is_told_to_end(
     assert "received SIGTERM; it left the training after epoch" in told[1]
     assert {worker.host for worker in result.workers} == {there.hosts[1].address}
     test_elastic.check_exact(result)
+
+
+class SleepWhileWriting(keras.callbacks.Callback):
+    """Suspends the first host between two files of a checkpoint; the other waits for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.asleep, self.awake = str(folder / "asleep"), str(folder / "awake")
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        from pybackend.data.checkpoint_store import CheckpointStore
+
+        asleep, written = Path(self.asleep), CheckpointStore._write
+
+        def write(store: Any, name: str, content: bytes) -> Any:
+            part = written(store, name, content)
+            if name.endswith(".state") and not asleep.exists():
+                pids = os.getppid(), os.getpid()
+                asleep.write_text(" ".join(map(str, pids)))
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.5)  # another thread may take the signal
+            return part
+
+        if os.environ["TFDIST_RANK"] == "0":
+            CheckpointStore._write = write
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        while epoch == 2 and not Path(self.awake).exists():
+            time.sleep(0.1)
+
+
+@pytest.mark.full
+def test_a_host_that_writes_a_checkpoint_late_does_not_disturb_the_others(
+    there: SshHosts, tmp_path: Path
+) -> None:
+    sleep, kept = SleepWhileWriting(tmp_path), tmp_path / "kept"
+    link = str(there.hosts[0].port)
+
+    def suspend() -> None:
+        asleep = Path(sleep.asleep)
+        wait_for(lambda: asleep.exists() and len(asleep.read_text().split()) == 2)
+        run_command("ip", "link", "set", link, "down")
+        try:
+            wait_for(lambda: list(kept.glob("checkpoint-*.json")))
+        finally:
+            run_command("ip", "link", "set", link, "up")
+            agent, worker = map(int, asleep.read_text().split())
+            os.kill(worker, signal.SIGCONT)
+            time.sleep(1)  # the worker writes, or not
+            os.kill(agent, signal.SIGCONT)
+            Path(sleep.awake).touch()
+
+    suspending = threading.Thread(target=suspend)
+    suspending.start()
+    hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    settings = {"workers": pybackend.Elastic(2), "timeout": 6, "verbose": 0}
+    checkpoint = pybackend.Checkpoint(kept, every=2)
+    result = test_elastic.train(sleep, target=hosts, checkpoint=checkpoint, **settings)
+    suspending.join()
+    assert [generation.workers for generation in result.generations] == [[0, 1], [1]]
+    test_elastic.check_result(result)
+    states, manifests = (len(list(kept.glob(f"*.{end}"))) for end in ("state", "json"))
+    assert states == manifests == checkpoint.keep
 
 
 @pytest.mark.full
