@@ -42,6 +42,10 @@ def _compared(session: Any, sql_type: str, rounds: int) -> Table:
     frame, few = (cached(session, sql_type, rows) for rows in (ROWS, TFOS_ROWS))
     cases: dict[str, tuple[int, Callable[[], float]]] = {
         "drain": (ROWS, lambda: drain(frame)),
+        "tfdist, as tensors on the worker's disk": (
+            ROWS,
+            lambda: tfdist_feed(session, frame, is_read=False),
+        ),
         "tfdist, to training tensors": (ROWS, lambda: tfdist_feed(session, frame)),
         "TensorFlowOnSpark 2.2.5, InputMode.SPARK": (
             TFOS_ROWS,
@@ -106,14 +110,16 @@ def drain(frame: Any) -> float:
     return _timed(frame, count)
 
 
-def tfdist_feed(session: Any, frame: Any) -> float:
-    """Return seconds until every row was in a shuffled batch of tensors."""
+def tfdist_feed(session: Any, frame: Any, is_read: bool = True) -> float:
+    """Return seconds until every row was in a shuffled batch of tensors, or only stored."""
+    from pybackend.data.rows import StoredRows
     from pybackend.launchers.spark.barrier import small_batches
 
     def feed(batches: Iterable[Any]) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             spool(batches, Path(folder))
-            yield _number(visited(Path(folder, "train"), BATCH))
+            stored = Path(folder, "train")
+            yield _number(visited(stored, BATCH) if is_read else len(StoredRows(stored)))
 
     with small_batches(session):
         return _timed(frame, feed)
