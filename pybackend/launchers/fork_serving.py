@@ -34,7 +34,8 @@ _PEER = struct.Struct("3i")
 # The server's objects are frozen: collecting garbage in a worker would copy their memory.
 _SERVE = (
     f"import sys, gc, signal; del sys.path[0]; signal.alarm({HUNG_SECONDS:.0f}); gc.disable(); "
-    "import keras, pybackend.engine.score, pybackend.engine.train; gc.freeze(); gc.enable(); "
+    "import keras, pybackend.data.reading, pybackend.engine.score, pybackend.engine.train; "
+    "gc.freeze(); gc.enable(); "
     "from pybackend.launchers.fork_serving import serve; "
     f"signal.alarm(0); serve(int(sys.argv[1]), *sys.argv[2:]); {RUN_WORKER}"
 )
