@@ -27,7 +27,7 @@ from pybackend.job.messages import Emit, Note
 from pybackend.job.options import LocalSteps
 from pybackend.model.checks import check_masks, has_masked_loss
 from pybackend.model.compare import compute_loss, keep_state
-from pybackend.model.layers import find_layers, is_of_keras
+from pybackend.model.layers import find_layers, flatten, is_of_keras
 
 # Tolerance for rounding of a prediction, in full and half precision, relative to the largest.
 _MIXED = (1e-3, 0.05)
@@ -299,6 +299,10 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
         return []
     count = count_rows(rows)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
+    if _has_only_accuracy(model):
+        for container in containers:
+            container.build(y, model.outputs[0])
+        return []
     generator = np.random.default_rng(0)
     with keep_state(model):
         y_pred = keras.tree.map_structure(
@@ -312,6 +316,21 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
                 container, [y, y_pred, *([] if weight is None else [weight])], count
             )
         ]
+
+
+def _has_only_accuracy(model: Any) -> bool:
+    """Return whether a model has one output, and no metric but Keras's "accuracy".
+
+    Keras chooses its class by the labels' shape: a mean over rows, or over their time steps.
+    """
+    try:
+        given = model.get_compile_config() or {}
+    except Exception:  # a loss without a configuration
+        return False
+    names = flatten([given.get("metrics"), given.get("weighted_metrics")])
+    outputs = getattr(model, "outputs", None) or []
+    is_known = {"accuracy", "acc"}.issuperset(map(str, names))
+    return is_known and len(outputs) == 1 and len(outputs[0].shape) > 1
 
 
 def _find_unsummable(container: Any, arguments: Sequence[Any], count: int) -> list[str]:

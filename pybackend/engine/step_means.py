@@ -8,7 +8,7 @@ step.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
 from pybackend.model.checks import find_ignored_class
 from pybackend.model.compare import compute_loss, keep_state
+from pybackend.model.layers import find_custom_parts
 
 # Too small to change a sum of counts, but a completely masked batch has a mean, too.
 _NEXT_TO_NOTHING = 1e-9
@@ -93,6 +94,11 @@ def find_step_means(model: Any) -> list[Any]:
 
 def build_losses(model: Any, rows: Rows) -> None:
     """Make Keras create the metrics for several losses, as a first step would."""
+    outputs = getattr(model, "outputs", None) or []
+    loss = getattr(model, "loss", None)
+    is_single = len(outputs) == 1 and not isinstance(loss, Mapping | list | tuple)
+    if is_single and not find_custom_parts(model):  # else a layer may create variables when called
+        return
     # Two rows, since a loss may compare rows.
     data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})
     with keep_state(model), suppress(Exception):  # the training will report the error

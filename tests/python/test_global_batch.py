@@ -15,9 +15,11 @@ from test_probes import compiled, correlation
 
 from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.collective import Alone
+from pybackend.data.rows import ArrayRows
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.probes import find_unsummable_metrics
+from pybackend.engine.step_means import build_losses
 from pybackend.model.layers import find_other_optimizers
 
 layers = keras.layers
@@ -135,6 +137,20 @@ def test_metrics_that_are_no_sums_are_found() -> None:
     found = find_unsummable_metrics(model, (X, (TARGETS > 0.5).astype("float32")))
     assert found == ["_largest", "correlation"]
     assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
+
+
+@pytest.mark.parametrize("metrics", [["accuracy"], ["mae"]])
+def test_a_step_creates_no_variables_and_is_traced_once(metrics: list[str]) -> None:
+    model = compiled()
+    model.compile("sgd", "mse", metrics=metrics)
+    model.optimizer.build(model.trainable_variables)
+    assert find_unsummable_metrics(model, (X[:8], TARGETS[:8])) == []
+    build_losses(model, ArrayRows({"x": X[:8], "y": TARGETS[:8]}))
+    assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
+    traced, train_step = [], model.train_step
+    model.train_step = lambda data: traced.append(1) or train_step(data)
+    model.fit(X[:8], TARGETS[:8], verbose=0)
+    assert len(traced) == 1
 
 
 def test_an_evaluation_is_that_of_global_batches() -> None:
