@@ -77,10 +77,11 @@ def fit(
         others = scaled.variables if scaled else ()
         class_weight = options.get("class_weight")
         auditor = Auditor(replica, synchronizer, clock, others, lifecycle.audit, class_weight)
-    listed = [clock, sync, *([auditor.ending] if auditor else []), *own, *tensorboard]
-    listed += [scaled] if scaled else []
-    if replica.rank == 0 and job.reports_steps:
+    listed: list[Any] = [clock, sync]
+    if replica.rank == 0 and job.reports_steps:  # before an audit, which is not part of the step
         listed.append(StepReports(replica))
+    listed += [auditor.ending] if auditor else []
+    listed += [*own, *tensorboard, *([scaled] if scaled else [])]
     if replica.rank == 0 and job.is_observed and answers is not None:
         listed.append(StopWhenAsked(answers))
     if replica.collective.world_size > 1:

@@ -12,7 +12,14 @@ import pytest
 from conftest import build_dense, worker_processes
 from standalone import low_port
 
-from pybackend import Elastic, InputError, Observer, ParameterServer, barrier_train
+from pybackend import (
+    Elastic,
+    InputError,
+    Observer,
+    ParameterServer,
+    WorkerFailedError,
+    barrier_train,
+)
 from pybackend.api.observer import Observers, split_observers
 from pybackend.job.messages import Answers, EpochEnded, GoOn, StepEnded, StopTraining
 
@@ -123,6 +130,25 @@ def test_a_stop_within_an_epoch_is_after_the_same_step_on_all_ranks(rows: Any) -
     assert len(steps) == 1
     assert steps.pop() < 50_000
     assert len({worker.weights_sha256 for worker in result.workers}) == 1
+
+
+def _sum_losses(y: Any, predicted: Any) -> Any:
+    return keras.ops.sum(keras.losses.sparse_categorical_crossentropy(y, predicted, True))
+
+
+def _build_summed() -> Any:
+    model = build_dense()
+    model.compile("sgd", _sum_losses)
+    return model
+
+
+@pytest.mark.full
+def test_a_step_is_reported_before_its_audit(rows: Any) -> None:
+    seen: list[int] = []
+    observer = Observer(on_step_end=lambda step, logs: seen.append(step))
+    with pytest.raises(WorkerFailedError, match="step 1 of epoch 1 was repeated in one process"):
+        barrier_train("local", _build_summed, rows, workers=2, callbacks=observer, verbose=0)
+    assert seen == [1]
 
 
 def test_what_an_observer_raises_ends_the_training(rows: Any) -> None:
