@@ -18,7 +18,7 @@ _LISTED = 20
 
 
 def name_inputs(model: Any) -> dict[str, Any]:
-    """Return a model's inputs by name, in their order; empty if they are not known.
+    """Return a model's inputs by name, in the order of ``model.inputs``; empty if not known.
 
     Inputs that are not in a mapping have the names of their layers, which the model's file keeps.
     The tensor of an `Input` without a name has another name, until the model is read from a file.
@@ -28,9 +28,10 @@ def name_inputs(model: Any) -> dict[str, Any]:
         return {}
     structure = getattr(model, "input", None)  # a Sequential model has none before it is called
     if isinstance(structure, Mapping):
-        return dict(structure)
-    layers = [one for one in model.layers if isinstance(one, keras.layers.InputLayer)]
-    names = {id(layer.output): layer.name for layer in layers}
+        names = {id(tensor): name for name, tensor in structure.items()}
+    else:
+        layers = [one for one in model.layers if isinstance(one, keras.layers.InputLayer)]
+        names = {id(layer.output): layer.name for layer in layers}
     return {names.get(id(tensor), tensor.name): tensor for tensor in tensors}
 
 

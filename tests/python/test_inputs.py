@@ -117,3 +117,12 @@ def test_inputs_without_a_name_have_that_of_their_layer_before_and_after_a_file(
         found = one.predict(batch[0] if len(batch) == 1 else batch, verbose=0)
         expected = model.predict([x[:, :4].reshape(8, 2, 2), x[:, 4:]], verbose=0)
         assert np.array_equal(found, expected)
+
+
+def test_inputs_in_a_mapping_have_its_names_in_any_order() -> None:
+    inputs = {"b": keras.Input((3,), name="b"), "a": keras.Input((2, 2), name="a")}
+    model = keras.Model(inputs, keras.layers.Flatten()(inputs["a"]))
+    assert list(name_inputs(model)) == ["a", "b"]
+    x = np.zeros((1, 4), "float32")
+    rows = reshape_rows(to_rows({"x/b": x[:, :3], "x/a": x}), model)
+    assert {name: shape for name, (_, shape) in rows.spec.items()} == {"x/b": (3,), "x/a": (2, 2)}

@@ -18,6 +18,7 @@ from sql_models import MODELS, OPERATIONS, make
 
 from pybackend import InputError, to_sql
 from pybackend.api.result import TrainResult
+from pybackend.model.inputs import name_inputs
 from pybackend.sql.compile import DIALECTS as DIALECTS_OF
 from pybackend.sql.compile import answer
 from pybackend.sql.connections import Connection, connect
@@ -83,7 +84,7 @@ def test_a_database_computes_what_keras_does(database: Connection, name: str) ->
     table = fill_arrays(database, inputs)
     features: Any = "f"
     if len(inputs) > 1:
-        features = {t.name: f"f{n}" if n else "f" for n, t in enumerate(model.inputs)}
+        features = {name: f"f{n}" if n else "f" for n, name in enumerate(name_inputs(model))}
     found = compute(database, model, table, features=features, type="raw")
     for number, row in enumerate(found):
         for got, wanted in zip(row[1:], outputs, strict=True):
@@ -281,8 +282,8 @@ def test_oracles_text_computes_what_keras_does(name: str) -> None:
     """Without an Oracle, its SQL is parsed, and a translation's result in DuckDB compared."""
     model, inputs, outputs = make(name)
     features = {
-        tensor.name: [f"f{number}_{place}" for place in range(x[0].size)]
-        for number, (tensor, x) in enumerate(zip(model.inputs, inputs, strict=True))
+        name: [f"f{number}_{place}" for place in range(x[0].size)]
+        for number, (name, x) in enumerate(zip(name_inputs(model), inputs, strict=True))
     }
     # A number for each column: SQL without arrays has no other features.
     graph = simplify(lower_model(model))

@@ -14,6 +14,7 @@ from replicas import named
 from sql_models import OPERATIONS, make
 
 from pybackend import InputError, deploy_model, to_sql, undeploy_model
+from pybackend.model.inputs import name_inputs
 from pybackend.sql.connections import connect
 from pybackend.sql.deploy import Registry
 
@@ -38,7 +39,7 @@ def test_spark_computes_what_keras_does(spark: Any, name: str) -> None:
     kind = "bigint" if name == "words" else "double"
     columns = ", ".join(f"f{n} array<{kind}>" for n in range(len(inputs)))
     spark.createDataFrame(rows, f"{key} int, {columns}").createOrReplaceTempView("sql_rows")
-    features: Any = {t.name: f"f{n}" for n, t in enumerate(model.inputs)}
+    features: Any = {name: f"f{n}" for n, name in enumerate(name_inputs(model))}
     made = to_sql(
         model, "spark", table="sql_rows", key=key, features=features, type="raw", weights="sql_w"
     )
