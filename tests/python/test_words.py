@@ -69,8 +69,8 @@ def test_a_value_is_code_of_the_users_language(value: Any, python: str, r: str) 
 
 def test_options_are_calls_of_their_functions() -> None:
     shown = show(pybackend.Resources(gpus=1, memory="4GB"))
-    wanted = "resources(cpus = NULL, memory = 4000000000, gpus = 1, environment = NULL)"
-    assert shown == wanted
+    wanted = "cpus = NULL, memory = 4000000000, gpus = 1, environment = NULL, fork_server = NULL"
+    assert shown == f"resources({wanted})"
     assert show([{"a": pybackend.Elastic(2)}]).startswith("list(list(a = elastic(")
 
 
