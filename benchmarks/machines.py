@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -50,7 +51,14 @@ def _over_ssh(folder: Path, rounds: int) -> Any:
             "tfdist run -w 2, from its command line": lambda: first_step_of_script(folder),
             "hosts(), two hosts": lambda: first_step(hosts, folder),
         }
-        return _medians(cases, rounds)
+        with patch.dict(os.environ, TFDIST_FORK_SERVER="1"):
+            # The first call starts fork servers, and the second waits for them.
+            waiting = pybackend.Resources(fork_server=True)
+            later = [first_step(hosts, folder, waiting) for _ in range(rounds + 2)][2:]
+        with patch.dict(os.environ, TFDIST_FORK_SERVER="0"):  # the next call stops them
+            table = _medians(cases, rounds)
+        name = "hosts(), two hosts, later call, with a fork server"
+        return table | {name: {"seconds": float(np.median(later))}}
 
 
 def _by_slurm(folder: Path, rounds: int) -> Any:
@@ -70,12 +78,12 @@ def _medians(cases: dict[str, Callable[[], float]], rounds: int) -> dict[str, di
     return {name: {"seconds": float(np.median(times))} for name, times in found.items()}
 
 
-def first_step(target: Any, folder: Path) -> float:
+def first_step(target: Any, folder: Path, resources: pybackend.Resources | None = None) -> float:
     """Return seconds from the call of a training to its first step on any worker."""
     path = folder / "first"
     path.unlink(missing_ok=True)
     began = time.time()
-    train(target, path)
+    train(target, path, resources)
     return path.stat().st_mtime - began
 
 
@@ -96,7 +104,7 @@ def first_step_of_script(folder: Path) -> float:
     return path.stat().st_mtime - began
 
 
-def train(target: Any, path: Path) -> None:
+def train(target: Any, path: Path, resources: pybackend.Resources | None = None) -> None:
     """Train a small network; the modification time of a file is the time of the first step."""
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
@@ -106,7 +114,14 @@ def train(target: Any, path: Path) -> None:
 
     rows = np.zeros((256, 28, 28, 1), "float32"), np.zeros(256)
     pybackend.barrier_train(
-        target, network(keras), rows, batch_size=64, workers=2, callbacks=[First()], verbose=0
+        target,
+        network(keras),
+        rows,
+        batch_size=64,
+        workers=2,
+        callbacks=[First()],
+        resources=resources,
+        verbose=0,
     )
 
 

@@ -70,7 +70,7 @@ def start_worker(
     python
         The Python that is started, unless the worker is forked.
     """
-    kind = describe_worker(variables, python) if may_fork and not _is_off() else None
+    kind = describe_worker(variables, python) if may_fork and not is_off() else None
     if kind is not None:
         lasting = _LASTING.get()
         fork = _SERVERS.fork if lasting is None else lasting.fork
@@ -268,11 +268,11 @@ class _Servers:
 
     def keep(self, processes: int) -> None:
         """Have a server for each kind of worker that was started since the last time."""
-        if _is_off():
+        if is_off():
             self.close()
         with self.own():
             wanted, self._wanted = self._wanted, []
-            if not wanted or _is_off():
+            if not wanted or is_off():
                 return
             alive = [server for server in self._running if server.is_running()]
             for server in self._running:
@@ -306,5 +306,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SERVERS.own)
 
 
-def _is_off() -> bool:
+def is_off() -> bool:
+    """Return whether this session has no fork servers."""
     return _IS_SUSPENDED.get() or os.environ.get(VARIABLE, "").lower() in _OFF

@@ -82,9 +82,11 @@ def serve(number: int, owner: str, digest: str) -> None:
             control.sendall(b"r")
     requests = select.poll()
     requests.register(control, select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3
+        requests.register(os.pidfd_open(int(owner.partition("-")[0])), select.POLLIN)
     last = time.monotonic()
     while is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
-        if not requests.poll(_LOOK_SECONDS * 1000):
+        if number not in dict(requests.poll(_LOOK_SECONDS * 1000)):
             continue
         try:
             connection = _accept(control, digest) if is_named else _receive(control)

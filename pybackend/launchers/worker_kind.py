@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -13,8 +14,10 @@ from typing import Any
 
 from pybackend.launchers.machine import list_gpus
 
-# Variables that no import reads.
-_OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST")
+# Variables that no import reads; those of sshd and of logind differ in each connection.
+_OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST", "SSH_CLIENT", "SSH_CONNECTION", "XDG_SESSION_ID")
+# logind's cgroup of a connection, which has no limits of its own.
+_LOGIN = re.compile(r"/session-\w+\.scope$", re.MULTILINE)
 # Variables that TensorFlow's import sets, in this process or in the worker; None: to any value.
 _SET_BY_IMPORT = {
     "ENABLE_RUNTIME_UPTIME_TELEMETRY": "1",
@@ -56,7 +59,7 @@ def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | N
         inherited = (
             [line for line in status if line.startswith(_INHERITED)],
             Path("/proc/self/oom_score_adj").read_text(),
-            Path("/proc/self/cgroup").read_text(),
+            _LOGIN.sub("", Path("/proc/self/cgroup").read_text()),
             [resource.getrlimit(getattr(resource, f"RLIMIT_{name}")) for name in _LIMITS],
             (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
             (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),

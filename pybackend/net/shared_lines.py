@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, NoReturn
+from typing import IO
 
 from pybackend.net.connection_errors import StreamEndError
 
@@ -145,7 +145,7 @@ _BEAT_SECONDS = 5.0
 
 
 def follow_driver(
-    lines: SharedLines, end: Callable[[], NoReturn], silent_seconds: float = math.inf
+    lines: SharedLines, end: Callable[[], object], silent_seconds: float = math.inf
 ) -> threading.Thread:
     """Read from the driver, and send it heartbeats, in two threads.
 
@@ -164,11 +164,11 @@ def follow_driver(
         The thread that reads, which can be joined.
     """
 
-    def read() -> NoReturn:
+    def read() -> None:
         lines.read()
         end()
 
-    def beat() -> NoReturn:
+    def beat() -> None:
         while time.monotonic() < lines.heard + silent_seconds:
             time.sleep(_BEAT_SECONDS)
             try:

@@ -4,7 +4,9 @@
 #' [barrier_apply()] and [train_mnist()]. The hosts need Python with TensorFlow, and an ssh server
 #' that lets you log in without a password. tfdist, the model and the rows are sent to them. This
 #' machine reaches them only over ssh; the workers connect to each other. When a call ends, for
-#' whatever reason, it leaves nothing behind on the hosts.
+#' whatever reason, it leaves nothing behind on the hosts. Only with
+#' `resources(fork_server = TRUE)`, a process on each host waits for later calls; it ends with this
+#' session, or after ten minutes without a call.
 #'
 #' @param hosts Host names, each with its number of slots (default 1), as one string or several:
 #'   `"a:2,b:2"`, or `c("a:2", "b:2")`. `"user@a:2"` logs in as a different user; `"[fd00::1]:2"` is

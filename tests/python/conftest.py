@@ -88,6 +88,7 @@ ALONE = [
     "test_kubernetes",
     "test_joined",
     "test_hosts",
+    "test_keeper",
     "test_run",
     "test_run_hosts",
     "test_elastic",

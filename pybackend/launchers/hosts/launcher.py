@@ -30,7 +30,8 @@ from pybackend.launchers.hosts.host_list import (
     ranks_by_host,
     read_hostfile,
 )
-from pybackend.launchers.hosts.ssh import Ssh
+from pybackend.launchers.hosts.keeper import find_keepers
+from pybackend.launchers.hosts.ssh import HostPython, Ssh
 from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
@@ -114,8 +115,9 @@ class Hosts:
             member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
             task = RemoteTask(member, tuple(addresses), self.environment)
             contents = pack_task(task, folder, datasets)
-            for host in reached:
-                own = {RANKS: json.dumps(host.place).encode()}
+            keepers = find_keepers(job, [host.python for host in reached], contents)
+            for host, keeper in zip(reached, keepers, strict=True):
+                own = {RANKS: json.dumps(host.place).encode(), **keeper}
                 host.send(Bundle({**contents, **own}, files_of_ranks(folder, host.ranks)))
 
             def look() -> list[Failure]:
@@ -161,11 +163,13 @@ class Hosts:
         reached: list[SshHost] = []
         try:
             for host, ranks in placed:
-                arguments = (self.ssh, host, self.python, ranks, meeting, wanted, job.resources)
+                interpreter = interpreters.get(host.name)
+                python = HostPython(self.ssh, host, self.python, temporary, interpreter)
                 shared_by = neighbours or host.neighbours or len(ranks)
-                own = shared_by, temporary, interpreters.get(host.name)
-                reached.append(SshHost(*arguments, *own))
+                reached.append(SshHost(python, ranks, meeting, wanted, job.resources, shared_by))
             yield reached
+            for one in reached:
+                one.let_finish()
         finally:
             for one in reached:
                 one.let_go()
@@ -200,7 +204,9 @@ class _Slots:
         with self.launcher.reach(placed, meeting, self.job, self.interpreters, host.slots) as (
             ssh,
         ):
-            ssh.send(Bundle({**self.contents, **post}, files_of_ranks(self.folder, [])))
+            (keeper,) = find_keepers(self.job, [ssh.python], self.contents)
+            own = {**self.contents, **post, **keeper}
+            ssh.send(Bundle(own, files_of_ranks(self.folder, [])))
             job, names = as_group(self.job), [host.name]
             yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
 
@@ -218,7 +224,8 @@ def hosts(
     The hosts need an ssh server that accepts this user without a password, and Python with
     TensorFlow. This package, the model and the rows are sent to them. This machine uses only ssh to
     reach them; the workers connect to each other. When a call ends, for any reason, it leaves
-    nothing behind on the hosts.
+    nothing behind on the hosts. Only with ``Resources(fork_server=True)``, a process on each host
+    waits for later calls; it ends with this session, or after ten minutes without a call.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Command line of ssh, and explanations of its errors."""
+"""Commands over ssh, explanations of its errors, and the Python of a host."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.remote.bootstrap import MARK
+from pybackend.launchers.remote.bundle import bootstrap_command
 from pybackend.words import setting
 
 # Options that your settings cannot change: ssh uses the first of two values.
@@ -123,6 +127,58 @@ def environment() -> dict[str, str]:
     """Return the variables for ssh, without programs that would ask for a password."""
     variables = {k: v for k, v in os.environ.items() if k not in ("SSH_ASKPASS", "DISPLAY")}
     return {**variables, "SSH_ASKPASS_REQUIRE": "never"}
+
+
+@dataclass(frozen=True)
+class HostPython:
+    """The Python of a host.
+
+    Attributes
+    ----------
+    ssh, host, python
+        The `Ssh` object, the host, and the path of the host's Python.
+    temporary
+        Folder for temporary files on the host; None: the host's default.
+    interpreter
+        The Python of an environment that was unpacked there, instead of ``python``.
+    """
+
+    ssh: Ssh
+    host: HostSlots
+    python: str
+    temporary: str | None = None
+    interpreter: Interpreter | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the Python that is used."""
+        return self.python if self.interpreter is None else self.interpreter.python
+
+    def start(
+        self, wanted: str, task: str, errors: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        """Start the process that receives a bundle there; its input and output are pipes.
+
+        ``wanted`` and ``task`` are as in `bootstrap_command`; ``errors`` receives its error output.
+        """
+        start = [] if self.interpreter is None else self.interpreter.start()
+        place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
+        program = bootstrap_command(self.path, wanted, task)
+        return subprocess.Popen(
+            self.ssh.command(self.host, [*place, *start, *program]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+            env=environment(),
+            # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
+            start_new_session=True,
+        )
+
+
+def find_greeting(reading: IO[bytes]) -> bytes | None:
+    """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
+    return next((line for line in reading if line.startswith(MARK)), None)
 
 
 def _program() -> str:

@@ -17,12 +17,10 @@ from typing import IO, Any, cast
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.packages import TITLES
 from pybackend.job.resources import Resources
-from pybackend.launchers.environment.installing import Interpreter
-from pybackend.launchers.hosts.host_list import HostSlots
-from pybackend.launchers.hosts.ssh import CONNECTION_LOST, Ssh, environment
+from pybackend.launchers.hosts.keeper_task import KEEPER
+from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, find_greeting
 from pybackend.launchers.machine_share import Machine, find_shortage
-from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import Bundle, HostGreeting, bootstrap_command, read_greeting
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of
@@ -32,6 +30,7 @@ _LOG_LINES = 40
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
+_FINISH_SECONDS = 5.0
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
@@ -40,8 +39,8 @@ class SshHost:
 
     Parameters
     ----------
-    ssh, host, python
-        The `Ssh` object, the host, and the path of the host's Python.
+    python
+        The Python of the host.
     ranks
         Ranks of its workers.
     meeting
@@ -52,31 +51,22 @@ class SshHost:
         Resources of each worker.
     neighbours
         Number of workers that share the host.
-    temporary
-        Folder for temporary files on the host; None: the host's default.
-    interpreter
-        The Python of an environment that was unpacked there, instead of ``python``.
     """
 
     def __init__(
         self,
-        ssh: Ssh,
-        host: HostSlots,
-        python: str,
+        python: HostPython,
         ranks: Sequence[int],
         meeting: MeetingServer,
         wanted: str,
         resources: Resources,
         neighbours: int,
-        temporary: str | None = None,
-        interpreter: Interpreter | None = None,
     ) -> None:
         self._neighbours = neighbours
         self.ranks = ranks
         self._resources = resources
-        self._ssh = ssh
-        self._host = host
-        self._python = python if interpreter is None else interpreter.python
+        self.python = python
+        self._host = python.host
         self._meeting = meeting
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._bundles: queue.Queue[Bundle | None] = queue.Queue()
@@ -86,19 +76,8 @@ class SshHost:
         # Time when the host last received something, and of the last check.
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
-        start = [] if interpreter is None else interpreter.start()
-        place = [] if temporary is None else ["env", f"TMPDIR={temporary}"]
-        program = bootstrap_command(self._python, wanted, "hosts.ssh_task")
-        self._process = subprocess.Popen(
-            ssh.command(host, [*place, *start, *program]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment(),
-            # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
-            start_new_session=True,
-        )
+        self._has_keeper = False
+        self._process = python.start(wanted, "hosts.ssh_task")
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
         self._printer.start()
         self._follower = threading.Thread(target=self._follow, daemon=True)
@@ -116,6 +95,7 @@ class SshHost:
     def send(self, bundle: Bundle) -> None:
         """Send the bundle as soon as Python has started on the host."""
         self._moved = self._looked = time.monotonic()
+        self._has_keeper = KEEPER in bundle.contents
         self._bundles.put(bundle)
 
     def look(self) -> list[Failure]:
@@ -145,7 +125,7 @@ class SshHost:
             self._moved = now
         elif not self._has_greeted and now > heard + _GREETING_SECONDS:
             raise ClusterError(
-                f"{self._python} did not start on {self._host.name} within {now - heard:.0f} s "
+                f"{self.python.path} did not start on {self._host.name} within {now - heard:.0f} s "
                 "after ssh started. Log in manually to see what it is waiting for"
             )
         elif now > heard + _SILENT_SECONDS:
@@ -153,6 +133,12 @@ class SshHost:
                 f"{self._host.name} has been silent for {now - heard:.0f} s. Check whether its "
                 "disk is full, or whether the process that runs the workers there was stopped"
             )
+
+    def let_finish(self) -> None:
+        """Let it start a fork server, after its workers have reported, and end by itself."""
+        if self._has_keeper:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_FINISH_SECONDS)
 
     def let_go(self) -> None:
         """Close the lifeline, so that the processes on the host end and remove their files."""
@@ -184,7 +170,7 @@ class SshHost:
         self._status = status
 
     def _talk(self, reading: IO[bytes]) -> None:
-        line = _find_greeting(reading)
+        line = find_greeting(reading)
         if line is None:
             return
         self._moved = time.monotonic()
@@ -245,16 +231,16 @@ class SshHost:
         """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
         if status == CONNECTION_LOST:
-            return self._ssh.explain(self._host, printed)
+            return self.python.ssh.explain(self._host, printed)
         said = f": {printed[-1]}" if printed else ""
         if status in (126, 127):
             return ClusterError(
-                f"{self._host.name} has no Python at {self._python}{said}. Specify one that every "
-                f"host has: {call_of('hosts', ..., python=...)}"
+                f"{self._host.name} has no Python at {self.python.path}{said}. Specify one that "
+                f"every host has: {call_of('hosts', ..., python=...)}"
             )
         return ClusterError(
-            f"{self._python} on {self._host.name} exited with status {status} before it could run "
-            f"workers{said}. Run it there manually, or specify another one: "
+            f"{self.python.path} on {self._host.name} exited with status {status} before it could "
+            f"run workers{said}. Run it there manually, or specify another one: "
             f"{call_of('hosts', ..., python=...)}"
         )
 
@@ -280,8 +266,3 @@ class SshHost:
             advice="check whether that host is still running, and whether it ran out of memory or "
             "disk",
         )
-
-
-def _find_greeting(reading: IO[bytes]) -> bytes | None:
-    """Return the line that `bootstrap` printed, after a login shell's output; None if missing."""
-    return next((line for line in reading if line.startswith(MARK)), None)

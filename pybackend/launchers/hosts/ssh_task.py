@@ -10,6 +10,8 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -17,6 +19,7 @@ import cloudpickle
 
 from pybackend.job.messages import Failed
 from pybackend.job.notice import Notice
+from pybackend.launchers.hosts.keeper_task import using_keeper
 from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.remote.elastic_task import POST, follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
@@ -56,7 +59,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
         for rank, meeting in meetings.items():
             meeting(Failed(describe_failure(rank, os.uname().nodename, error)))
         return
-    _work(task, Path(folder), meetings, placed)
+    with using_keeper(Path(folder)):
+        _work(task, Path(folder), meetings, placed)
 
 
 def _work(
@@ -83,8 +87,9 @@ def _work(
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []
-            arguments = (task, rank, folder, meeting, cores, gpus, reached, notice)
-            threads.submit(take_part, *arguments)
+            run = partial(take_part, task, rank, folder, meeting, cores, gpus, reached, notice)
+            # With the fork server of this context.
+            threads.submit(copy_context().run, run)
 
 
 def _end() -> NoReturn:

@@ -1,0 +1,101 @@
+"""The process on a host that owns a fork server for the later calls of a session: the keeper.
+
+Each call has its own connection and folder, which end with the call. A fork server and its workers
+import this package during all of their lives, so its files must outlast the call that started the
+server: the keeper has them in its own folder. This file is imported on the workers' hosts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pybackend.job.codec import decode, encode_line
+from pybackend.launchers.fork_server import keeping_fork_server
+from pybackend.launchers.fork_serving import IDLE_SECONDS, name_process
+from pybackend.launchers.lasting_server import LastingServer
+from pybackend.launchers.remote.bundle import LIBRARY
+from pybackend.net.shared_lines import SharedLines, follow_driver
+
+# A file of a call's bundle, with a `Keeper`.
+KEEPER = "keeper.json"
+# A file of the keeper's folder that calls lock while they use it.
+_CALLS = "calls"
+_LOOK_SECONDS = 2.0
+# After the end of the server. The next call may start another one.
+_UNUSED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """A keeper: its process, as in `name_process`, and its folder."""
+
+    owner: str
+    folder: str
+
+
+def run(folder: str, pipe: IO[bytes], channel: int) -> None:
+    """Own a fork server until it has been idle, or until the driver closes the pipe.
+
+    Parameters
+    ----------
+    folder
+        Folder of the bundle.
+    pipe, channel
+        Pipe from the driver, and descriptor of the pipe to the driver.
+    """
+    lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
+    keeper = Keeper(name_process(os.getpid()), folder)
+    server = LastingServer(keeper.owner)
+    path, is_over = Path(folder, _CALLS), threading.Event()
+    with path.open("wb") as calls:
+        lines.write(encode_line(keeper))
+        follow_driver(lines, is_over.set)
+        # The first call may still receive its rows, and starts the server when it ends.
+        used, patience = time.monotonic(), IDLE_SECONDS
+        while not is_over.wait(_LOOK_SECONDS):
+            try:
+                fcntl.flock(calls, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # a call runs
+                used = time.monotonic()
+                continue
+            if server.is_running():
+                used, patience = time.monotonic(), _UNUSED_SECONDS
+            elif time.monotonic() > used + patience:
+                break
+            fcntl.flock(calls, fcntl.LOCK_UN)
+        # The workers of a call import files of this folder until they end.
+        fcntl.flock(calls, fcntl.LOCK_EX)
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def using_keeper(folder: Path) -> Iterator[None]:
+    """Fork the workers of this block from the server of the keeper named in a call's bundle.
+
+    Without a keeper, or if it has ended, workers start as usual.
+    """
+    with ExitStack() as stack:
+        try:
+            keeper = decode((folder / KEEPER).read_bytes(), Keeper)
+            path = Path(keeper.folder, _CALLS)
+            calls = stack.enter_context(path.open("rb"))
+            fcntl.flock(calls, fcntl.LOCK_SH)
+            if not path.exists():
+                raise FileNotFoundError(f"{path} was removed by a keeper that ends")
+        except OSError:
+            yield
+            return
+        # In place of the call's own files, which are equal: all workers of a server must have the
+        # same path.
+        sys.path[0] = str(Path(keeper.folder, LIBRARY))
+        with keeping_fork_server(owner=keeper.owner):
+            yield
