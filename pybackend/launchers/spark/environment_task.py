@@ -41,10 +41,12 @@ class SparkEnvironment:
     packed: PackedEnvironment
     served: ServedArchive | None = None
 
-    def __call__(self, _: Iterator[Any]) -> Iterator[Any]:
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Unpack it in a Spark task; yield a row of `SCHEMA` if that is not possible."""
         import pyarrow as pa
 
+        for _ in batches:  # else Spark ends this Python process, and starts another
+            pass
         try:
             self.install()
         except ClusterError as error:

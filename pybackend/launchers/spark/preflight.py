@@ -55,7 +55,7 @@ def _plan(session: Any, workers: int) -> Any:
     return session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True)
 
 
-def look(_: Iterator[Any]) -> Iterator[Any]:
+def look(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield a row of `SCHEMA` if another task's host is unreachable; runs in each task.
 
     Executors are identified by the port of their connection to the driver. Usually no process
@@ -64,6 +64,8 @@ def look(_: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import BarrierTaskContext
 
+    for _ in batches:  # else Spark ends this Python process, and starts another
+        pass
     context = BarrierTaskContext.get()
     rank = context.partitionId()
     peers = [str(info.address) for info in context.getTaskInfos()]
