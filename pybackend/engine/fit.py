@@ -77,11 +77,14 @@ def fit(
         others = scaled.variables if scaled else ()
         class_weight = options.get("class_weight")
         auditor = Auditor(replica, synchronizer, clock, others, lifecycle.audit, class_weight)
+    reports = [StepReports(replica)] if replica.rank == 0 and job.reports_steps else []
     listed: list[Any] = [clock, sync]
-    if replica.rank == 0 and job.reports_steps:  # before an audit, which is not part of the step
-        listed.append(StepReports(replica))
+    if not own:  # an audit is not part of the step
+        listed += reports
     listed += [auditor.ending] if auditor else []
     listed += [*own, *tensorboard, *([scaled] if scaled else [])]
+    if own:  # they may add values to the step's logs
+        listed += reports
     if replica.rank == 0 and job.is_observed and answers is not None:
         listed.append(StopWhenAsked(answers))
     if replica.collective.world_size > 1:

@@ -29,6 +29,12 @@ from pybackend.model.checks import check_masks, has_masked_loss
 from pybackend.model.compare import compute_loss, keep_state
 from pybackend.model.layers import find_layers, flatten, is_of_keras
 
+# Means over rows, or over their time steps.
+_ACCURACIES = (
+    keras.metrics.BinaryAccuracy,
+    keras.metrics.CategoricalAccuracy,
+    keras.metrics.SparseCategoricalAccuracy,
+)
 # Tolerance for rounding of a prediction, in full and half precision, relative to the largest.
 _MIXED = (1e-3, 0.05)
 # Positions at which the rows are cut into parts, as shares of them. The deviation of a ratio of
@@ -299,10 +305,12 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
         return []
     count = count_rows(rows)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
-    if _has_only_accuracy(model):
+    if _may_have_only_accuracy(model):
         for container in containers:
-            container.build(y, model.outputs[0])
-        return []
+            if not container.built:
+                container.build(y, model.outputs[0])
+        if all(type(metric) in _ACCURACIES for one in containers for metric in one.metrics):
+            return []
     generator = np.random.default_rng(0)
     with keep_state(model):
         y_pred = keras.tree.map_structure(
@@ -318,10 +326,10 @@ def find_unsummable_metrics(model: Any, rows: Any) -> list[str]:
         ]
 
 
-def _has_only_accuracy(model: Any) -> bool:
-    """Return whether a model has one output, and no metric but Keras's "accuracy".
+def _may_have_only_accuracy(model: Any) -> bool:
+    """Return whether a model has one output of Keras, and seems to have no metric but "accuracy".
 
-    Keras chooses its class by the labels' shape: a mean over rows, or over their time steps.
+    Keras chooses the metric's class by the shapes of labels and output.
     """
     try:
         given = model.get_compile_config() or {}
@@ -329,8 +337,9 @@ def _has_only_accuracy(model: Any) -> bool:
         return False
     names = flatten([given.get("metrics"), given.get("weighted_metrics")])
     outputs = getattr(model, "outputs", None) or []
-    is_known = {"accuracy", "acc"}.issuperset(map(str, names))
-    return is_known and len(outputs) == 1 and len(outputs[0].shape) > 1
+    is_known = bool(names) and {"accuracy", "acc"}.issuperset(map(str, names))
+    is_plain = is_known and len(outputs) == 1 and is_of_keras(type(model).call)
+    return is_plain and len(outputs[0].shape) > 1 and outputs[0].shape[-1] is not None
 
 
 def _find_unsummable(container: Any, arguments: Sequence[Any], count: int) -> list[str]:

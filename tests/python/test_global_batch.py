@@ -146,6 +146,10 @@ def test_a_step_creates_no_variables_and_is_traced_once(metrics: list[str]) -> N
     model.optimizer.build(model.trainable_variables)
     assert find_unsummable_metrics(model, (X[:8], TARGETS[:8])) == []
     build_losses(model, ArrayRows({"x": X[:8], "y": TARGETS[:8]}))
+    variables = [id(variable) for variable in model.metrics_variables]
+    # As in the next generation of an elastic training.
+    assert find_unsummable_metrics(model, (X[:8], TARGETS[:8])) == []
+    assert [id(variable) for variable in model.metrics_variables] == variables
     assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
     traced, train_step = [], model.train_step
     model.train_step = lambda data: traced.append(1) or train_step(data)

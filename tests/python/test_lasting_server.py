@@ -112,7 +112,7 @@ def test_other_workers_elastic_ones_and_killed_servers(tmp_path: Path) -> None:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             os.kill(server, number)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(lasting_server, "_IMPORT_SECONDS", 1.0)
+                patch.setattr(lasting_server, "_IMPORT_SECONDS", 5.0)
                 _, forked = train(spark, tmp_path, workers=1, resources=other)
             assert forked == [False]
             if number == signal.SIGKILL:

@@ -50,6 +50,7 @@ from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.launchers.spark.barrier import SparkLauncher
+from pybackend.launchers.spark.preflight import check_network
 from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer
@@ -89,6 +90,21 @@ def test_workers_are_to_have_no_more_than_an_executor(spark: Any) -> None:
         run(gpus=1)
     with pytest.raises(InputError, match="2 workers need 2 TB of memory"):
         run(memory="1TB")
+
+
+def test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks(spark: Any) -> None:
+    def name_python(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        yield from (pa.RecordBatch.from_pydict({"pid": [os.getpid()]}) for _ in batches)
+
+    def pythons() -> set[int]:
+        numbers = spark.range(0, 2, 1, 2).mapInArrow(name_python, "pid long", barrier=True)
+        return {row["pid"] for row in numbers.collect()}
+
+    before = pythons()
+    check_network(spark, 2, lambda plan: plan.collect())
+    assert pythons() == before
 
 
 @pytest.mark.launcher

@@ -76,11 +76,20 @@ def remember_properties(session: Any) -> Callable[[], None]:
     """
     if is_connect(session):
         return lambda: None
-    from pyspark import inheritable_thread_target
+    from pyspark import __version__, inheritable_thread_target
 
-    # As in `ClassicJob.start`: the call that copies them has no time limit.
+    def do_nothing() -> None: ...
+
+    # As in `ClassicJob.start`: the calls that copy them have no time limit.
     ask(session, "the start of a job", session.sparkContext.statusTracker)
-    inherit: Callable[[], None] = inheritable_thread_target(lambda: None)
+    copies_tags = int(__version__.partition(".")[0]) >= 4
+    wrap = inheritable_thread_target(session) if copies_tags else inheritable_thread_target
+    take: Callable[[], None] = wrap(do_nothing)
+
+    def inherit() -> None:
+        ask(session, "the start of a job", session.sparkContext.statusTracker)
+        take()
+
     return inherit
 
 
