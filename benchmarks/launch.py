@@ -57,7 +57,7 @@ def measure(rounds: int) -> dict[str, Figures]:
             "spark-tensorflow-distributor (Keras 2)": lambda: _distributor(_mirrored),
             "tfdist, Spark": lambda: _train(session),
             "tfdist, Spark, without audits": lambda: _train(session, audit=False),
-            "tfdist, Spark, later call, fork server": lambda: _train(session, forks=True),
+            "tfdist, Spark, later call, fork server": lambda: _train_forked(session),
             "tfdist, this machine": lambda: _train("local"),
         }
         steps = STEPS * EPOCHS
@@ -152,6 +152,11 @@ def _network() -> Any:
     import keras
 
     return network(keras)
+
+
+def _train_forked(spark: Any) -> Any:
+    with patch.dict(os.environ, TFDIST_FORK_SERVER="1"):
+        return _train(spark, forks=True)
 
 
 def _train(spark: Any, audit: bool = True, forks: bool | None = None) -> Any:

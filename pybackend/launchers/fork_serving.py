@@ -77,7 +77,9 @@ def serve(number: int, owner: str, digest: str) -> None:
     is_named = control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     os.chdir("/")  # the session's directory can be removed; a worker gets its own
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
-    if not is_named:
+    if is_named:
+        control.listen()  # from now on, the system names this process as the other end
+    else:
         with contextlib.suppress(OSError):  # the session has ended
             control.sendall(b"r")
     requests = select.poll()
@@ -132,9 +134,20 @@ def _accept(control: socket.socket, digest: str) -> socket.socket | None:
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the other end of a Unix socket belongs to the user of this process."""
+    """Return whether the other end of a Unix socket belongs to this user, in this container."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return bool(_PEER.unpack(peer)[1] == os.geteuid())
+    pid, user, _ = _PEER.unpack(peer)
+    return bool(pid > 0 and user == os.geteuid())  # 0: of another container
+
+
+def kill_server(connection: socket.socket) -> None:
+    """Kill the server at the other end of a connection, because it does not answer."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid = _PEER.unpack(peer)[0]
+    with contextlib.suppress(OSError):
+        # Until it serves, this is the process that started it.
+        if b"fork_serving import serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
 
 
 def name_process(pid: int) -> str:

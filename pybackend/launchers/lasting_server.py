@@ -7,12 +7,13 @@ process with which the server ends. Each end checks that the other one belongs t
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
 
 from pybackend.job.job import LOGGER
-from pybackend.launchers.fork_serving import SAME, is_same_user, start_server
+from pybackend.launchers.fork_serving import SAME, is_same_user, kill_server, start_server
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.worker_kind import WorkerKind
 
@@ -31,7 +32,7 @@ class LastingServer:
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._name = f"\0tfdist-fork-server-{owner}"
+        self._name = name_socket(owner)
         self._wanted: WorkerKind | None = None
 
     def fork(
@@ -58,6 +59,8 @@ class LastingServer:
             return ForkedProcess(connection, descriptors, variables, [folder])
         except OSError as error:
             LOGGER.debug("the fork server is not used: %s", error)
+            if isinstance(error, TimeoutError):  # it is stopped, for example
+                kill_server(connection)
             connection.close()
             return None
 
@@ -76,6 +79,11 @@ class LastingServer:
                 process = start_server(self._wanted, listener, self._owner)
                 # It may end before this process does: this thread reaps it.
                 threading.Thread(target=process.wait, daemon=True).start()
+
+
+def name_socket(owner: str) -> str:
+    """Return the name of an owner's server; containers may share the namespace of names."""
+    return f"\0tfdist-fork-server-{os.stat('/proc/self/ns/pid').st_ino}-{owner}"
 
 
 def _bind(listener: socket.socket, name: str) -> bool:

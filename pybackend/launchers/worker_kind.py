@@ -7,15 +7,21 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pybackend.launchers.machine import list_gpus
 
-# Variables that no import reads; those of sshd and of logind differ in each connection.
-_OWN = ("TMPDIR", "TFDIST_RANK", "TFDIST_HOST", "SSH_CLIENT", "SSH_CONNECTION", "XDG_SESSION_ID")
+# Variables that no import reads; those of sshd and of systemd differ in each connection.
+_OWN = (
+    *("TMPDIR", "TFDIST_RANK", "TFDIST_HOST"),
+    *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "KRB5CCNAME"),
+    *("INVOCATION_ID", "JOURNAL_STREAM", "XDG_SESSION_ID"),
+)
+# Ends of paths that change when packages are installed, but not with a user's files.
+_OF_PACKAGES = (".zip", "-packages")
 # logind's cgroup of a connection, which has no limits of its own.
 _LOGIN = re.compile(r"/session-\w+\.scope$", re.MULTILINE)
 # Variables that TensorFlow's import sets, in this process or in the worker; None: to any value.
@@ -35,7 +41,7 @@ _LIMITS = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """All that a worker gets at its start: its Python, its environment, limits and user."""
+    """All that a worker gets at its start: its Python, packages, environment, limits and user."""
 
     python: str
     variables: Mapping[str, str]
@@ -64,6 +70,7 @@ def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | N
             (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
             (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
             sorted(os.sched_getaffinity(0)),
+            _read_times(variables.get("PYTHONPATH", "").split(os.pathsep)),
         )
     except OSError:
         return None
@@ -72,3 +79,9 @@ def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | N
         if fixed.get(name) == value or value is None:
             fixed.pop(name, None)
     return WorkerKind(python, fixed, inherited)
+
+
+def _read_times(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """Return when packages in these places were last installed or removed."""
+    places = [path for path in paths if path.endswith(_OF_PACKAGES) and os.path.exists(path)]
+    return [(path, os.stat(path).st_mtime_ns) for path in places]

@@ -16,9 +16,8 @@ import pytest
 from conftest import build_dense, is_running, marked_processes, spark_session, wait_for
 
 from pybackend import Elastic, InputError, Resources, barrier_train, kubernetes, slurm
-from pybackend.launchers import lasting_server
 from pybackend.launchers.fork_serving import OTHER, SAME, name_process
-from pybackend.launchers.lasting_server import LastingServer
+from pybackend.launchers.lasting_server import LastingServer, name_socket
 from pybackend.launchers.worker_kind import describe_worker
 
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
@@ -30,6 +29,11 @@ AS_USERS_DO = {
     "spark__executorEnv__TFDIST_TEST_FORGE": "",
     "spark__executorEnv__TFDIST_FORK_SERVER": "1",
 }
+
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
 
 
 class KeepCommand(keras.callbacks.Callback):
@@ -73,6 +77,12 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def wait_until_ready(server: int) -> None:
+    """Wait until a server has imported TensorFlow, and answers."""
+    words = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
+    request(words[-3].decode(), b"")
+
+
 def digests(result: Any) -> list[str]:
     return [worker.weights_sha256 for worker in result.workers]
 
@@ -86,6 +96,7 @@ def test_later_calls_fork_their_workers_and_the_server_ends_with_its_executor(
         assert forked == [False, False]
         wait_for(lambda: len(servers()) == 1)
         (server,) = servers()
+        wait_until_ready(server)
         second, forked = train(spark, tmp_path)
         assert forked == [True, True]
         assert digests(first) == digests(second)
@@ -110,15 +121,13 @@ def test_other_workers_elastic_ones_and_killed_servers(tmp_path: Path) -> None:
         assert forked == [True]
         (server,) = servers()
         for number in (signal.SIGKILL, signal.SIGSTOP):
+            wait_until_ready(server)
             os.kill(server, number)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(lasting_server, "_IMPORT_SECONDS", 5.0)
-                _, forked = train(spark, tmp_path, workers=1, resources=other)
+            _, forked = train(spark, tmp_path, workers=1, resources=other)
             assert forked == [False]
-            if number == signal.SIGKILL:
-                wait_for(lambda: len(servers()) == 1)
-                (server,) = servers()
-        os.kill(server, signal.SIGKILL)
+            assert not is_running(server)
+            wait_for(lambda: len(servers()) == 1)
+            (server,) = servers()
         elastic = {"workers": Elastic(workers=2), "resources": FORKING}
         first, forked = train(spark, tmp_path, **elastic)
         assert forked == [False, False]
@@ -135,7 +144,7 @@ SERVE = "from pybackend.launchers import fork_serving as f; f._LOOK_SECONDS = 0.
 def start(owner: str, digest: bytes, idle: float = 600.0) -> subprocess.Popen[bytes]:
     """Start a server that has not imported TensorFlow."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0tfdist-fork-server-{owner}")
+        listener.bind(name_socket(owner))
         listener.listen()
         number = listener.fileno()
         serve = f"f.IDLE_SECONDS = {idle}; f.serve({number}, {owner!r}, {digest.hex()!r})"
@@ -145,7 +154,7 @@ def start(owner: str, digest: bytes, idle: float = 600.0) -> subprocess.Popen[by
 def request(owner: str, content: bytes) -> bytes:
     """Send a server a request; return its answer."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(f"\0tfdist-fork-server-{owner}")
+        connection.connect(name_socket(owner))
         connection.sendall(content)
         connection.shutdown(socket.SHUT_WR)
         try:
@@ -190,7 +199,7 @@ def test_one_that_starts_other_workers_leaves_its_name_to_the_next(owner: str) -
 def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = describe_worker(dict(os.environ), sys.executable)
     assert kind is not None
-    mine, own = os.geteuid(), f"\0tfdist-fork-server-{owner}"
+    mine, own = os.geteuid(), name_socket(owner)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(own)
         listener.listen()

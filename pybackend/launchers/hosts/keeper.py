@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from pybackend.job.job import Job
+from pybackend.job.job import LOGGER, Job
 from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.hosts.keeper_task import KEEPER
 from pybackend.launchers.hosts.ssh import HostPython, find_greeting
@@ -49,7 +49,11 @@ def find_keepers(
         return [{} for _ in places]
     library = {name: text for name, text in contents.items() if name.startswith(f"{LIBRARY}/")}
     # All start before the first one is waited for.
-    found = [_KEEPERS.find(place, library) for place in places]
+    try:
+        found = [_KEEPERS.find(place, library) for place in places]
+    except OSError as error:  # no more processes, for example
+        LOGGER.debug("no fork servers: %s", error)
+        return [{} for _ in places]
     names = [keeper.name() for keeper in found]
     return [{KEEPER: name} if name else {} for name in names]
 
@@ -62,6 +66,7 @@ class _Keeper:
         self._library = library
         self._name = b""
         self._has_answered = threading.Event()
+        self._deadline = time.monotonic() + _START_SECONDS
         self._process = place.start("", "hosts.keeper_task", subprocess.DEVNULL)
         threading.Thread(target=self._follow, daemon=True).start()
 
@@ -79,8 +84,7 @@ class _Keeper:
 
     def name(self) -> bytes:
         """Return the line that it has sent, a `Keeper`; empty if it has ended or is slow."""
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._has_answered.wait(0.1) and time.monotonic() < deadline:
+        while not self._has_answered.wait(0.1) and time.monotonic() < self._deadline:
             check_stop()
         is_whole = self._name.endswith(b"\n")
         return self._name if is_whole and self.is_running() else b""

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import IO
 
 from pybackend.job.codec import decode, encode_line
+from pybackend.job.job import LOGGER
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.fork_serving import IDLE_SECONDS, name_process
 from pybackend.launchers.lasting_server import LastingServer
 from pybackend.launchers.remote.bundle import LIBRARY
 from pybackend.net.shared_lines import SharedLines, follow_driver
+from pybackend.worker import wake_when_orphaned
 
 # A file of a call's bundle, with a `Keeper`.
 KEEPER = "keeper.json"
@@ -32,6 +34,7 @@ _CALLS = "calls"
 _LOOK_SECONDS = 2.0
 # After the end of the server. The next call may start another one.
 _UNUSED_SECONDS = 10.0
+_LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     pipe, channel
         Pipe from the driver, and descriptor of the pipe to the driver.
     """
+    wake_when_orphaned()
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     keeper = Keeper(name_process(os.getpid()), folder)
     server = LastingServer(keeper.owner)
@@ -88,14 +92,24 @@ def using_keeper(folder: Path) -> Iterator[None]:
             keeper = decode((folder / KEEPER).read_bytes(), Keeper)
             path = Path(keeper.folder, _CALLS)
             calls = stack.enter_context(path.open("rb"))
-            fcntl.flock(calls, fcntl.LOCK_SH)
-            if not path.exists():
-                raise FileNotFoundError(f"{path} was removed by a keeper that ends")
-        except OSError:
-            yield
-            return
-        # In place of the call's own files, which are equal: all workers of a server must have the
-        # same path.
-        sys.path[0] = str(Path(keeper.folder, LIBRARY))
-        with keeping_fork_server(owner=keeper.owner):
-            yield
+            _lock(calls)
+            if path.exists():  # else the keeper ends
+                # In place of the call's own files, which are equal: all workers of a server must
+                # have the same path.
+                sys.path[0] = str(Path(keeper.folder, LIBRARY))
+                stack.enter_context(keeping_fork_server(owner=keeper.owner))
+        except OSError as error:
+            LOGGER.debug("the workers are not forked: %s", error)
+        yield
+
+
+def _lock(calls: IO[bytes]) -> None:
+    """Lock a file together with other calls; the keeper locks it alone, for a moment."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            return fcntl.flock(calls, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # for long if the keeper is stopped
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

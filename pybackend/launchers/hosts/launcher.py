@@ -48,6 +48,8 @@ from pybackend.words import call_of, show
 
 # For the processes there to end and to remove their files.
 _END_SECONDS = 15.0
+# For them to start fork servers.
+_FINISH_SECONDS = 5.0
 
 
 def _choose_python() -> str:
@@ -168,8 +170,9 @@ class Hosts:
                 shared_by = neighbours or host.neighbours or len(ranks)
                 reached.append(SshHost(python, ranks, meeting, wanted, job.resources, shared_by))
             yield reached
+            deadline = time.monotonic() + _FINISH_SECONDS
             for one in reached:
-                one.let_finish()
+                one.let_finish(deadline - time.monotonic())
         finally:
             for one in reached:
                 one.let_go()

@@ -30,7 +30,6 @@ _LOG_LINES = 40
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
 _SILENT_SECONDS = 300.0
-_FINISH_SECONDS = 5.0
 _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconnect)|Broken pipe")
 
 
@@ -134,11 +133,11 @@ class SshHost:
                 "disk is full, or whether the process that runs the workers there was stopped"
             )
 
-    def let_finish(self) -> None:
+    def let_finish(self, seconds: float) -> None:
         """Let it start a fork server, after its workers have reported, and end by itself."""
         if self._has_keeper:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_FINISH_SECONDS)
+                self._process.wait(max(0.1, seconds))
 
     def let_go(self) -> None:
         """Close the lifeline, so that the processes on the host end and remove their files."""

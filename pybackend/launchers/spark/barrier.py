@@ -27,6 +27,7 @@ from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.failures import Failures, describe_silence
+from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.remote.elastic_site import RemoteSite, as_group
 from pybackend.launchers.remote.task import receive_model
@@ -139,6 +140,8 @@ class SparkLauncher:
         profile = make_profile(session, job.resources, job.workers)
         slots = check_slots(session, job.workers, job.resources)
         job = _with_model_limit(session, job)
+        if is_off():
+            job = replace(job, resources=replace(job.resources, fork_server=None))
         ship_package(session)
         token = new_token()
         loopback = is_one_machine(session)

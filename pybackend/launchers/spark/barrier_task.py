@@ -58,6 +58,11 @@ class BarrierGroup:
         self.rank: int = context.partitionId()
         addresses = [str(info.address) for info in context.getTaskInfos()]
         self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+        # An address names an executor, by its host and port.
+        own = self.hosts[self.rank]
+        self.executors_here = len(
+            {a for a, h in zip(addresses, self.hosts, strict=True) if h == own}
+        )
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)
@@ -76,11 +81,14 @@ def keeping_fork_server_of_executor(
     job: Job, group: BarrierGroup
 ) -> AbstractContextManager[object]:
     """Fork the workers of this block from the executor's server, if the job wants one."""
-    if not job.resources.fork_server:
+    # Spark's daemon, or the executor itself, starts the Python processes of tasks.
+    parent = os.getppid()
+    if not job.resources.fork_server or job.kind == "run" or parent == 1:
         return nullcontext()
-    # Spark's daemon, or the executor itself, forks the Python processes of tasks.
-    executor = name_process(os.getppid())
-    return keeping_fork_server(group.hosts.count(group.hosts[group.rank]), executor)
+    try:
+        return keeping_fork_server(group.executors_here, name_process(parent))
+    except OSError:  # it has ended, or this is not Linux
+        return nullcontext()
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,7 @@ from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
-from pybackend.launchers.base import (
-    DataSets,
-    Files,
-    Outcome,
-    reject_environment,
-    reject_fork_server,
-)
+from pybackend.launchers.base import DataSets, Files, Outcome, reject_environment
 from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
@@ -100,7 +94,6 @@ class SparklyrWorkers:
 
     def check(self, job: Job) -> None:
         """Reject an environment: R needs packages of its own on the executors."""
-        reject_fork_server(job)
         reject_environment(
             job,
             "functions written in R run in the R of the executors, which needs reticulate and "
