@@ -142,9 +142,9 @@ def is_same_user(connection: socket.socket) -> bool:
 
 def kill_server(connection: socket.socket) -> None:
     """Kill the server at the other end of a connection, because it does not answer."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid = _PEER.unpack(peer)[0]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the connection may be closed
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid = _PEER.unpack(peer)[0]
         # Until it serves, this is the process that started it.
         if b"fork_serving import serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
