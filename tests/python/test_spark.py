@@ -51,6 +51,7 @@ from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.launchers.spark.barrier import SparkLauncher
 from pybackend.launchers.spark.preflight import check_network
+from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer
@@ -102,9 +103,11 @@ def test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks(spark: An
         numbers = spark.range(0, 2, 1, 2).mapInArrow(name_python, "pid long", barrier=True)
         return {row["pid"] for row in numbers.collect()}
 
-    before = pythons()
-    check_network(spark, 2, lambda plan: plan.collect())
-    assert pythons() == before
+    ship_package(spark)
+    with driver_python(spark):
+        before = pythons()
+        check_network(spark, 2, lambda plan: plan.collect())
+        assert pythons() == before
 
 
 @pytest.mark.launcher

@@ -9,6 +9,7 @@ test_that("resources are checked when they are named", {
     barrier_apply("local", function(ctx) 1, resources = 2)
   })
   expect_error(resources(memory = NA), class = "tfdist_error_input")
+  expect_error(resources(fork_server = "yes"), "`fork_server` must be ")
 })
 
 test_that("resources show what they are", {
