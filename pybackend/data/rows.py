@@ -239,14 +239,11 @@ def make_zero_row(rows: Rows) -> Columns:
     return {key: np.full((1, *s), zero[key], dtype) for key, (dtype, s) in rows.spec.items()}
 
 
-class Reshaped:
-    """The same rows with one column in a different shape."""
+class _View:
+    """The same rows, with other columns."""
 
-    def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._key = key
-        self._shape = shape
-        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
     @property
     def row_bytes(self) -> int:
@@ -255,6 +252,16 @@ class Reshaped:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+class Reshaped(_View):
+    """The same rows with one column in a different shape."""
+
+    def __init__(self, rows: Rows, key: str, shape: tuple[int, ...]) -> None:
+        super().__init__(rows)
+        self._key = key
+        self._shape = shape
+        self.spec: Spec = {**rows.spec, key: (rows.spec[key][0], shape)}
 
     def take(self, places: Array) -> Columns:
         """Return the rows with these numbers, in this order."""
@@ -262,21 +269,13 @@ class Reshaped:
         return {**found, self._key: found[self._key].reshape(len(places), *self._shape)}
 
 
-class Renamed:
+class Renamed(_View):
     """Rows, some columns of which have new names."""
 
     def __init__(self, rows: Rows, names: Mapping[str, str]) -> None:
-        self._rows = rows
+        super().__init__(rows)
         self._names = names
         self.spec: Spec = self._rename(rows.spec)
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean size of a row in memory, in bytes."""
-        return self._rows.row_bytes
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def take(self, places: Array) -> Columns:
         """Return the rows with these numbers, in this order."""

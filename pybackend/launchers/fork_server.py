@@ -26,12 +26,12 @@ from pybackend.launchers.fork_serving import (
     HUNG_SECONDS,
     PROGRAM,
     RUN_WORKER,
-    name_process,
     start_server,
 )
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.lasting_server import LastingServer
 from pybackend.launchers.machine_share import read_free_memory
+from pybackend.launchers.processes import name_process
 from pybackend.launchers.worker_kind import WorkerKind, describe_worker
 
 VARIABLE = "TFDIST_FORK_SERVER"

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from pybackend.launchers.forking import attend
+from pybackend.launchers.processes import is_process
 from pybackend.launchers.worker_kind import WorkerKind
 
 IDLE_SECONDS = 600.0
@@ -31,13 +32,13 @@ _LOOK_SECONDS = 5.0
 _REQUEST_SECONDS = 5.0
 # PID, user and group of the other end.
 _PEER = struct.Struct("3i")
+_IMPORT = "from pybackend.launchers.fork_serving import serve"
 # The server's objects are frozen: collecting garbage in a worker would copy their memory.
 _SERVE = (
     f"import sys, gc, signal; del sys.path[0]; signal.alarm({HUNG_SECONDS:.0f}); gc.disable(); "
     "import keras, pybackend.data.reading, pybackend.engine.score, pybackend.engine.train; "
     "gc.freeze(); gc.enable(); "
-    "from pybackend.launchers.fork_serving import serve; "
-    f"signal.alarm(0); serve(int(sys.argv[1]), *sys.argv[2:]); {RUN_WORKER}"
+    f"{_IMPORT}; signal.alarm(0); serve(int(sys.argv[1]), *sys.argv[2:]); {RUN_WORKER}"
 )
 
 
@@ -76,7 +77,7 @@ def serve(number: int, owner: str, digest: str) -> None:
     control = socket.socket(fileno=number)
     is_named = control.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     os.chdir("/")  # the session's directory can be removed; a worker gets its own
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the guardians
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the guardians
     if is_named:
         control.listen()  # from now on, the system names this process as the other end
     else:
@@ -135,38 +136,21 @@ def _accept(control: socket.socket, digest: str) -> socket.socket | None:
 
 def is_same_user(connection: socket.socket) -> bool:
     """Return whether the other end of a Unix socket belongs to this user, in this container."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, user, _ = _PEER.unpack(peer)
-    return bool(pid > 0 and user == os.geteuid())  # 0: of another container
+    pid, user = _read_peer(connection)
+    return pid > 0 and user == os.geteuid()  # 0: of another container
 
 
 def kill_server(connection: socket.socket) -> None:
     """Kill the server at the other end of a connection, because it does not answer."""
     with contextlib.suppress(OSError):  # the connection may be closed
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        pid = _PEER.unpack(peer)[0]
+        pid, _ = _read_peer(connection)
         # Until it serves, this is the process that started it.
-        if b"fork_serving import serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if _IMPORT.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
 
 
-def name_process(pid: int) -> str:
-    """Return the PID and start time of a process, which no later process has.
-
-    Raises
-    ------
-    OSError
-        It has ended.
-    """
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    if fields[0] in "ZX":
-        raise ProcessLookupError(f"process {pid} has ended")
-    return f"{pid}-{fields[19]}"
-
-
-def is_process(name: str) -> bool:
-    """Return whether the process that `name_process` named is running."""
-    try:
-        return name_process(int(name.partition("-")[0])) == name
-    except OSError:
-        return False
+def _read_peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the PID and the user of the other end of a Unix socket."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, user, _ = _PEER.unpack(peer)
+    return pid, user

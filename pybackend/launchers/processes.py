@@ -86,10 +86,36 @@ def children() -> list[int]:
     own, found = os.getpid(), []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == own:
+            if int(_read_stat(entry.name)[1]) == own:
                 found.append(int(entry.name))
     return found
+
+
+def name_process(pid: int) -> str:
+    """Return the PID and start time of a process, which no later process has; Linux only.
+
+    Raises
+    ------
+    OSError
+        It has ended.
+    """
+    fields = _read_stat(pid)
+    if fields[0] in "ZX":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return f"{pid}-{fields[19]}"
+
+
+def is_process(name: str) -> bool:
+    """Return whether the process that `name_process` named is running."""
+    try:
+        return name_process(int(name.partition("-")[0])) == name
+    except OSError:
+        return False
+
+
+def _read_stat(pid: int | str) -> list[str]:
+    """Return the fields of a process's ``stat`` that follow its name; the first is its state."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def reap(pids: Collection[int]) -> None:

@@ -17,7 +17,8 @@ import pytest
 from conftest import is_running, wait_for
 from warm import children
 
-from pybackend.launchers import fork_serving, forking
+from pybackend.launchers import forking
+from pybackend.launchers.processes import name_process
 from pybackend.launchers.worker_kind import describe_worker
 
 SCRIPT = """
@@ -151,7 +152,7 @@ def test_it_ends_when_it_is_idle_or_without_its_session(
     idle: float, session: str | None, closes: bool
 ) -> None:
     ours, theirs = socket.socketpair()
-    owner = fork_serving.name_process(os.getpid()) if session is None else session
+    owner = name_process(os.getpid()) if session is None else session
     code = f"from pybackend.launchers import fork_serving as f; f.IDLE_SECONDS = {idle}; " + (
         f"f._LOOK_SECONDS = 0.1; f.serve({theirs.fileno()}, {owner!r}, '')"
     )

@@ -87,7 +87,9 @@ def _work(
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []
-            run = partial(take_part, task, rank, folder, meeting, cores, gpus, reached, notice)
+            run = partial(
+                take_part, task, rank, folder, meeting, cores, gpus, reached=reached, notice=notice
+            )
             # With the fork server of this context.
             threads.submit(copy_context().run, run)
 

@@ -22,8 +22,8 @@ from pybackend.job.codec import encode
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.fork_server import keeping_fork_server
-from pybackend.launchers.fork_serving import name_process
 from pybackend.launchers.member import Member
+from pybackend.launchers.processes import name_process
 from pybackend.launchers.remote.task import MODEL, describe_failure
 from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.task_failure import fail_task
@@ -59,10 +59,8 @@ class BarrierGroup:
         addresses = [str(info.address) for info in context.getTaskInfos()]
         self.hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
         # An address names an executor, by its host and port.
-        own = self.hosts[self.rank]
-        self.executors_here = len(
-            {a for a, h in zip(addresses, self.hosts, strict=True) if h == own}
-        )
+        host = addresses[self.rank].rpartition(":")[0]
+        self.executors_here = len({a for a in addresses if a.rpartition(":")[0] == host})
         self.cores = max(int(context.cpus()), cores)
         gpus = context.resources().get("gpu")
         self.gpus = None if gpus is None else list(gpus.addresses)

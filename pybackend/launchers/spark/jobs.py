@@ -80,17 +80,25 @@ def remember_properties(session: Any) -> Callable[[], None]:
 
     def do_nothing() -> None: ...
 
-    # As in `ClassicJob.start`: the calls that copy them have no time limit.
-    ask(session, "the start of a job", session.sparkContext.statusTracker)
+    _reach_driver(session)
     copies_tags = int(__version__.partition(".")[0]) >= 4
     wrap = inheritable_thread_target(session) if copies_tags else inheritable_thread_target
     take: Callable[[], None] = wrap(do_nothing)
 
     def inherit() -> None:
-        ask(session, "the start of a job", session.sparkContext.statusTracker)
+        _reach_driver(session)
         take()
 
     return inherit
+
+
+def _reach_driver(session: Any) -> None:
+    """Raise `ClusterError` if the driver does not answer.
+
+    PySpark copies a thread's local properties, such as its scheduler pool, by calls on this thread
+    that have no time limit. So another thread first makes a call.
+    """
+    ask(session, "the start of a job", session.sparkContext.statusTracker)
 
 
 def run_watched(
@@ -316,10 +324,7 @@ class ClassicJob:
         """Call ``submit`` on a thread, with the local properties of the calling thread."""
         from pyspark import InheritableThread
 
-        # PySpark copies the caller's local properties, such as its scheduler pool, by a call on
-        # the caller's thread that has no time limit. So another thread first checks that the
-        # driver answers.
-        ask(self.session, "the start of a job", self._context.statusTracker)
+        _reach_driver(self.session)
         thread: threading.Thread = InheritableThread(target=submit)
         thread.daemon = True
         thread.start()
