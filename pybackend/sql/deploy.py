@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from pybackend.api.calls import Features, PredictionType
@@ -241,7 +241,7 @@ class Registry:
 
     def add(self, name: str, version: int, action: str, difference: float | None) -> None:
         """Record that a version was deployed ("deploy") or removed ("undeploy")."""
-        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        at = datetime.now(UTC).isoformat(timespec="seconds")
         self._database.execute(
             f"INSERT INTO {TABLE} VALUES (?, ?, ?, ?, ?)",
             (name, version, action, at, difference),

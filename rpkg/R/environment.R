@@ -1,11 +1,11 @@
 # TensorFlow has releases only for these versions.
-python_range <- ">=3.10,<3.14"
+python_range <- ">=3.11,<3.14"
 
 # Path of the Python that creates the environment.
 find_python <- function(python, call = caller_env()) {
   found <- reticulate::virtualenv_starter(python %||% python_range)
   if (is.null(found)) {
-    wanted <- if (is.null(python)) "Python from 3.10 to 3.13" else sprintf("Python %s", python)
+    wanted <- if (is.null(python)) "Python from 3.11 to 3.13" else sprintf("Python %s", python)
     abort_input(
       c(
         sprintf("No %s was found on this machine.", wanted),
@@ -15,10 +15,10 @@ find_python <- function(python, call = caller_env()) {
     )
   }
   version <- version_of_python(found, call)
-  if (version < "3.10" || version >= "3.14") {
+  if (version < "3.11" || version >= "3.14") {
     abort_input(
       c(
-        sprintf("%s is Python %s; TensorFlow has releases for 3.10 to 3.13.", found, version),
+        sprintf("%s is Python %s; TensorFlow has releases for 3.11 to 3.13.", found, version),
         i = "Leave out `python` to use the newest of these on this machine."
       ),
       call = call

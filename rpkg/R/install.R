@@ -5,7 +5,7 @@
 #' a log, which is shown only if pip fails.
 #'
 #' @section Versions:
-#' The newest Python from 3.10 to 3.13 on this machine is used, because TensorFlow has no releases
+#' The newest Python from 3.11 to 3.13 on this machine is used, because TensorFlow has no releases
 #' for other versions. `extras = "spark"` installs a PySpark version below 4.3, because sparklyr's
 #' workers need an additional jar with later versions. If your cluster runs a different version of
 #' Spark, specify it in `pip_options`, for example `"pyspark==3.5.8"`.
@@ -24,7 +24,7 @@
 #'   PySpark, `"mlflow"` or `"wandb"` for [track_mlflow()], and `"r"` for rpy2, in a version that
 #'   works with your version of R. Python workers need rpy2 to run R functions (see
 #'   [barrier_apply()]).
-#' @param python Python interpreter to create the environment with, as a path or a version from 3.10
+#' @param python Python interpreter to create the environment with, as a path or a version from 3.11
 #'   to 3.13. `NULL` (default): the newest of these versions that is found.
 #' @param pip_options Additional command-line arguments for `pip install`: options or requirements.
 #'

@@ -19,10 +19,9 @@ from pybackend.job.packages import BUILDS
 from pybackend.r.function import FOR_R_BEFORE_45
 
 PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
-OLDEST_KERAS = (3, 13, 2) if sys.version_info >= (3, 11) else (3, 12, 4)
 GOOD = {
     "tensorflow-cpu": "2.18.0",
-    "keras": ".".join(map(str, OLDEST_KERAS)),
+    "keras": "3.13.2",
     "numpy": "2.0.0",
     "h5py": "3.11.0",
     "cloudpickle": "3.1.2",
@@ -91,7 +90,7 @@ def test_a_machine_with_nothing(tmp_path: Path) -> None:
     assert [found[name] for name in PACKAGES] == [None] * len(PACKAGES)
     assert (found["java"], found["gpus"], found["loaded"]) == (None, [], [])
     assert (found["rscript"], found["r"], found["reticulate"]) == (None, None, None)
-    wanted = ".".join(map(str, OLDEST_KERAS))
+    wanted = "3.13.2"
     assert found["problems"] == [
         "tensorflow is not installed: install tensorflow >= 2.18",
         f"keras is not installed: install keras >= {wanted}",
@@ -130,7 +129,7 @@ def test_a_build_of_keras_or_tensorflow_without_metadata_counts(tmp_path: Path) 
 
 def test_versions_that_are_too_old(tmp_path: Path) -> None:
     found = doctor_on(tmp_path, {**GOOD, "tensorflow-cpu": "2.9.1", "keras": "3.2.0"})
-    wanted = ".".join(map(str, OLDEST_KERAS))
+    wanted = "3.13.2"
     assert found["problems"] == [
         "tensorflow 2.9.1 is too old: install tensorflow >= 2.18",
         f"keras 3.2.0 is too old: install keras >= {wanted}",
@@ -232,6 +231,4 @@ def test_only_workers_of_spark_need_arrow() -> None:
     found = {**doctor(), "pyarrow": "14.0.2"}
     assert find_missing(found) == []
     assert find_missing(found, on_spark=True) == [("pyarrow", "14.0.2", "15")]
-    old = {**found, "python_version": "3.10.4", "keras": "3.12.4"}
-    assert find_missing(old) == []
-    assert find_missing({**old, "python_version": "3.12.0"}) == [("keras", "3.12.4", "3.13.2")]
+    assert find_missing({**found, "keras": "3.12.4"}) == [("keras", "3.12.4", "3.13.2")]

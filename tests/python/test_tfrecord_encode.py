@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pybackend import InputError
 from pybackend.data.tfrecord.encode import encode_batch
 
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 MICROSECOND = datetime.timedelta(microseconds=1)
 
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -39,7 +39,7 @@ SCALARS: list[tuple[Any, Any]] = [
     (pa.binary(3), st.binary(min_size=3, max_size=3)),
     (pa.date32(), st.dates()),
     (pa.timestamp("us"), st.datetimes()),
-    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.timezone.utc))),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.UTC))),
 ]
 
 
@@ -115,7 +115,7 @@ def is_bytes(kind: Any) -> bool:
 
 def as_int(value: Any) -> int:
     if isinstance(value, datetime.datetime):
-        return (value.replace(tzinfo=datetime.timezone.utc) - EPOCH) // MICROSECOND
+        return (value.replace(tzinfo=datetime.UTC) - EPOCH) // MICROSECOND
     if isinstance(value, datetime.date):
         return (value - EPOCH.date()).days
     return int(value)

@@ -141,7 +141,7 @@ class Color(IntEnum):
     RED = 1
 
 
-class Name(str, Enum):
+class Name(str, Enum):  # noqa: UP042 - as users write it
     RED = "red"
 
 

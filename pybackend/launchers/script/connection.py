@@ -185,7 +185,7 @@ class InputPipe:
             self._pipe.close()
 
 
-_LEAST_PYTHON = (3, 10)
+_LEAST_PYTHON = (3, 11)
 _SSH_FAILED = 255
 _END_SECONDS = 5.0
 _NOT_FOUND = (126, 127)
@@ -221,7 +221,7 @@ class SshConnection(AgentConnection):
         if greeting.version < _LEAST_PYTHON:
             version = ".".join(map(str, greeting.version))
             return CannotRun(
-                f"{greeting.python} is Python {version}, but tfdist needs 3.10 or later: use "
+                f"{greeting.python} is Python {version}, but tfdist needs 3.11 or later: use "
                 "--python to specify one that every host has"
             )
         _bundle().send(self.outbox.add)
