@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 # Bytes received at once from a protected connection: several records.
 _SEALED_BLOCK = 1 << 18
+# How long a connection with altered data stays open, so that the other end is informed.
+_FAREWELL_SECONDS = 1.0
 
 
 class LineStream(Protocol):
@@ -312,10 +314,30 @@ class Stream:
                 self._tls.put(self._block[:arrived])
                 count = self._tls.open(buffers)
         except AlteredError:
-            with contextlib.suppress(OSError):
-                self.socket.send(self._tls.take())  # tells the other end
+            if alert := self._tls.take():  # this end noticed it, not the other one
+                self._report_alteration(alert)
             raise
         return count
+
+    def _report_alteration(self, alert: bytes) -> None:
+        """Send the other end TLS's alert, and read until it closes the connection.
+
+        A socket that is closed with unread data resets the connection, and the reset discards what
+        the other end has not read yet. So the alert was lost: the other rank reported a closed
+        connection, and did not know that data had been altered.
+        """
+        # A record that was begun is completed, because TLS reads nothing after a partial one.
+        pending = memoryview(bytes(self._unsent) + alert)
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                if pending:
+                    with contextlib.suppress(BlockingIOError):
+                        pending = pending[self.socket.send(pending) :]
+                    if not pending:
+                        self.socket.shutdown(socket.SHUT_WR)
+                if self._wait(0.05) and not self.socket.recv(_BLOCK):
+                    break
 
     def _receive_plain(self, buffers: list[memoryview]) -> int:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import gc
 import json
@@ -35,6 +36,7 @@ import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "forge"))
+from threads import stack_of
 from warm import OF_SPARK, Forge
 
 # A busy machine must not make a test fail.
@@ -235,6 +237,36 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", FORGE.popen)
         return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """Interrupt a test at its time limit, and again every half minute while it does not end.
+
+    A test that is interrupted once may wait again, without a limit, on its way out: for a thread of
+    an executor, or for a process at the end of a `with`.
+    """
+
+    def interrupt(number: int, frame: Any) -> None:
+        for thread in threading.enumerate():
+            print(stack_of(thread), file=sys.stderr)
+        pytest.fail(f"Timeout (>{settings.timeout:g} s) from pytest-timeout.")
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout, 30)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> bool:
+    """Stop the timer when a test has ended."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return True
+
+
+def pytest_unconfigure() -> None:
+    """End the process, with the stacks of its threads, if one of them would keep it for a minute."""
+    faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(trylast=True)

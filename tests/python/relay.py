@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,10 +46,21 @@ class Relay:
                     threading.Thread(target=self._pump, args=pump, daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, name: str) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while piece := source.recv(1 << 16):
                 target.sendall(getattr(self, name)(piece))
             target.shutdown(socket.SHUT_WR)
+        except OSError:
+            # A reset is forwarded as a reset. When it was swallowed, the other end waited for ever.
+            _reset(source)
+            _reset(target)
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RD)  # wakes the other thread
+        connection.close()
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from threads import Threads
 
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part
 from pybackend.errors import ClusterError, InputError
@@ -121,7 +121,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_on
             training.prune(1)
             has_begun.set()
 
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         running = pool.submit(train)
         try:
             assert has_begun.wait(30)

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from conftest import full
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threads import Threads
 
 from pybackend.collective import Alone, Collective, Compression, Mesh, Patience, all_sum, join_mesh
 from pybackend.collective import mesh as mesh_module
@@ -38,7 +38,7 @@ def together(members: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
         except (PeerLostError, ClusterError) as error:
             return error
 
-    with ThreadPoolExecutor(len(members)) as pool:
+    with Threads() as pool:
         return list(pool.map(attempt, members))
 
 

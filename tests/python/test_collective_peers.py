@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from namespaces import isolated, network, no_namespaces
 from test_collective import LONG, form, mesh, together
+from threads import Threads
 
 from pybackend.collective import Compression, Patience, all_sum, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
@@ -237,7 +237,7 @@ def test_ranks_wait_until_a_crowd_of_strangers_has_gone() -> None:
     with ExitStack() as stack:
         mine, theirs = (stack.enter_context(listen("127.0.0.1")) for _ in range(2))
         peers = [address_of(mine), address_of(theirs)]
-        pool = stack.enter_context(ThreadPoolExecutor(2))
+        pool = stack.enter_context(Threads())
         late = pool.submit(join_mesh, theirs, peers, 1, token, LONG)
         crowd = []
         for _ in range(64):
@@ -259,9 +259,7 @@ def test_an_unexpected_client_is_rejected(right_token: bool) -> None:
         servers = [stack.enter_context(listen("127.0.0.1")) for _ in range(3)]
         address = servers[0].getsockname()
         peers = [address_of(server) for server in servers]
-        first = ThreadPoolExecutor(1)
-        joining = first.submit(join_mesh, servers[0], peers, 0, token, LONG)
-        first.shutdown(wait=False)
+        joining = Threads().submit(join_mesh, servers[0], peers, 0, token, LONG)
         with closing(Stream.connect(address, 30)) as stranger:
             if right_token:
                 greet_as_client(stranger, token, 1, "mesh")  # rank 0 connects to rank 1

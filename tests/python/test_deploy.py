@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sqlite3
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +14,7 @@ import psycopg
 import pytest
 from conftest import full
 from databases import ARRAYS, literal, open_duckdb, open_postgres
+from threads import Threads
 
 from pybackend import DatabaseError, InputError, TrainResult, deploy_model, undeploy_model
 from pybackend.sql.check import DatabaseCheck
@@ -243,7 +243,7 @@ def test_deployments_into_postgresql_take_turns_and_keep_grants() -> None:
     with open_postgres() as raw, psycopg.connect(raw.info.dsn, autocommit=True) as other:
         fill(raw, "postgresql")
         models = [build(1), build(2)]
-        with ThreadPoolExecutor(2) as pool:
+        with Threads() as pool:
             made = list(pool.map(lambda c, m: deploy(c, m, name="scores"), (raw, other), models))
         assert sorted(each.version for each in made) == [1, 2]
         raw.execute("CREATE ROLE reader")

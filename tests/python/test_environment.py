@@ -11,7 +11,6 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from conftest import build_dense, largest_difference, wait_for
 from pyspark import SparkFiles
 from pythons import python_with
 from standalone import Cluster, standalone_cluster
+from threads import Threads
 
 import pybackend
 from pybackend import (
@@ -309,7 +309,7 @@ def test_many_hosts_read_an_environment_at_once(packed: PackedEnvironment, tmp_p
     small = replace(packed, path=str(tmp_path / "small"), size=7)
     with (
         ArchiveServer(small, "127.0.0.1", None) as server,
-        ThreadPoolExecutor(150) as pool,  # more than the driver greets at a time
+        Threads() as pool,  # more than the driver greets at a time
     ):
         found = pool.map(lambda _: b"".join(server.archive.read()), range(150))
         assert set(found) == {b"content"}

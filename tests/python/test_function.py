@@ -7,12 +7,12 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import wait_for, worker_processes
+from threads import Threads
 
 from pybackend import (
     ClusterError,
@@ -92,7 +92,7 @@ def test_between_machines_what_is_shared_is_encrypted() -> None:
     root = Root(servers[0], peers, "token", 20, encrypt=True)
     spokes = [Peer(peers, rank, "token", 20, True, ended.append) for rank in (1, 2)]
     members: list[Root | Peer] = [root, *spokes]
-    with ThreadPoolExecutor(3) as pool:
+    with Threads() as pool:
         for call in ("a", "b"):
             texts = [call * 2_000_000 + str(rank) for rank in range(3)]
             found = pool.map(lambda member, text: member.gather("all_gather", text), members, texts)

@@ -17,7 +17,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -32,6 +31,7 @@ from hypothesis import strategies as st
 from records import entry, example, field, frame
 from relay import relaying
 from test_checkpoint_store import manifest
+from threads import Threads
 
 from pybackend.collective import Mesh
 from pybackend.collective.links import Link
@@ -112,8 +112,8 @@ def server() -> Iterator[socket.socket]:
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
+def threads() -> Iterator[Threads]:
+    with Threads() as pool:
         yield pool
 
 

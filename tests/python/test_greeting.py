@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threads import Threads
 
 from pybackend.net.greeting import greet_as_client, greet_as_server
 from pybackend.net.rendezvous import listen, new_token
@@ -36,10 +37,7 @@ def connected() -> Iterator[tuple[Stream, Stream]]:
 
 def beside(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Run a function on a thread."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(work, *arguments)
-    pool.shutdown(wait=False)
-    return future
+    return Threads().submit(work, *arguments)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 4095])

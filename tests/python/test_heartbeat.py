@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from conftest import wait_for
+from threads import Threads
 
 from pybackend.job.messages import PrintedLine
 from pybackend.net.heartbeat import read_lines
@@ -49,7 +49,7 @@ def test_a_line_that_takes_long_to_come_is_a_sign_of_life() -> None:
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(Stream.connect(server.getsockname(), 10)) as near,
         closing(Stream.accept(server)) as far,
-        ThreadPoolExecutor(1) as threads,
+        Threads() as threads,
     ):
         read = threads.submit(lambda: list(read_lines(far, 1000, 2.0)))
         for letter in b"slow\n":

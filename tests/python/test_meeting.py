@@ -8,12 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
 from conftest import wait_for
+from threads import Threads
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
@@ -54,7 +54,7 @@ def join() -> Iterator[Callable[..., Worker]]:
 Join = Callable[[MeetingServer, int], Worker]
 
 
-def rush(threads: ThreadPoolExecutor, workers: list[Worker]) -> list[Any]:
+def rush(threads: Threads, workers: list[Worker]) -> list[Any]:
     """Return the result of each worker's `gather`: messages, None, or its error."""
 
     def gather(worker: Worker) -> Any:
@@ -69,7 +69,7 @@ def rush(threads: ThreadPoolExecutor, workers: list[Worker]) -> list[Any]:
 def test_all_meet_elsewhere_if_one_does_not_come_in_time(join: Join) -> None:
     with (
         MeetingServer("127.0.0.1", TOKEN, 3, patience=0.5) as server,
-        ThreadPoolExecutor(3) as threads,
+        Threads() as threads,
     ):
         waiting = rush(threads, [join(server, 0), join(server, 1)])
         assert [answer.result(timeout=30) for answer in waiting] == [None, None]
@@ -81,7 +81,7 @@ def test_all_meet_elsewhere_if_one_does_not_come_in_time(join: Join) -> None:
 def test_all_meet_elsewhere_if_one_leaves_before_it_has_joined(join: Join, first: bool) -> None:
     with (
         MeetingServer("127.0.0.1", TOKEN, 3, patience=60) as server,
-        ThreadPoolExecutor(3) as threads,
+        Threads() as threads,
     ):
         workers = [join(server, rank) for rank in range(3)]
         waiting = [] if first else rush(threads, workers[:2])
@@ -101,7 +101,7 @@ def test_a_member_without_a_driver_meets_elsewhere_at_once() -> None:
 
 def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
     """It cannot know the others' decision, so it must neither wait nor meet elsewhere."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as threads:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Threads() as threads:
         host, port = listener.getsockname()
         client = MeetingClient(f"{host}:{port}", TOKEN, 1, 10.0)
         stream = Stream.accept(listener)
@@ -117,7 +117,7 @@ def test_a_member_that_has_joined_and_loses_the_driver_fails_by_name() -> None:
 def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> None:
     """Cut off one of three at a random moment: all meet here, or all elsewhere, or it fails."""
     draw = random.Random(1)
-    with ThreadPoolExecutor(4) as threads:
+    with Threads() as threads:
         for _ in range(60):
             with MeetingServer("127.0.0.1", TOKEN, 3, patience=20) as server:
                 workers = [join(server, rank) for rank in range(3)]
@@ -136,7 +136,7 @@ def test_members_that_come_and_go_at_any_time_all_decide_alike(join: Join) -> No
 def test_everyone_gets_all_messages(join: Join, patience: float) -> None:
     with (
         MeetingServer("127.0.0.1", TOKEN, 3, patience=patience) as server,
-        ThreadPoolExecutor(3) as threads,
+        Threads() as threads,
     ):
         workers = [join(server, rank) for rank in (2, 0, 1)]
         found = list(threads.map(lambda w: w.client.gather(f"from {w.rank}"), workers))
@@ -164,7 +164,7 @@ def test_events_and_large_results_arrive_whole(join: Join) -> None:
 
 
 def test_a_worker_notices_that_the_driver_is_gone(join: Join) -> None:
-    with MeetingServer("127.0.0.1", TOKEN, 2) as server, ThreadPoolExecutor(1) as threads:
+    with MeetingServer("127.0.0.1", TOKEN, 2) as server, Threads() as threads:
         worker = join(server, 0)
         waiting = threads.submit(worker.client.gather, "alone")
         wait_for(lambda: server.missing()[0] == [1])
@@ -245,7 +245,7 @@ def test_lines_of_many_events_arrive_each_workers_in_order() -> None:
                 client(PrintedLine(f"Zeile {number} \u00e4\n"))
 
     with MeetingServer("127.0.0.1", TOKEN, 4) as server:
-        with ThreadPoolExecutor(4) as pool:
+        with Threads() as pool:
             list(pool.map(work, range(4)))
         events = [server.queue.get(timeout=30) for _ in range(800)]
     for rank in range(4):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cloudpickle import dumps
+from threads import Threads
 
 from pybackend.errors import ClusterError
 from pybackend.job.job import FEED_TOKEN, FUNCTION, FunctionJob
@@ -90,7 +90,7 @@ def work(
     job = FunctionJob(2, reports_lines=True, resources=resources or Resources())
     member = Member(job, {FUNCTION: dumps((fn, ()))}, source, "token", None, loopback=False)
     memory = Memory(2)
-    with ThreadPoolExecutor(2) as threads:
+    with Threads() as threads:
         groups = [kind(rank, memory) for rank in range(2)]
         found = threads.map(lambda group: member.work(group, [], events.append), groups)
         return [report for report, _ in found]

@@ -6,12 +6,12 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
 import pytest
 from conftest import shared_spark
+from threads import Threads
 
 from pybackend import InputError, barrier_run
 from pybackend.doctor.diagnosis import find_problems
@@ -114,7 +114,7 @@ def test_all_reach_each_other_though_one_begins_late() -> None:
     held = [reserved() for _ in range(3)]
     addresses = [address(one) for one in held]
     try:
-        with ThreadPoolExecutor(3) as pool:
+        with Threads() as pool:
             early = [pool.submit(try_peers, addresses, rank) for rank in (0, 1)]
             # Neither can have ended: each has one more to reach.
             assert not any(future.done() for future in early)
@@ -138,7 +138,7 @@ def test_a_worker_that_never_listens_is_refused_within_the_limit() -> None:
 def test_a_worker_that_listens_elsewhere_is_refused_and_reaches_the_others() -> None:
     with reserved() as one, reserved() as two, reserved() as elsewhere:
         announced, true = ([address(one), address(x)] for x in (two, elsewhere))
-        with ThreadPoolExecutor(1) as pool:
+        with Threads() as pool:
             other = pool.submit(try_peers, true, 1, patience=5)
             found = try_peers(announced, 0, patience=2)
             assert found["unreached"] == [{"rank": 1, "reason": REFUSED}]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from conftest import wait_for
+from threads import Threads
 
 from pybackend.launchers.spark import slots
 from pybackend.launchers.spark.preflight import small_batches
@@ -91,7 +91,7 @@ def test_a_long_wait_names_what_holds_the_slots(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(slots, "_QUIET_SECONDS", 0.01)
     owner, said = object(), list[str]()
     with take_slots(owner, 2, 2, said.append):
-        with ThreadPoolExecutor() as pool:
+        with Threads() as pool:
             waits = pool.submit(wait_in_vain, owner)
             text = waits.result(60)
         with take_slots(object(), 2, 2, said.append):

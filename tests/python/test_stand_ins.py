@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from threads import Threads
 
 from pybackend.engine.stand_ins import Noise, stand_in_noise
 
@@ -55,7 +55,7 @@ def test_other_threads_draw_as_they_do() -> None:
     def draw() -> Any:
         return random.normal((50,), seed=SEED).numpy()
 
-    with stand_in_noise(), ThreadPoolExecutor(1) as threads:
+    with stand_in_noise(), Threads() as threads:
         assert np.ptp(threads.submit(draw).result()) > 0
         assert np.ptp(draw()) == 0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from threads import Threads
 
 import pybackend
 from pybackend.net.connection_errors import StreamEndError
@@ -32,7 +32,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         near = stack.enter_context(closing(Stream.connect(server.getsockname(), LONG)))
         far = stack.enter_context(closing(Stream.accept(server)))
         if request.param == "tls":
-            with ThreadPoolExecutor(1) as pool:
+            with Threads() as pool:
                 protected = pool.submit(far.protect, Tls(TOKEN, is_server=True), LONG)
                 near.protect(Tls(TOKEN, is_server=False), LONG)
                 protected.result()
@@ -61,7 +61,7 @@ def test_exactly_so_many_bytes_are_read(pair: Pair) -> None:
 
 def test_large_contents_cross_in_both_directions_at_once(pair: Pair) -> None:
     contents = [np.random.default_rng(rank).bytes(8_000_003) for rank in range(2)]
-    with ThreadPoolExecutor(4) as pool:
+    with Threads() as pool:
         readers = [pool.submit(stream.read_exactly, 8_000_003, LONG) for stream in pair]
         for stream, content in zip(pair, contents, strict=True):
             pool.submit(stream.send_all, content, LONG)
@@ -118,7 +118,7 @@ def test_lines_are_read_one_by_one_and_a_broken_last_one_is_dropped(pair: Pair) 
     long = b"x" * 300_000 + b"\n"
     near.send_all(b"one\n\ntwo\n", LONG)
     assert [far.read_line(4, LONG) for _ in range(3)] == [b"one\n", b"\n", b"two\n"]
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         line = pool.submit(far.read_line, 300_001, LONG)
         near.send_all(long + b"unfin", LONG)
         assert line.result() == long
@@ -167,7 +167,7 @@ def test_the_end_within_a_message_is_reported(pair: Pair) -> None:
 @pytest.mark.parametrize("closed_by_reader", [False, True], ids=["other end", "own end"])
 def test_closing_wakes_a_reader(pair: Pair, closed_by_reader: bool) -> None:
     near, far = pair
-    with ThreadPoolExecutor(1) as pool:
+    with Threads() as pool:
         reading = pool.submit(far.read_exactly, 1)
         (far if closed_by_reader else near).close()
         assert isinstance(reading.exception(LONG), OSError)

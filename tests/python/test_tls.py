@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from conftest import wait_for
 from relay import Relay, altered, relaying
 from test_collective import mesh, together
+from threads import Threads
 
 from pybackend.collective import Compression, Mesh, join_mesh
 from pybackend.errors import ClusterError, PeerLostError
@@ -60,7 +60,7 @@ def greet(
             accepted.close()
             raise
 
-    with ThreadPoolExecutor(2) as pool:
+    with Threads() as pool:
         futures = [pool.submit(end) for end in (as_client, as_server)]
         return [future.exception(LONG) for future in futures]
 
@@ -160,7 +160,7 @@ def test_two_connections_of_one_job_cannot_be_crossed() -> None:
             return change
 
         one.to_server, other.to_server = cross("one", "other"), cross("other", "one")
-        with ThreadPoolExecutor(2) as pool:
+        with Threads() as pool:
             outcomes = [pool.submit(greet, *ends) for ends in (first, second)]
             errors = [error for outcome in outcomes for error in outcome.result(LONG)]
         assert all(isinstance(error, OSError) for error in errors)
@@ -174,7 +174,7 @@ def test_a_tls_handshake_that_does_not_end_is_given_up(monkeypatch: pytest.Monke
 
 
 def test_tls_alone_lets_in_nobody_with_another_token() -> None:
-    with relayed() as (_, client, accepted), ThreadPoolExecutor(1) as pool:
+    with relayed() as (_, client, accepted), Threads() as pool:
         server = pool.submit(accepted.protect, Tls(TOKEN, is_server=True), LONG)
         with pytest.raises(OSError):
             client.protect(Tls(new_token(), is_server=False), LONG)
@@ -238,7 +238,7 @@ def test_a_meeting_that_is_altered_is_named() -> None:
         server.adopt(accepted, 0)
         relay.to_client = altered
         with MeetingClient(None, TOKEN, 0, LONG, stream=client) as member:
-            with ThreadPoolExecutor(1) as pool:
+            with Threads() as pool:
                 gathering = pool.submit(member.gather, "a")
                 wait_for(lambda: server.missing()[0] == [1])
                 server.refuse("no")

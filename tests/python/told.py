@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 from conftest import wait_for
+from threads import Threads
 
 import pybackend
 
@@ -75,7 +75,7 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
         The fixture ``capsys``.
     """
     kept = pybackend.Checkpoint(str(folder / "kept"))
-    with ThreadPoolExecutor(1) as thread:
+    with Threads() as thread:
         training = thread.submit(train, target, folder, checkpoint=kept, restarts=1)
         wait_for(lambda: (folder / "mark").exists() or training.done(), PATIENCE)
         tell()
