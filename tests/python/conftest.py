@@ -265,7 +265,7 @@ def pytest_timeout_cancel_timer() -> bool:
 
 
 def pytest_unconfigure() -> None:
-    """End the process, with the stacks of its threads, if one of them would keep it for a minute."""
+    """If a thread keeps the process from ending, end it after a minute, and show its stack."""
     faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
 
 

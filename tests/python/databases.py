@@ -47,6 +47,10 @@ def postgres_server(programs: Path) -> Iterator[str]:
     if os.geteuid() == 0:
         user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
         os.chown(folder, _NOBODY, _NOBODY)
+        if not programs.is_relative_to("/usr"):
+            # That user cannot read a checkout in a home of root, which is closed to others.
+            copied = shutil.copytree(programs.parent, f"{folder}/programs", symlinks=True)
+            programs = Path(copied, programs.name)
     data = f"{folder}/data"
     # No memory in /dev/shm, where other tests look for leftovers.
     settings = f"-k {folder} -c listen_addresses='' -c fsync=off -c jit=off"

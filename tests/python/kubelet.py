@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,20 @@ from typing import Any
 
 from namespaces import Host
 
-_START = 'mount -t tmpfs none /tmp; mkdir "$1"; hostname "$2"; shift 2; exec "$@"'
+# A pod has a /tmp of its own, in which this Python is seen again if it lies below /tmp.
+_START = """
+mount -t tmpfs none /mnt
+for kept in "$3" "$4"; do
+  case "$kept" in /tmp/*) mkdir -p "/mnt$kept"; mount --bind "$kept" "/mnt$kept";; esac
+done
+mount -t tmpfs none /tmp
+for kept in "$3" "$4"; do
+  case "$kept" in /tmp/*) mkdir -p "$kept"; mount --move "/mnt$kept" "$kept";; esac
+done
+umount /mnt
+mkdir "$1"; hostname "$2"; shift 4; exec "$@"
+"""
+_ROOT = Path(__file__).parents[2]
 _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
@@ -43,6 +57,7 @@ class PodProcess:
         }
         isolated = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child"]
         shell = ["sh", "-ec", _START, "sh", mounted, pod["spec"]["hostname"]]
+        shell += [str(_ROOT), sys.base_prefix]
         with log.open("wb") as output:
             self._outer = subprocess.Popen(
                 [*host.enter, *isolated, "--mount-proc", *shell, *container["command"]],

@@ -31,7 +31,10 @@ def run(program: str) -> tuple[int, str]:
 
 
 def test_it_is_a_notice_as_long_as_it_is_expected() -> None:
-    program = "with notice.expected(True):\n    tell()\n    print(notice())\ntell()\nprint('on')"
+    program = (
+        "with notice.expected(True):\n    tell()\n    print(notice(), flush=True)\n"
+        "tell()\nprint('on')"
+    )
     assert run(program) == (-signal.SIGTERM, "True\n")
 
 

@@ -13,7 +13,7 @@ def test_it_starts_anew_with_its_own_library_first() -> None:
         "import os; from pybackend.launchers.package_files import load_own_libraries as load;"
         "load(); import ssl, sys; print(os.environ['LD_LIBRARY_PATH'], *sys.argv[1:])"
     )
-    listed = "/usr/lib/x86_64-linux-gnu"
+    listed = "/nonexistent/lib"  # no Python's own folder, as /usr/lib/... is of Debian's
     shown = subprocess.run(
         [sys.executable, "-c", program, "a b"],
         env={**os.environ, "LD_LIBRARY_PATH": listed},
