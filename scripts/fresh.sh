@@ -32,12 +32,13 @@ visible=()
 for place in "${TFDIST_MNIST:-}" "${TFDIST_CRAN#file://}"; do
   if [[ -e $place ]]; then visible+=("$place"); fi
 done
-# The first mount makes the folder the root of a file system, without which `ip netns exec` fails.
+# The folder becomes the root of a file system, without which `ip netns exec` fails.
 unshare --mount --pid --fork --kill-child bash -euc '
   folder=$1 command=$2 mnist=$3 cran=$4
   shift 4
   mount --make-rprivate /
   mount --bind "$folder" "$folder"
+  cd "$folder"
   mount -t proc proc "$folder/proc"
   mount --rbind /sys "$folder/sys"
   mount --rbind /dev "$folder/dev"
@@ -47,7 +48,13 @@ unshare --mount --pid --fork --kill-child bash -euc '
     fi
     mount --bind -o ro "$place" "$folder$place"
   done
-  exec chroot "$folder" /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+  # Not chroot: a process that enters another namespace would see the whole machine.
+  mkdir -p outside
+  pivot_root . outside
+  cd /
+  umount --lazy /outside
+  rmdir /outside
+  exec /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     ${mnist:+TFDIST_MNIST="$mnist"} ${cran:+TFDIST_CRAN="$cran"} \
     bash -c "cd /root/tfdist && $command" </dev/null
 ' bash "$folder" "$command" "${TFDIST_MNIST:-}" "${TFDIST_CRAN:-}" "${visible[@]}"

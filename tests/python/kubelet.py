@@ -73,6 +73,7 @@ class PodProcess:
     def execute(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start another process in the pod, with pipes."""
         entered = ["nsenter", f"--target={self._first()}", "--mount", "--uts", "--net", "--pid"]
+        entered += ["--root", "--wd"]  # those of the pod, where this process runs in a chroot
         return subprocess.Popen(
             [*entered, "--", *command],
             stdin=subprocess.PIPE,

@@ -96,6 +96,7 @@ CROSS_CUTTING = {
     "checks": "targets of the Makefile, and how tests are named and grouped",
     "collective_peers": "peers of the collective that misbehave",
     "connect": "Spark Connect",
+    "constraints": "constraints.txt",
     "datasets": "a tf.data.Dataset or PyDataset given directly",
     "elastic_checkpoints": "elastic training that resumes",
     "epochs": "which epochs run, and which validate",

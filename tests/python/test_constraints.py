@@ -45,7 +45,7 @@ def test_the_versions_installed_here_support_every_python_that_gets_them() -> No
         if found is None or not pin.specifier.contains(found.version):
             continue
         # tensorflowonspark quotes the version.
-        needed = SpecifierSet((found.metadata["Requires-Python"] or "").replace('"', ""))
+        needed = SpecifierSet((found.metadata.get("Requires-Python") or "").replace('"', ""))
         unfit = [v for v in FIRST if applies(pin, v) and not needed.contains(v)]
         assert not unfit, f"{pin} needs Python {needed}, but constrains {unfit}"
         looked += 1

@@ -508,7 +508,12 @@ def test_a_session_without_free_descriptors_says_so_and_leaks_none(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[1::2] == ["0 left"] * len(spares)
+    left = [int(line.removesuffix(" left")) for line in lines[1::2]]
+    # subprocess.Popen before Python 3.11.4 does not close a pipe if it cannot have another one.
+    lost = 2 * len(spares) if sys.version_info < (3, 11, 4) else 0
+    assert len(left) == len(spares)
+    assert left[0] == 0
+    assert max(left) <= lost
     for line in lines[:8:2]:
         assert "too many open files: the limit of this process is 128" in line
     assert lines[-2] == "40 [0, 1]"

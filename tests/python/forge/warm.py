@@ -243,10 +243,17 @@ def _enter_host(pid: int) -> None:
         for kind in _NAMESPACES
         if os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
     ]
+    # A mount namespace comes with its own root, also where the launcher's root is another one.
+    root, folder = os.open(f"/proc/{pid}/root", os.O_RDONLY), os.getcwd()
     for namespace in entered:
         if ctypes.CDLL(None, use_errno=True).setns(namespace, 0):
             raise OSError(ctypes.get_errno(), "setns failed")
         os.close(namespace)
+    if entered and os.geteuid() == 0:
+        os.fchdir(root)
+        os.chroot(".")
+        os.chdir(folder)
+    os.close(root)
 
 
 def _run(message: Mapping[str, Any]) -> None:
