@@ -28,8 +28,8 @@ cp /etc/ssl/certs/ca-certificates.crt "$folder/usr/local/share/ca-certificates/h
 chroot "$folder" update-ca-certificates >/dev/null 2>&1
 git clone --quiet --no-hardlinks . "$folder/root/tfdist"
 
-visible=()
-for place in "${TFDIST_MNIST:-}" "${TFDIST_CRAN#file://}"; do
+visible=() cran=${TFDIST_CRAN:-}
+for place in "${TFDIST_MNIST:-}" "${cran#file://}"; do
   if [[ -e $place ]]; then visible+=("$place"); fi
 done
 # The folder becomes the root of a file system, without which `ip netns exec` fails.
@@ -57,4 +57,4 @@ unshare --mount --pid --fork --kill-child bash -euc '
   exec /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     ${mnist:+TFDIST_MNIST="$mnist"} ${cran:+TFDIST_CRAN="$cran"} \
     bash -c "cd /root/tfdist && $command" </dev/null
-' bash "$folder" "$command" "${TFDIST_MNIST:-}" "${TFDIST_CRAN:-}" "${visible[@]}"
+' bash "$folder" "$command" "${TFDIST_MNIST:-}" "$cran" "${visible[@]}"

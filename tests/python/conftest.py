@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -160,7 +161,13 @@ def group_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests, and mark them with their groups."""
+    """Sort the tests, and mark them with their groups.
+
+    With a number in TFDIST_TEST_SEED, the tests of each module run in random order.
+    """
+    if seed := os.environ.get("TFDIST_TEST_SEED"):
+        random.Random(int(seed)).shuffle(items)
+        items.sort(key=lambda item: item.module.__name__)
     items.sort(key=lambda item: _RANK.get(item.module.__name__, len(_RANK)))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group_of(item)))
