@@ -11,7 +11,7 @@ command=${1:-make mnist && make test}
 [[ $(id -u) -eq 0 ]] || { echo "Run as root: sudo make fresh" >&2; exit 1; }
 scripts/apt-install.sh fresh
 folder=${TFDIST_FRESH:-$(mktemp -d /var/tmp/tfdist-fresh-XXXXXX)}
-mkdir -p "$folder"
+mkdir -p "$folder" && chmod 755 "$folder" # the root of all users
 # All mounts are in a namespace of their own, and so are all processes: nothing of them outlives it.
 trap 'rm -rf --one-file-system "$folder"' EXIT
 
