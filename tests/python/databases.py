@@ -48,9 +48,13 @@ def postgres_server(programs: Path) -> Iterator[str]:
         user = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
         os.chown(folder, _NOBODY, _NOBODY)
         if not programs.is_relative_to("/usr"):
-            # That user cannot read a checkout in a home of root, which is closed to others.
-            copied = shutil.copytree(programs.parent, f"{folder}/programs", symlinks=True)
-            programs = Path(copied, programs.name)
+            # That user cannot read a checkout in the home of root, which is closed to others. The
+            # programs find their libraries in a folder next to their package's.
+            site = programs.parents[2]
+            for package in site.glob(f"{programs.parents[1].name}*"):
+                if package.suffix != ".dist-info":
+                    shutil.copytree(package, Path(folder, package.name), symlinks=True)
+            programs = Path(folder, programs.relative_to(site))
     data = f"{folder}/data"
     # No memory in /dev/shm, where other tests look for leftovers.
     settings = f"-k {folder} -c listen_addresses='' -c fsync=off -c jit=off"
