@@ -76,21 +76,37 @@ function, the first batch of an epoch is audited.
 
 ### What is compared
 
-The audit compares the change of each variable: weights, the optimizers' state (including moments,
-and therefore gradients), counters, moving averages, and metrics summed over the workers. It leaves
-out random generators, and the moving statistics of batch normalization without `synchronized=True`.
-In the single process, such a layer also normalizes over each worker's rows separately.
+The single process computes its own gradients, but its optimizer applies those of the workers. So
+three things are compared:
 
-In some cases, all workers repeat the step, and the repeated step is compared instead:
+1. **The gradients that the optimizer gets**, variable by variable: the workers' mean and that of
+   one process. What an optimizer makes of them does not matter: Adam divides a gradient by its
+   typical size, so a gradient of rounding errors moves a weight as far as a real one.
+2. **Weights and the optimizers' state after the update.** They come from the same gradients, so
+   they are nearly equal bit for bit.
+3. **Everything else that changes:** counters, moving averages, codebooks, and metrics summed over
+   the workers.
+
+Random generators are left out, and the moving statistics of batch normalization without
+`synchronized=True`. In the single process, such a layer also normalizes over each worker's rows
+separately.
+
+In some cases, all workers repeat the step, and the repeated step is compared with one process:
 
 - **GPUs** round to three digits (TF32) and sum in no fixed order. The step runs again in full
   precision, without XLA, and without cuDNN in recurrent layers.
+- **Half precision:** layers that compute in float16 or bfloat16 compute in float32.
 - **Random numbers** are replaced with constants, outside the traced function. Each random draw by
   Keras (dropout, sampling, augmentation, `keras.random`) or by `tf.random` becomes one number for
   all rows. The first audit takes one step with a high number and one with a low number, so that an
   event that affects one row in a hundred happens in all rows or in none. Later audits alternate
   between the two.
 - **`compression`** is switched off when the step runs again.
+
+Then the step that trained is checked, too. Each worker repeats it with its own rows, random numbers
+and types, and compares its gradients with those that it sent. Random projections of all gradients,
+a few numbers per variable, show whether the mean is that of all workers (Johnson and Lindenstrauss,
+1984). And each worker's optimizer makes its update again.
 
 The step that runs again is the model's `train_step`, not the version that TensorFlow or XLA
 compiled.
@@ -116,32 +132,43 @@ continue with the weights of worker 0 after each epoch, and a note reports this.
 - groups of more than 128 steps that are executed together
 - custom layers, losses and train_steps that run eagerly, because they may change Python attributes
 - steps after a callback has changed attributes of layers, or anything else that the traced step
-  reads in Python
+  reads in Python, and steps that change such values themselves
 - validation
 - batches from a `data` function, if their arrays have different numbers of rows
 
 `audit.skipped` and a note report what was not audited, and why.
 
-### Tolerance
+### Three verdicts
 
-The audit accepts a difference of up to 2e-5 times the change (2^-8 for float16, 2^-5 for bfloat16),
-plus the rounding error of the variable. It compares a larger difference with the sensitivity of one
-process. To measure the sensitivity, it randomly perturbs the weights, the rows, and the layers'
-outputs and gradients by 2^-22 of their size (2^-11 for float16, 2^-8 for bfloat16), up to ten
-times. A difference of more than eight times the largest effect of these perturbations is an error.
+- **Equal:** gradients differ by at most 2e-5 of their size, variables by at most 2e-5 of their
+  change (updates of optimizers: 2e-4), plus the rounding error of their type. Pure float16 and
+  bfloat16 variables have larger tolerances (2^-8 and 2^-5).
+- **Different:** an error.
+- **Undecided:** the step could not be compared, or is so ill-conditioned that float32 itself says
+  nothing. A note and `audit.skipped` give the reason.
 
-Some optimizers magnify rounding errors. Adam, for example, divides a gradient by its typical size,
-so a gradient that consists only of rounding error still changes the weight noticeably. If the
-optimizer's state shows that this is the case for an element of a weight, and the rest of the state
-is equal, the element is not compared. This avoids false alarms. Differences within the tolerance
-are not detected: for example, if one row in 50,000 counts twice.
+Rounding has no fixed size. A float32 sum over 8,000 rows differs by 3e-5 between one sum and two
+halves in the same process. So a larger difference is measured against one process itself: the same
+step runs once more with all layers in float64. A value is equal if its distance from the
+float64 value is at most eight times that of the float32 value, and if the latter is below 1e-3
+of its size. It is undecided if float32 is further away than that. If a layer cannot compute in
+float64, the same rows in another order are the measure, on the norm of the whole gradient. Rows are
+never changed: they have no rounding errors, and a comparison such as `y == 1.0` would give another
+loss.
+
+Some gradients are zero except for rounding errors, such as that of a bias before a normalization or
+of an attention key. They may differ by 1e-6 of the norm of the whole gradient. `audit.zeros` has
+the largest such difference.
+
+Differences within the tolerance are not detected: for example, if one row in 50,000 counts twice.
 
 ### If a difference is found
 
 Training stops before the next step. The error names the variables and the size of the difference,
-and says what to do. With `Exchange(audit="warn")`, a note appears instead. With `audit=False`,
-nothing is compared, and a loss that is not a mean over rows goes undetected. `LocalSteps` and
-asynchronous training are not exact and are not audited.
+and says what to do. If one process that computes each worker's rows separately gets another mean
+than the workers, the error says that the fault is in tfdist. With `Exchange(audit="warn")`, a note
+appears instead. With `audit=False`, nothing is compared, and a loss that is not a mean over rows
+goes undetected. `LocalSteps` and asynchronous training are not exact and are not audited.
 
 `result.audit` contains the number of steps and of rows, and the largest relative difference.
 `print()`, `summary()` and the report show them: `audited on 9 of 3,000 steps against one process:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pybackend.api.curves import Panel, draw_panels
 from pybackend.job.arguments import counted
-from pybackend.job.report import Generation, WorkerReport
+from pybackend.job.report import Audit, Generation, WorkerReport
 
 _LINE = "border-bottom:1px solid rgba(128,128,128,0.35)"
 _CELL = f"padding:2px 12px 2px 0;{_LINE};color:inherit"
@@ -102,17 +102,19 @@ def list_metrics(history: Mapping[str, Sequence[Any]], metrics: Mapping[str, Any
     return lines
 
 
-def list_audit(workers: Sequence[WorkerReport]) -> list[str]:
-    """Return lines with the result of the audit, if there was one."""
-    audit = workers[0].audit if workers else None
+def list_audit(audit: Audit | None, workers: Sequence[WorkerReport]) -> list[str]:
+    """Return lines with the result of the audit."""
     if audit is None:
         return []
+    reasons = "; ".join(audit.skipped)
     if not audit.steps:
-        return [f"not audited: {'; '.join(audit.skipped)}"] if audit.skipped else []
+        return [f"not audited: {reasons}"] if reasons else []
     found = f"largest relative difference {max(audit.weights, audit.metrics):.1g}"
     if audit.differences:
         found = f"{len(audit.differences)} of them different"
-    return [f"audited on {audit.steps} of {workers[0].steps:,} steps against one process: {found}"]
+    first = f"audited on {audit.steps} of {workers[0].steps:,} steps against one process: {found}"
+    more = [f"  undecided on {counted(audit.undecided, 'step')}: {reasons}"] if reasons else []
+    return [first, *more, *(f"  not compared: {name}" for name in audit.left_out)]
 
 
 def list_workers(workers: Mapping[int, WorkerReport]) -> list[str]:

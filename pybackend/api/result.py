@@ -355,9 +355,10 @@ class TrainResult:
     def audit(self) -> Audit | None:
         """Result of the audit, which repeats some steps in one process.
 
-        None if the training was not audited. `Exchange` has the option ``audit``.
+        ``skipped`` gives the reason if no step was compared. None for results of functions.
+        `Exchange` has the option ``audit``.
         """
-        return self.workers[0].audit if self.workers else None
+        return next((one.audit for one in self.workers if one.audit is not None), None)
 
     def epochs_of(self, name: str) -> list[int]:
         """Return the epochs, counted from 1, for which the history has values of this metric."""
@@ -440,7 +441,11 @@ class TrainResult:
             f"{counted(count, 'worker')}, {counted(rows, 'row')}, "
             f"{counted(self.epochs, 'epoch')}, {self.seconds:.1f} s, seed {self.seed}"
         )
-        return [first, *list_metrics(self.history, self.metrics), *list_audit(self.workers)]
+        return [
+            first,
+            *list_metrics(self.history, self.metrics),
+            *list_audit(self.audit, self.workers),
+        ]
 
     @property
     def _events(self) -> list[str]:

@@ -5,10 +5,9 @@ own step on the global batch, and compares every change with that of the workers
 after the step is restored, bit for bit. This assumes nothing about the losses, the layers or the
 train_step, because a single process runs them, too, and only the results are compared.
 
-A difference counts as rounding if a single process shows a similar one when its weights and rows
-change by about the rounding error of their type (Adam divides a gradient that consists only of
-rounding errors by its own size). If the step draws random numbers, all workers repeat it with
-constants in their place, and that result is compared; on GPUs they repeat it in full precision.
+The gradients that the optimizer gets are compared, and all variables; `step_difference` tells
+rounding from a difference. If the step draws random numbers, all workers repeat it with constants
+instead, and that result is compared; on GPUs, and in half precision, they repeat it in float32.
 """
 
 from __future__ import annotations
@@ -29,11 +28,15 @@ from pybackend.data.arrays import nest
 from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_rows import pack_rows
 from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.host import Exchanged
 from pybackend.engine.one_process import (
     OneProcess,
     StepState,
     Values,
     find_own_settings,
+    find_unsynchronized,
+    is_mixed,
+    name_changed,
     set_own_settings,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
@@ -49,12 +52,13 @@ from pybackend.engine.state import find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_difference import is_another
 from pybackend.engine.steps import count_accumulated_steps
-from pybackend.engine.verdict import Judge, describe_error
+from pybackend.engine.verdict import ABOUT_OWN_FAULT, Judge, describe_error
+from pybackend.engine.watched_gradients import WatchedGradients, check_sums
 from pybackend.errors import InputError
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
-from pybackend.model.layers import find_custom_parts
+from pybackend.model.layers import find_custom_parts, find_layers
 from pybackend.words import setting
 
 # Share of an epoch's time that audits may take, from the third epoch on.
@@ -79,9 +83,11 @@ _ABOUT_FIXED = (
     "`keras.random.SeedGenerator` gives each worker its own"
 )
 _ABOUT_TRACED = (
-    "Python values that the step reads have changed since it was traced; the traced step still "
-    "uses the old ones"
+    "the traced step computes other gradients than its Python code does now: Python values that it "
+    "reads have changed since it was traced, or the traced step is wrong"
 )
+_ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
+_ABOUT_UPDATE = "the optimizer has not made of the gradients what it makes of them again"
 _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
 
@@ -91,8 +97,8 @@ class _Window:
 
     ``before`` has the values before the first step, ``memory`` the size of the process at that
     time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
-    before each step, and ``digest`` a checksum of the variables that callbacks must not change in
-    between.
+    before each step, ``digest`` a checksum of the variables that callbacks must not change in
+    between, and ``exchanged`` the gradients.
     """
 
     before: Values
@@ -103,6 +109,7 @@ class _Window:
     numbers: Values = field(default_factory=dict)
     digest: int = 0
     reason: str | None = None
+    exchanged: list[Exchanged] = field(default_factory=list)
 
 
 class Auditor:
@@ -140,6 +147,8 @@ class Auditor:
         self._emit = replica.emit
         self._state = StepState(model, others)
         self._process = OneProcess(model, class_weight)
+        self._is_mixed = any(map(is_mixed, find_layers(model)))
+        self._process.type = "float32" if self._is_mixed else None
         self._judge = Judge(model, exchange, self._state, self._process, feed.is_sharded)
         self._epoch = 0
         self._epochs = 0
@@ -201,6 +210,7 @@ class Auditor:
         self._due = set(json.loads(text))
         self._epochs += 1
         self._window = None
+        self._exchange.take_exchanges()
 
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._window is None:
@@ -215,6 +225,7 @@ class Auditor:
             known = set(self._state.find())
             self._window = _Window(self._state.read(), read_memory(), known)
             self._window.changed.append({})
+            self._exchange.copy_exchanges()
             self._spent += time.monotonic() - began
         else:
             if self._window.digest != self._digest():
@@ -242,7 +253,7 @@ class Auditor:
         if self._count_accumulated() and last < self._feed.steps - 1:
             window.numbers, window.digest = self._read_numbers(), self._digest()
             return
-        self._window = None
+        self._window, window.exchanged = None, self._exchange.take_exchanges()
         began, waited = time.monotonic(), self._collective.waited
         record = self._exchange.record
         settling = nullcontext() if record is None else record.settling()
@@ -275,9 +286,10 @@ class Auditor:
     def _is_repeated(self, is_random: bool) -> bool:
         """Return whether the workers repeat the step, as the single process does.
 
-        On GPUs, rounding depends on the kernel, even with XLA: TF32 has only three digits.
+        On GPUs, rounding depends on the kernel, even with XLA: TF32 has only three digits. So does
+        half precision.
         """
-        return is_random or self._exchange.is_compressed or self._has_gpus
+        return is_random or self._exchange.is_compressed or self._has_gpus or self._is_mixed
 
     def _read_numbers(self) -> Values:
         found = self._state.variables
@@ -310,6 +322,12 @@ class Auditor:
         has_learned = False
         for place in places:
             verdict = self._compare(window, after, place, is_repeated)
+            name = name_changed(self._model, settings)
+            set_own_settings(self._model, settings)
+            if self._is_true_anywhere(name is not None) and "error" in verdict:
+                # For example a loss that counts its calls: each run of its code is another step.
+                name = name or "an attribute"
+                verdict = {"skipped": f"the step changes {name}, and the traced step does not"}
             if "error" in verdict and not is_repeated:
                 verdict = self._confirm(window, after, verdict)
             set_own_settings(self._model, settings)
@@ -318,6 +336,9 @@ class Auditor:
                 has_learned = True
         if has_learned:
             self._compared += 1
+            if is_repeated and "skipped" not in verdict:
+                self._obey(self._compare_traced(window, after), is_new=False)
+                set_own_settings(self._model, settings)
         else:
             self._delay(window, "no weight changed, or weights became NaN or infinite")
 
@@ -325,14 +346,14 @@ class Auditor:
         self, window: _Window, after: Values, place: float, is_repeated: bool
     ) -> dict[str, Any]:
         """Return rank 0's result on all ranks, with random numbers replaced by a constant."""
-        found, reason = after, window.reason
+        found, exchanged, reason = after, window.exchanged, window.reason
         self._process.place = place
         with stand_in_noise(place):
             if is_repeated:
-                found, failed = self._repeat(window)
+                found, exchanged, failed = self._repeat(window)
                 reason = reason or failed
                 self._state.write(after)
-            packed = self._pack(window, found)
+            packed = self._pack(window, found, exchanged)
             received = self._collective.gather(np.frombuffer(packed, np.uint8).copy())
             verdict: dict[str, Any] = {}
             if self._collective.rank == 0:
@@ -343,7 +364,12 @@ class Auditor:
                         {"skipped": reason}
                         if reason
                         else self._judge.compare(
-                            window.before, dict(found), window.changed, everyone, title
+                            window.before,
+                            dict(found),
+                            window.changed,
+                            everyone,
+                            title,
+                            exchanged,
                         )
                     )
                 finally:
@@ -351,15 +377,70 @@ class Auditor:
         text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
         return dict(json.loads(text))
 
+    def _compare_traced(self, window: _Window, after: Values) -> dict[str, Any]:
+        """Compare the step that trained with each worker's own repetition of it.
+
+        What `_compare` has judged is another step: with constants instead of random numbers, in
+        another type, or without compression.
+        """
+        verdict: dict[str, Any] = {"steps": 0, "rows": 0, "weights": 0.0, "metrics": 0.0}
+        where = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
+        if not self._exchange.adds_up:
+            rounding = 2.0**-6 if self._exchange.is_compressed else 2.0**-17
+            if check_sums(window.exchanged, self._collective, rounding):
+                return verdict | {"error": f"in {where}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
+        unknown = self.noise.states - set(self._state.variables)
+        if self._is_true_anywhere(self.noise.is_unseeded or bool(unknown)):
+            return verdict  # it draws other random numbers each time
+        if not all(all(self._feed.rows_at(step)) for step in window.steps):
+            return verdict  # a step without rows exchanges
+        own = self._process.type
+        self._process.type = None
+        try:
+            found = self._repeat_own(window, after)
+        finally:
+            self._process.type = own
+            self._state.write(after)
+        kinds = all_sum(self._collective, [kind == found for kind in ("gradients", "update")])
+        if kinds[0]:
+            return {"skipped": _ABOUT_TRACED}
+        if kinds[1]:
+            return verdict | {"error": f"in {where}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
+        return verdict
+
+    def _repeat_own(self, window: _Window, after: Values) -> str | None:
+        """Return what differs if this worker repeats the step and applies the same means."""
+        state, exchange, model = self._state, self._exchange, self._model
+        state.write(window.before)
+        watch = WatchedGradients(model, exchange, window.exchanged, len(window.steps), is_own=True)
+        with exchange.repeating(len(window.steps)), exchange.paused(), watch.install():
+            for step, changed in zip(window.steps, window.changed, strict=True):
+                state.write(changed)
+                self._process.take(model.train_step, nest(self._feed.read_step(step)[0]))
+        tolerance = 0.05 if self._is_mixed or self._has_gpus else 1e-3
+        pairs = list(watch.pairs.values())
+        if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
+            return "gradients"
+        now = state.read([id(v.value) for v in model.trainable_variables])
+        left_out = {id(v.value) for v in exchange.variables_of_others}
+        keys = [key for key in now if key in window.before and key not in left_out]
+        moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
+        again = [now[key].astype(np.float64) - window.before[key] for key in keys]
+        return "update" if is_another(moved, again) else None
+
     def _confirm(self, window: _Window, after: Values, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Withdraw an error if the workers' own step now differs from the one that was traced."""
+        """Withdraw an error if a worker's own gradients are no longer those that were traced.
+
+        Its gradients before the exchange: what the exchange makes of them is compared.
+        """
         if self._refuse(window, is_random=True) is not None:
             return verdict
-        found, failed = self._repeat(window)
+        _, again, failed = self._repeat(window)
         self._state.write(after)
-        weights = [id(v.value) for v in self._model.trainable_variables]
-        known = [key for key in weights if key in window.before]
-        is_other = failed is None and is_another(window.before, after, found, known)
+        own, now = (
+            [part for each in one for part in each.own] for one in (window.exchanged, again)
+        )
+        is_other = failed is None and is_another(own, now)
         return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
 
     def _delay(self, window: _Window, reason: str) -> None:
@@ -389,9 +470,8 @@ class Auditor:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
         if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
-            return (
-                "a callback changed attributes of layers: the traced step still uses the old ones"
-            )
+            name = name_changed(model, self._traced[1]) or "which layers are trained"
+            return f"{name} has changed since the step was traced, which still uses the old value"
         if model.run_eagerly and find_custom_parts(model):
             return (
                 "custom layers, losses or train_steps that run eagerly may change Python attributes"
@@ -412,9 +492,13 @@ class Auditor:
         made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
-    def _repeat(self, window: _Window) -> tuple[Values, str | None]:
-        """Return the variables after the workers have repeated the steps, or why they cannot."""
+    def _repeat(self, window: _Window) -> tuple[Values, list[Exchanged], str | None]:
+        """Let the workers repeat the steps.
+
+        Returns the variables after them, their exchanges, and why they failed, if they did.
+        """
         self._state.write(window.before)
+        self._exchange.copy_exchanges()
         reason = None
         try:
             with self._exchange.repeating(len(window.steps)):
@@ -428,9 +512,9 @@ class Auditor:
             )
         if self._is_true_anywhere(reason is not None):
             reason = reason or "it has to be repeated, but fails on another worker"
-        return self._state.read(), reason
+        return self._state.read(), self._exchange.take_exchanges(), reason
 
-    def _pack(self, window: _Window, found: Values) -> bytes:
+    def _pack(self, window: _Window, found: Values, exchanged: Sequence[Exchanged]) -> bytes:
         """Return what rank 0 needs from this worker."""
         changes = {}
         for name, keys in (
@@ -445,7 +529,11 @@ class Auditor:
                 if not np.array_equal(found[key], window.before[key])
             }
         rows = [pack_rows(*self._feed.read_step(step)) for step in window.steps]
-        return encode_state({"rows": rows, **changes})
+        parts = [
+            {"needed": one.needed, "means": one.means[: len(one.needed)]}
+            for one in (exchanged if self._exchange.shards is not None else [])
+        ]
+        return encode_state({"rows": rows, "parts": parts, **changes})
 
     def _lacks_memory(self, window: _Window) -> bool:
         """Return whether a step on the rows of all workers may exceed the available memory."""
@@ -460,9 +548,23 @@ class Auditor:
         return _SHARE_OF_MEMORY * min(find_free_memory(), limit)
 
     def _skip(self, reason: str) -> None:
+        self.report.undecided += 1
         if reason not in self.report.skipped:
             self.report.skipped.append(reason)
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
+
+    def _list_left_out(self) -> list[str]:
+        """Return what is not compared in any step, in words."""
+        others = self._exchange.variables_of_others
+        has_unknown = self.noise.is_unseeded or not self.noise.states <= set(self._state.variables)
+        left_out = {
+            "moving statistics of normalization over each worker's rows": find_unsynchronized(
+                self._model
+            ),
+            "updates of other workers' parts (`shard_optimizer`)": others,
+            "random numbers from a global generator": has_unknown,
+        }
+        return [name for name, is_left_out in left_out.items() if is_left_out]
 
     def _obey(self, verdict: dict[str, Any], is_new: bool) -> None:
         """Record rank 0's result on all ranks."""
@@ -474,6 +576,8 @@ class Auditor:
         report.rows += verdict["rows"] if is_new else 0
         report.weights = max(report.weights, verdict["weights"])
         report.metrics = max(report.metrics, verdict["metrics"])
+        report.zeros = max(report.zeros, verdict.get("zeros", 0.0))
+        report.left_out = self._list_left_out()
         error = verdict.get("error")
         if error is None:
             return

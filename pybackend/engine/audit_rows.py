@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -40,6 +41,18 @@ class GlobalRows:
     def counts(self) -> Array:
         """Number of rows of each worker."""
         return np.array([len(part) for part in self.parts])
+
+    def turned(self) -> GlobalRows:
+        """Return the same rows in another order."""
+        order = np.random.default_rng(0).permutation(sum(self.counts))
+        batch = keras.tree.map_structure(lambda column: column[order], self.batch)
+        return GlobalRows(batch, [np.argsort(order)[part] for part in self.parts])
+
+    def of_rank(self, rank: int) -> GlobalRows:
+        """Return the rows of one worker."""
+        part = self.parts[rank]
+        batch = keras.tree.map_structure(lambda column: column[part], self.batch)
+        return GlobalRows(batch, [np.arange(len(part))])
 
 
 def pack_rows(columns: Mapping[str, Any], first: int) -> bytes:

@@ -21,7 +21,7 @@ from pybackend.collective import Collective, all_sum
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
-from pybackend.engine.host import HostExchange, TransferSettings
+from pybackend.engine.host import Exchanged, HostExchange, TransferSettings
 from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.shards import ShardedUpdate, Shards
@@ -201,7 +201,8 @@ class GradientExchange:
         """Take steps as one process, without an exchange, within this context."""
         self._is_paused = True
         try:
-            yield
+            with override(self, "_half", set()):
+                yield
         finally:
             self._is_paused = False
 
@@ -214,11 +215,31 @@ class GradientExchange:
         try:
             with (
                 self._host.repeating(steps),
+                override(self, "_half", set()),  # an audit computes in float32
                 self._exchanging() if self.is_split else nullcontext(),
             ):
                 yield
         finally:
             self._begun.step, self._gathered.step, self._kinds = begun, gathered, kinds
+
+    def copy_exchanges(self) -> None:
+        """Copy the gradients of all exchanges from now on, until `take_exchanges`."""
+        self._host.exchanged = []
+
+    def take_exchanges(self) -> list[Exchanged]:
+        """Return the copies in the order of the exchanges; none with TensorFlow's collectives."""
+        copied, self._host.exchanged = self._host.exchanged, None
+        return copied or []
+
+    @property
+    def weighs_rows(self) -> bool:
+        """True if each worker's gradients are weighted by its number of rows."""
+        return self._valid is None and self._micro_steps == 1
+
+    @property
+    def adds_up(self) -> bool:
+        """True if the gradients of several steps are exchanged as one sum."""
+        return self._micro_steps > 1
 
     def count_calls(self) -> int:
         """Return how many times the optimizer has been called."""
@@ -353,18 +374,35 @@ class GradientExchange:
             owners = self._find_owners([variables[n] for n in dense])
             means = self._exchange(tensors, parts, shared, weight, loss, anchor, owners)
         self._calls.end(means)
+        return self.place_means(means, gradients, variables)
+
+    def place_means(
+        self,
+        means: Sequence[Any],
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        is_whole: bool = False,
+    ) -> list[Any]:
+        """Return the means of an exchange in the places, types and forms of the gradients.
+
+        Parameters
+        ----------
+        is_whole
+            True if there are means of all variables, not only of those that this rank needs.
+        """
+        kinds = [self._classify(gradient) for gradient in gradients]
+        dense = [n for n, kind in enumerate(kinds) if kind == "dense"]
+        own = dense if is_whole else [n for n in dense if self._needs(variables[n])]
+        sparse = [n for n, kind in enumerate(kinds) if kind == "sparse"]
         result: list[Any] = [None] * len(gradients)
-        own = [n for n in dense if self._needs(variables[n])]
-        types = {n: tensor.dtype for n, tensor in zip(dense, tensors, strict=True)}
-        for n, mean in zip(own, means, strict=False):
+        for n, mean in zip(own, map(tf.convert_to_tensor, means), strict=False):
             mean.set_shape(variables[n].shape)
             # One process adds up in half precision, and overflows there.
             is_half = self._shares_loss and id(variables[n]) in self._half
             mean = tf.cast(mean, tf.float16) if is_half else mean
-            result[n] = tf.cast(mean, types[n])
-        for n, indices, values in zip(
-            sparse, means[len(own) :: 2], means[len(own) + 1 :: 2], strict=True
-        ):
+            result[n] = tf.cast(mean, gradients[n].dtype)
+        slices = [tf.convert_to_tensor(mean) for mean in means[len(own) :]]
+        for n, indices, values in zip(sparse, slices[::2], slices[1::2], strict=True):
             result[n] = _make_slices(indices, values, variables[n].shape)
         return result
 
@@ -409,9 +447,9 @@ class GradientExchange:
     ) -> list[Any]:
         # Half precision cannot represent a sum weighted by rows: it is exchanged as float32.
         wide = tf.float64 if any(t.dtype == tf.float64 for t in tensors) else tf.float32
-        dense = [self._undo_share(tf.cast(tensor, wide)) for tensor in tensors]
+        dense = [self.undo_share(tf.cast(tensor, wide)) for tensor in tensors]
         slices = [*slices]
-        slices[1::2] = map(self._undo_share, slices[1::2])
+        slices[1::2] = map(self.undo_share, slices[1::2])
         weight, loss = tf.cast(weight, wide), tf.cast(loss, wide)
         if self._graph is not None:
             return self._graph.average(dense, weight)
@@ -421,10 +459,13 @@ class GradientExchange:
             dense, slices, shared, weight, loss, anchor, number, owners=owners, recorded=recorded
         )
 
-    def _undo_share(self, gradient: Any) -> Any:
+    def undo_share(self, gradient: Any) -> Any:
         """Return the gradient of a worker's mean loss, given that of its share of the loss."""
         if self._share is None:
             return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self.undo_share(gradient.values)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return tf.math.divide_no_nan(gradient, tf.cast(self._share, gradient.dtype))
 
     def _wrap_scale(self, scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:

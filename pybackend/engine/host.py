@@ -38,6 +38,35 @@ class Parts:
     owners: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Exchanged:
+    """Gradients of one exchange.
+
+    Attributes
+    ----------
+    weight, total
+        This worker's weight in the means, and that of all workers.
+    own
+        This worker's gradients: the dense ones, then indices and values of the sparse ones.
+    means
+        The mean gradients in the same order; of the dense ones, those in ``needed``.
+    needed
+        Numbers of the dense gradients whose means this rank needs.
+    """
+
+    weight: float
+    total: float
+    own: list[Array]
+    means: list[Array]
+    needed: list[int]
+
+    def with_parts(self, parts: Sequence[tuple[Sequence[int], Sequence[Array]]]) -> Exchanged:
+        """Return it with the means of all dense gradients, given those of each rank."""
+        whole = dict(pair for needed, means in parts for pair in zip(needed, means, strict=True))
+        means = [*(whole[n] for n in sorted(whole)), *self.means[len(self.needed) :]]
+        return Exchanged(self.weight, self.total, self.own, means, sorted(whole))
+
+
 class HostExchange:
     """Average of each step's gradients over the workers, called from TensorFlow's graph.
 
@@ -89,6 +118,9 @@ class HostExchange:
         self.agreement = StopAgreement()
         self.error: BaseException | None = None
         """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
+        self.exchanged: list[Exchanged] | None = None
+        """Copies of all gradients exchanged since this was set to a list; None: no copies."""
+        self._posted: dict[int, Array] = {}
 
     @property
     def mean_loss(self) -> float | None:
@@ -283,11 +315,16 @@ class HostExchange:
                 # same state.
                 self.is_due = (self._calls + 1) % self._micro_steps == 0 or self._position.is_last
                 means, total = flat.accumulate(share, loss, arrays[:dense], self.is_due)
-            return self._finish(flat, means, slices, shared, weight, total, values)
+            found = self._finish(flat, means, slices, shared, weight, total, values)
+            self._copy(flat, weight, total, [*arrays[:dense], *slices], found)
+            return found
 
     def _post(self, flat: FlatExchange, bucket: int, _: Any, weight: Any, *arrays: Any) -> Any:
         with self._remember_errors():
             flat.post(bucket, weight, arrays)
+            if self.exchanged is not None:
+                numbers = flat.layout.buckets[bucket]
+                self._posted.update(zip(numbers, map(np.array, arrays), strict=True))
             return np.int32(bucket)
 
     def _collect(
@@ -302,7 +339,19 @@ class HostExchange:
         with self._remember_errors(), self._clock.held():
             slices, values = self._split(rest[tokens:], shared)
             means, total = flat.collect(weight, loss, self._weigh(values))
-            return self._finish(flat, means, slices, shared, weight, total, values)
+            found = self._finish(flat, means, slices, shared, weight, total, values)
+            posted, self._posted = self._posted, {}
+            dense = [posted[n] for n in sorted(posted)]
+            self._copy(flat, weight, total, [*dense, *slices], found)
+            return found
+
+    def _copy(
+        self, flat: FlatExchange, weight: Any, total: float, own: list[Array], means: list[Array]
+    ) -> None:
+        if self.exchanged is not None:  # TensorFlow and the next exchange reuse the memory
+            needed = flat.layout.list_needed(self._collective.rank)
+            own, means = [np.array(one) for one in own], [np.array(one) for one in means]
+            self.exchanged.append(Exchanged(float(weight), total, own, means, needed))
 
     def _split(self, arrays: Sequence[Any], shared: Sequence[bool]) -> tuple[Any, Any]:
         """Return the sparse gradients and the recorded values."""

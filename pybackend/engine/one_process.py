@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import keras
@@ -16,10 +16,10 @@ from pybackend.engine.audit_rows import GlobalRows, UnequalRows
 from pybackend.engine.overrides import override
 from pybackend.engine.stand_ins import PLACES, running_functions, trace_loops
 from pybackend.engine.state import find_statistics
-from pybackend.engine.step_difference import is_number
 from pybackend.engine.step_means import find_step_means
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import (
+    find_custom_parts,
     find_layers,
     find_metrics,
     find_optimizers,
@@ -27,7 +27,7 @@ from pybackend.model.layers import (
 )
 
 Array = npt.NDArray[Any]
-_PIECE = 1 << 20
+HALF = ("float16", "bfloat16")
 Values = dict[int, Array]
 """Values of variables, by the identity of the variable."""
 
@@ -117,31 +117,27 @@ class OneProcess:
     ----------
     place
         Constant that replaces random numbers, as in `stand_in_noise`.
+    type
+        Type in which layers compute, such as "float64"; None: that of each layer.
     """
 
     def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
         self._model = model
         self._class_weight = class_weight
-        self._traced: dict[float, dict[Any, Any]] = {}
+        self._traced: dict[Any, dict[Any, Any]] = {}
         self.place = PLACES[0]
+        self.type: str | None = None
 
-    def take(
-        self,
-        step: Callable[[Any], Any],
-        batch: Any,
-        move: Callable[[Array], Array] | None = None,
-    ) -> None:
+    def take(self, step: Callable[[Any], Any], batch: Any) -> None:
         """Take a step on a batch of arrays.
 
         Parameters
         ----------
         step
             The model's ``train_step``, unchanged or with an exchange.
-        move
-            Changes each layer's outputs, and thereby their gradients.
         """
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
-        traced = self._traced.setdefault(self.place, {})
+        traced = self._traced.setdefault((self.place, self.type), {})
         with ExitStack() as stack:
             # A graph traced before would have other rows, and random numbers.
             stack.enter_context(running_functions(eagerly=True))
@@ -149,8 +145,8 @@ class OneProcess:
             stack.enter_context(self._average_as_traced())
             stack.enter_context(_without_cudnn(self._model))
             stack.enter_context(trace_loops(self._model, traced))
-            if move is not None:
-                stack.enter_context(_moving_outputs(self._model, move))
+            if self.type is not None:
+                stack.enter_context(_computing_in(self._model, self.type))
             step(data)
 
     def take_all(
@@ -158,8 +154,6 @@ class OneProcess:
         step: Callable[[Any], Any],
         steps: Sequence[GlobalRows],
         moved: Sequence[Callable[[], None]],
-        noise: float,
-        generator: np.random.Generator,
     ) -> None:
         """Take steps on all workers' rows, normalizing each worker's rows as that worker does.
 
@@ -167,20 +161,11 @@ class OneProcess:
         ----------
         moved
             Functions to call before each step.
-        noise
-            Random relative change of the floating-point numbers in the rows, and of the layers'
-            outputs.
-        generator
-            Random generator for the changes.
         """
-        move = partial(disturb, noise=noise, generator=generator) if noise else None
         for rows, before in zip(steps, moved, strict=True):
             before()
-            batch = rows.batch
-            if move is not None:
-                batch = keras.tree.map_structure(move, batch)
             with self._normalize_by_parts(rows):
-                self.take(step, batch, move)
+                self.take(step, rows.batch)
 
     @contextmanager
     def _average_as_traced(self) -> Iterator[None]:
@@ -243,28 +228,20 @@ def _without_cudnn(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _moving_outputs(model: Any, move: Callable[[Array], Array]) -> Iterator[None]:
-    """Change layers' outputs and their gradients within this context, as rounding does."""
-
-    def move_tensor(outputs: Any) -> Any:
-        is_real = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
-        # Within the loop of a recurrent layer, tensors have no values yet.
-        if not is_real or not tf.executing_eagerly():
-            return outputs
-        return outputs * move(np.ones(outputs.shape, outputs.dtype.as_numpy_dtype))
-
-    def watch(call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **options: Any) -> Any:
-            return keras.tree.map_structure(move_tensor, call(*args, **options))
-
-        return watched
-
+def _computing_in(model: Any, name: str) -> Iterator[None]:
+    """Make all layers compute in a more precise type within this context; variables stay."""
     with ExitStack() as stack:
-        for layer in find_layers(model):
-            # A layer that contains others may return a tensor of theirs, and with it the mask.
-            if isinstance(layer, keras.layers.RNN) or not find_layers(layer):
-                stack.enter_context(override(layer, "call", watch(layer.call)))
+        for part in [model, *find_layers(model)]:
+            if name == "float32" and not is_mixed(part):
+                continue
+            stack.callback(setattr, part, "dtype_policy", part.dtype_policy)
+            part.dtype_policy = keras.DTypePolicy(name)
         yield
+
+
+def is_mixed(layer: Any) -> bool:
+    """Return whether a layer computes in half precision with variables in float32."""
+    return str(layer.compute_dtype) in HALF and str(layer.variable_dtype) == "float32"
 
 
 def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -316,36 +293,41 @@ def find_unsynchronized(model: Any) -> list[Any]:
     ]
 
 
-def disturb(values: Any, noise: float, generator: np.random.Generator) -> Any:
-    """Return floating-point numbers with random relative changes; other values unchanged."""
-    if not is_number(values):
-        return values
-    moved = np.array(values)
-    flat = moved.reshape(-1)
-    for first in range(0, len(flat), _PIECE):  # a large array would not fit into memory
-        part = flat[first : first + _PIECE]
-        factors = 1 + noise * generator.standard_normal(part.shape)
-        part[:] = (part.astype(np.float64) * factors).astype(values.dtype)
-    return moved
+Settings = dict[tuple[int, str], Any]
 
 
-def find_own_settings(model: Any) -> dict[tuple[int, str], Any]:
-    """Return plain attributes of a model and its layers that Python code in a step may use."""
+def _list_parts(model: Any) -> list[Any]:
+    """Return a model, its layers, and the user-defined losses, metrics and other objects in it."""
+    parts = [model, *find_layers(model), *find_custom_parts(model)]
+    return list({id(one): one for one in parts if not inspect.isroutine(one)}.values())
+
+
+def find_own_settings(model: Any) -> Settings:
+    """Return plain attributes of a model and its parts that Python code in a step may use."""
     return {
         (number, name): value
-        for number, part in enumerate([model, *find_layers(model)])
-        for name, value in vars(part).items()
+        for number, part in enumerate(_list_parts(model))
+        for name, value in getattr(part, "__dict__", {}).items()
         if isinstance(value, bool | int | float | str)
         if not name.startswith(("_", "stop_"))
     }
 
 
-def set_own_settings(model: Any, settings: Mapping[tuple[int, str], Any]) -> None:
+def set_own_settings(model: Any, settings: Settings) -> None:
     """Restore the attributes that Python code in steps has changed since `find_own_settings`."""
-    parts = [model, *find_layers(model)]
+    parts = _list_parts(model)
     for key, value in find_own_settings(model).items():
         if key in settings and settings[key] != value:
             setattr(parts[key[0]], key[1], settings[key])
+
+
+def name_changed(model: Any, settings: Settings) -> str | None:
+    """Return the name of an attribute that has another value than these settings; None: none."""
+    parts = _list_parts(model)
+    for key, value in find_own_settings(model).items():
+        if key in settings and settings[key] != value:
+            return f"{type(parts[key[0]]).__name__}.{key[1]}"
+    return None
 
 
 def as_tensorflow(variable: Any) -> Any:

@@ -101,12 +101,18 @@ class Noise:
         True if a Keras generator returned seeds for them.
     is_stateless
         True if any were drawn with an explicit seed.
+    is_unseeded
+        True if any came from TensorFlow's global generator: they cannot be drawn again.
+    states
+        Identities of the state variables of the Keras generators that returned seeds.
     """
 
     def __init__(self) -> None:
         self.is_drawn = False
         self.has_seeds = False
         self.is_stateless = False
+        self.is_unseeded = False
+        self.states: set[int] = set()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -117,7 +123,12 @@ class Noise:
             def noting(*args: Any, **options: Any) -> Any:
                 self.is_drawn = True
                 self.has_seeds |= stand_in is None
-                self.is_stateless |= draw.__name__.startswith("stateless")
+                is_seeded = draw.__name__.startswith("stateless")
+                self.is_stateless |= is_seeded
+                if stand_in is None:
+                    self.states.add(id(args[0].state.value))
+                own = stand_in is None or "Generator." in draw.__qualname__
+                self.is_unseeded |= not is_seeded and not own
                 return draw(*args, **options)
 
             return noting

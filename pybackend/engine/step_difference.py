@@ -1,47 +1,60 @@
-"""Differences between two states that should be equal, beyond rounding errors."""
+"""Differences between values that should be equal, beyond rounding errors.
+
+Rounding has no fixed size: a float32 sum over 8,000 rows differs by 3e-5 between one sum and two
+halves. So what is not equal at once is measured against one process itself: by how much its float32
+result differs from its own in float64 or, where a layer cannot compute in float64, from its own on
+the same rows in another order. Rows are never changed: they have no rounding errors, and a `==` on
+whole numbers stored as floats would give another loss.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Values = Mapping[int, Array]
+Key = Any
+Values = Mapping[Key, Array]
 
-# Relative to a variable's change: float32 sums of a few hundred numbers in different orders differ
-# by less.
+# Relative tolerance: float32 sums of a few hundred numbers in different orders differ by less.
 _RELATIVE = 2e-5
-# Types that round more are half precision; errors of their sums are up to this many roundings.
+# Half precision: errors of its sums are up to this many roundings.
 _HALF = 2.0**-12
 _HALVES = 8.0
-# Factor by which a difference may exceed that of one process with itself.
+# Factor by which a difference may exceed that of one process with itself, and the bound on both:
+# beyond it, a step is ill-conditioned, and nothing can be concluded from a difference.
 _MARGIN = 8.0
+_BOUND = 1e-3
+# A gradient that is zero in exact arithmetic, such as that of a bias before a normalization, has
+# rounding errors of this size relative to the whole gradient.
+_ZERO = 1e-6
+# Relative rounding errors of an optimizer's update from the same gradients.
+_UPDATE = 2e-4
 _PIECE = 1 << 20
-# Relative tolerance for a step, or an element of its gradient, that is more than rounding errors;
-# and for the weights that such elements change.
-_SURE = 1e-3
-_CLOSE = 1e-2
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Difference between two values of one variable.
+class Measure(NamedTuple):
+    """Two values that should be equal, and the size to which their difference is relative."""
 
-    Attributes
-    ----------
-    key
-        Identity of the variable.
-    size
-        Size of the difference, relative to the variable's change and the rounding of its type.
-    """
+    found: Array
+    expected: Array
+    scale: float
+    tolerance: float = _RELATIVE
+    is_gradient: bool = False
 
-    key: int
-    size: float
+    @property
+    def size(self) -> float:
+        """Relative difference."""
+        return self.relate(self.found, self.expected)
+
+    def relate(self, one: Array, other: Array) -> float:
+        """Return the difference of two values relative to the scale."""
+        distance = measure_distance(one, other)
+        return distance / self.scale if self.scale else (np.inf if distance else 0.0)
 
 
 @dataclass(frozen=True)
@@ -51,116 +64,149 @@ class Comparison:
     Attributes
     ----------
     largest
-        Largest difference among variables that are equal except for rounding.
+        Largest relative difference among everything that is equal, except ``zeros``.
+    zeros
+        Largest difference among gradients that consist of rounding errors, relative to the whole
+        gradient.
     differing
-        Variables that differ, largest difference first.
+        What differs, with its relative difference, the largest first.
+    undecided
+        What is ill-conditioned, in the same form.
     is_repeatable
         True if one process gets the same result twice; otherwise nothing can be concluded.
     """
 
-    largest: float
-    differing: list[Difference]
+    largest: float = 0.0
+    zeros: float = 0.0
+    differing: list[tuple[Key, float]] = field(default_factory=list)
+    undecided: list[tuple[Key, float]] = field(default_factory=list)
     is_repeatable: bool = True
 
 
-def compare_changes(
-    before: Values,
-    found: Values,
-    expected: Values,
-    disturb: Callable[[Sequence[int]], Iterable[Values]],
-    precision: float,
-) -> Comparison:
-    """Compare the values of variables after a step with the expected ones.
+Again = Callable[[Literal["same", "float64", "order"]], "Values | None"]
+"""Computes the expected values once more; None if that is impossible."""
 
-    Parameters
-    ----------
-    disturb
-        Returns the expected values of some variables again: first from an unchanged second
-        computation, then from any number of computations with inputs changed by about their
-        rounding.
-    precision
-        Relative rounding error of the type in which the model computes.
-    """
-    tolerance = max(_RELATIVE, precision * (_HALVES if precision > _HALF else 1))
-    scales = {key: _find_scale(before[key], expected[key], tolerance) for key in found}
 
-    def measure(one: Values, key: int) -> float:
-        distance = _distance(one[key], expected[key])
-        return distance / scales[key] if scales[key] else (np.inf if distance else 0.0)
-
-    sizes = {key: measure(found, key) for key in found}
-    suspects = [key for key in found if not sizes[key] <= tolerance]
-    numbers = [key for key in suspects if is_number(found[key])]
-    differing = [key for key in suspects if key not in numbers]
+def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
+    """Compare values with the expected ones of a step in one process."""
+    sizes = {key: one.size for key, one in measures.items()}
+    whole = _norm_of_gradients(measures)
+    suspects = [key for key, size in sizes.items() if not size <= measures[key].tolerance]
+    differing = [key for key in suspects if not is_number(measures[key].found)]
+    numbers = [key for key in suspects if key not in differing]
+    zeros, undecided = 0.0, []
     if numbers:
-        draws = iter(disturb(numbers))
-        again = next(draws)
-        # Threads add up in a different order each time; but random numbers change most variables.
-        unsteady = sum(measure(again, key) > tolerance for key in numbers)
-        moved_by_step = [
+        same = again("same")
+        assert same is not None
+        moved = [key for key, one in measures.items() if one.is_gradient or one.scale]
+        unsteady = [
             key
-            for key in found
-            if is_number(found[key]) and not np.array_equal(before[key], expected[key])
+            for key in moved
+            if not measures[key].relate(same[key], measures[key].expected)
+            <= measures[key].tolerance
         ]
-        if unsteady and 2 * unsteady >= len(moved_by_step):
-            return Comparison(0.0, [], is_repeatable=False)
-        # A saturated activation shows the effect of rounding only in some draws.
-        for one in itertools.chain([again], draws):
-            numbers = [key for key in numbers if not sizes[key] <= _MARGIN * measure(one, key)]
-            if not numbers:
-                break
-        differing += numbers
-    # The size is meaningless for a variable that consists of rounding errors, unless all do.
-    equal = [size for key, size in sizes.items() if key not in suspects]
-    equal = equal or [size for key, size in sizes.items() if key not in differing]
-    listed = [Difference(key, sizes[key]) for key in differing]
-    return Comparison(max(equal, default=0.0), sorted(listed, key=lambda one: -one.size))
+        # Threads add up in a different order each time; but random numbers change most values.
+        if unsteady and 2 * len(unsteady) >= len(moved):
+            return Comparison(is_repeatable=False)
+        exact = again("float64")
+        turned = again("order") if exact is None else None
+        for key in numbers:
+            one = measures[key]
+            zero = _ZERO * whole if one.is_gradient else 0.0
+            allowed, noise, error = _find_allowed(one, key, exact, turned, measures)
+            most = max(_BOUND, 4 * one.tolerance) * one.scale
+            bound = max(most, zero)
+            if noise > bound and (error <= allowed or exact is None):
+                undecided.append(key)
+            elif error > min(allowed, bound):
+                differing.append(key)
+            elif error > most:
+                zeros, sizes[key] = max(zeros, error / whole), 0.0
+    left = {*differing, *undecided}
+    return Comparison(
+        max((size for key, size in sizes.items() if key not in left), default=0.0),
+        zeros,
+        sorted(((key, sizes[key]) for key in differing), key=lambda one: -one[1]),
+        sorted(((key, sizes[key]) for key in undecided), key=lambda one: -one[1]),
+    )
 
 
-def is_another(before: Values, found: Values, again: Values, keys: Sequence[int]) -> bool:
-    """Return whether a repeated step changed the variables, taken together, differently."""
-    distance = sum(_distance(found[key], again[key]) ** 2 for key in keys)
-    change = sum(_distance(found[key], before[key]) ** 2 for key in keys)
-    return distance > _SURE**2 * change
+def _find_allowed(
+    one: Measure,
+    key: Key,
+    exact: Values | None,
+    turned: Values | None,
+    measures: Mapping[Key, Measure],
+) -> tuple[float, float, float]:
+    """Return the allowed error of a value, its rounding error in one process, and its error."""
+    least = one.tolerance * one.scale
+    if exact is not None:
+        noise = measure_distance(one.expected, exact[key])
+        return least + _MARGIN * noise, noise, measure_distance(one.found, exact[key])
+    error = measure_distance(one.found, one.expected)
+    if turned is None:
+        return least, 0.0, error
+    noise = measure_distance(one.expected, turned[key])
+    if one.is_gradient:  # an order says little about one variable, but much about all
+        squares = [
+            measure_distance(other.expected, turned[name]) ** 2
+            for name, other in measures.items()
+            if other.is_gradient
+        ]
+        noise = float(np.sqrt(np.sum(squares)))
+    return least + _MARGIN * noise, noise, error
 
 
-def is_divided_rounding(
-    before: Array, found: Array, expected: Array, kept: Sequence[tuple[Array, Array]]
-) -> bool:
-    """Return whether a weight differs only where its gradient is a mere rounding error.
+def _norm_of_gradients(measures: Mapping[Key, Measure]) -> float:
+    return float(np.sqrt(sum(one.scale**2 for one in measures.values() if one.is_gradient)))
 
-    An optimizer such as Adam divides a gradient by its size, so such an error moves the weight as
-    far as a real gradient does.
+
+def measure_gradient(found: Array, expected: Array) -> Measure:
+    """Return the measure of a gradient: relative to its own size."""
+    scale = _norm(_finite(expected, expected)[0])
+    return Measure(found, expected, scale, find_tolerance(expected), True)
+
+
+def measure_variable(
+    before: Array, found: Array, expected: Array, is_update: bool = False
+) -> Measure:
+    """Return the measure of a variable: relative to its change, and the rounding of its type.
 
     Parameters
     ----------
-    kept
-        Optimizer state for each of the weight's elements, actual and expected; equal as whole
-        arrays.
+    is_update
+        True if an optimizer has computed it from the gradients of the workers.
     """
-    sure = np.ones(expected.shape, bool)
-    for one, other in kept:
-        sure &= np.abs(one.astype(np.float64) - other) <= _SURE * np.abs(other)
-    change = float(np.linalg.norm((expected.astype(np.float64) - before)[sure]))
-    distance = float(np.linalg.norm((found.astype(np.float64) - expected)[sure]))
-    return bool(kept) and change > 0 and distance <= _CLOSE * change
+    tolerance = max(find_tolerance(expected), _UPDATE if is_update else 0.0)
+    scale = 0.0
+    if is_number(expected):
+        # Half precision has 8 bits or more.
+        rounding = 2.0**-22 if expected.dtype.itemsize >= 4 else 2.0**-7
+        change = measure_distance(*_finite(before, expected))
+        scale = change + rounding * _norm(_finite(expected, expected)[0]) / tolerance
+    return Measure(found, expected, scale, tolerance)
 
 
-def _find_scale(before: Array, expected: Array, tolerance: float) -> float:
-    """Return the scale of a difference: a variable's change, and the rounding of its type."""
-    if not is_number(expected):
-        return 0.0
-    # Half precision has 8 bits or more.
-    rounding = 2.0**-22 if expected.dtype.itemsize >= 4 else 2.0**-7
-    change, size = 0.0, 0.0
-    for one, other in _pieces(before, expected):
-        is_finite = np.isfinite(one) & np.isfinite(other)
-        change += float(np.square(one - other, where=is_finite, out=np.zeros_like(one)).sum())
-        size += float(np.square(other, where=is_finite, out=np.zeros_like(one)).sum())
-    return float(np.sqrt(change) + rounding * np.sqrt(size) / tolerance)
+def find_tolerance(values: Array) -> float:
+    """Return the relative tolerance of a value's type."""
+    if not is_number(values) or values.dtype.itemsize >= 4:
+        return _RELATIVE
+    return _HALVES * (2.0**-8 if values.dtype.name == "bfloat16" else 2.0**-11)
 
 
-def _distance(one: Array, other: Array) -> float:
+def _finite(one: Array, other: Array) -> tuple[Array, Array]:
+    """Return two arrays with zeros wherever one of them is not finite."""
+    if np.isfinite(one).all() and np.isfinite(other).all():
+        return one, other
+    keep = np.isfinite(one) & np.isfinite(other)
+    return np.where(keep, one, 0), np.where(keep, other, 0)
+
+
+def _norm(values: Array) -> float:
+    return float(np.sqrt(sum(float(np.square(one).sum()) for one, _ in _pieces(values, values))))
+
+
+def measure_distance(one: Array, other: Array) -> float:
     """Return the norm of the difference, treating NaNs and equal infinities as equal."""
     if one.shape != other.shape:
         return np.inf
@@ -185,3 +231,13 @@ def _pieces(one: Array, other: Array) -> Iterator[tuple[Array, Array]]:
 def is_number(values: Array) -> bool:
     """Return whether an array has floating-point numbers."""
     return values.dtype.kind == "f" or values.dtype.name == "bfloat16"
+
+
+def is_another(found: Sequence[Array], again: Sequence[Array], tolerance: float = _BOUND) -> bool:
+    """Return whether gradients, taken together, differ from those of a repetition."""
+    if len(found) != len(again):
+        return True
+    pairs = list(zip(found, again, strict=True))
+    distance = np.sqrt(sum(measure_distance(one, other) ** 2 for one, other in pairs))
+    size = np.sqrt(sum(_norm(one) ** 2 for one in found))
+    return bool(distance > tolerance * size)

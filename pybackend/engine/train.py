@@ -22,8 +22,10 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Answers, Emit
+from pybackend.job.options import Exchange
 from pybackend.job.report import Audit, StepTimes
 from pybackend.model.compare import hash_weights
+from pybackend.words import setting
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def train(
     history, steps, auditor = fit(replica, lifecycle, clock, tensorboard, answers)
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
-    audit = auditor.report if auditor else None
+    audit = auditor.report if auditor else Audit(skipped=[_explain_no_audit(job, collective)])
     if lifecycle.audit is not None and lifecycle.audit.steps:  # the last group may be one worker
         audit = lifecycle.audit
     is_timed = not job.needs_tensorflow_server
@@ -105,9 +107,19 @@ def train(
         inputs=replica.inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
-        audit=audit if audit and replica.rank == 0 else None,
+        audit=audit if replica.rank == 0 else None,
         discard=lifecycle.close(replica),
     )
+
+
+def _explain_no_audit(job: TrainingJob, collective: Collective) -> str:
+    """Return why no step of a training is compared with one process."""
+    if not isinstance(job.exchange, Exchange):
+        return "with `LocalSteps`, workers take steps of their own"
+    if not job.is_audited:
+        return f"`{setting(audit=False)}`"
+    assert collective.world_size == 1
+    return "one worker is one process"
 
 
 def _write_model(replica: Replica, lifecycle: Lifecycle, folder: Path, weights: str) -> str | None:

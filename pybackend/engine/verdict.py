@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import keras
@@ -14,24 +13,39 @@ import numpy as np
 from pybackend.data.state_file import decode_state
 from pybackend.engine.audit_rows import GlobalRows, unpack_rows
 from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.host import Exchanged
 from pybackend.engine.one_process import (
     OneProcess,
     StepState,
     Values,
-    disturb,
     find_unsynchronized,
 )
-from pybackend.engine.step_difference import Comparison, compare_changes, is_divided_rounding
+from pybackend.engine.step_difference import (
+    Comparison,
+    Measure,
+    compare,
+    is_another,
+    measure_gradient,
+    measure_variable,
+)
 from pybackend.engine.steps import has_keras_train_step
+from pybackend.engine.watched_gradients import WatchedGradients
 from pybackend.model.layers import find_layers, find_optimizers
 from pybackend.words import setting, show
 
-_DRAWS = 10
 _MOST_NAMED = 3
+_ABOUT_OWN_NUMBERS = (
+    "a step has a different result each time, because it draws its own random numbers"
+)
+ABOUT_OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
 
 
 class Judge:
     """Comparison of the steps in one training run.
+
+    What the optimizer gets is compared, not what it makes of it: Adam divides a gradient that
+    consists of rounding errors by its own size. So the single process computes its gradients, but
+    applies those of the workers. Then its weights must equal theirs, whatever the optimizer is.
 
     Parameters
     ----------
@@ -60,6 +74,7 @@ class Judge:
         changed: Sequence[Values],
         packed: Sequence[bytes],
         place: str,
+        exchanged: Sequence[Exchanged],
     ) -> dict[str, Any]:
         """Return the verdict for all workers.
 
@@ -74,6 +89,8 @@ class Judge:
             By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
         place
             Description of the steps for messages.
+        exchanged
+            Exchanges of the steps; nothing if they were not copied: weights are compared instead.
 
         Returns
         -------
@@ -88,7 +105,12 @@ class Judge:
                 for n in range(len(changed))
             ]
             self._add_up(before, found, everyone, steps)
-            return self._judge(before, found, changed, steps, place)
+            if self._exchange.shards is not None:
+                exchanged = [
+                    one.with_parts([(p["needed"], p["means"]) for p in parts])
+                    for one, *parts in zip(exchanged, *(e["parts"] for e in everyone), strict=True)
+                ]
+            return self._judge(before, found, changed, steps, place, exchanged)
         except Exception as error:
             return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
 
@@ -99,35 +121,39 @@ class Judge:
         changed: Sequence[Values],
         steps: Sequence[GlobalRows],
         place: str,
+        exchanged: Sequence[Exchanged],
     ) -> dict[str, Any]:
-        precision = self._read_precision()
-        compute = partial(self._compute, before, changed, steps)
-
-        def move(which: Sequence[int]) -> Iterator[Values]:
-            for draw in range(_DRAWS + 1):
-                yield compute(precision if draw else 0.0, draw, which)
-
-        compared = self._list_compared(before, found)
+        expected, gradients = self._compute(before, changed, steps, exchanged)
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))
-        expected = compute(0.0, 0, None)
-        results = [
-            compare_changes(
-                {key: before[key] for key in keys},
-                {key: found[key] for key in keys},
-                expected,
-                move,
-                precision,
-            )
-            for keys in (
-                [key for key in compared if key not in metrics],
-                [key for key in compared if key in metrics],
-            )
+        trained = self._find_trained() if exchanged else set()
+        compared = self._list_compared(before, found)
+        kinds: list[dict[Any, Measure]] = [
+            {key: measure_gradient(*pair) for key, pair in gradients.items()},
+            {},
         ]
+        for key in compared:
+            one = measure_variable(before[key], found[key], expected[key], key in trained)
+            kinds[key in metrics][key] = one
+
+        @cache
+        def again(how: str) -> Values | None:
+            chosen = [one.turned() for one in steps] if how == "order" else steps
+            self._process.type, before_type = "float64", self._process.type
+            if how != "float64":
+                self._process.type = before_type
+            try:
+                values, pairs = self._compute(before, changed, chosen, exchanged)
+            except Exception:
+                if how != "float64":
+                    raise
+                return None  # e.g. a layer with constants in float32
+            finally:
+                self._process.type = before_type
+            return {**values, **{key: pair[1] for key, pair in pairs.items()}}
+
+        results = [compare(kind, again) for kind in kinds]
         if not all(result.is_repeatable for result in results):
-            return {
-                "skipped": "a step has a different result each time, because it draws its own "
-                "random numbers"
-            }
+            return {"skipped": _ABOUT_OWN_NUMBERS}
         if not self._has_learned(before, found) and not self._has_learned(before, expected):
             return {"has_learned": False}
         rows = int(sum(each.counts.sum() for each in steps))
@@ -136,15 +162,23 @@ class Judge:
             "rows": rows,
             "weights": results[0].largest,
             "metrics": results[1].largest,
+            "zeros": results[0].zeros,
         }
         if self._has_overflowed(before, found, expected):
             return {
                 "skipped": "gradients in half precision overflowed, which is expected occasionally"
             }
-        results[0] = self._leave_out_rounding(results[0], before, found, expected)
         if any(result.differing for result in results):
-            return verdict | {"error": self._describe(results, place, rows)}
+            error = self._describe(results, place, rows, before, changed, steps, exchanged)
+            return verdict | {"error": error}
+        if undecided := [one for result in results for one in result.undecided]:
+            return {"skipped": f"it is ill-conditioned: {self._list(undecided)} in float32"}
         return verdict
+
+    def _find_trained(self) -> set[int]:
+        """Return the variables that optimizers compute from gradients."""
+        states = [v for one in find_optimizers(self._model) for v in one.variables]
+        return {id(v.value) for v in [*self._model.trainable_variables, *states]}
 
     def _add_up(
         self,
@@ -190,47 +224,18 @@ class Judge:
         before: Values,
         changed: Sequence[Values],
         steps: Sequence[GlobalRows],
-        noise: float,
-        seed: int,
-        which: Sequence[int] | None,
-    ) -> Values:
-        """Return the variables, all or some, after a step in one process with relative noise."""
-        generator = np.random.default_rng(seed)
+        exchanged: Sequence[Exchanged],
+    ) -> tuple[Values, dict[Any, tuple[Any, Any]]]:
+        """Take steps in one process, which applies the workers' gradients.
+
+        Returns all variables, and the workers' gradients with those of the one process.
+        """
         self._state.write(before)
-        if noise:
-            trained = [id(v.value) for v in self._model.trainable_variables]
-            moved = {key: before[key] for key in trained if key in before}
-            self._state.write({k: disturb(v, noise, generator) for k, v in moved.items()})
         prepare = [partial(self._state.write, values) for values in changed]
-        with self._exchange.paused():
-            plain_step = self._exchange.plain_step
-            self._process.take_all(plain_step, steps, prepare, noise, generator)
-        return self._state.read(which)
-
-    def _leave_out_rounding(
-        self, result: Comparison, before: Values, found: Values, expected: Values
-    ) -> Comparison:
-        """Remove weights for which `is_divided_rounding` is true."""
-        differing = {one.key for one in result.differing}
-        weights = {id(v.value): v for v in self._model.trainable_variables}
-
-        def is_left(key: int) -> bool:
-            weight = weights.get(key)
-            if weight is None:
-                return True
-            # Keras names an optimizer's variables after the path of their weight.
-            start = f"{weight.path.replace('/', '_')}_"
-            slots = [
-                id(v.value)
-                for v in self._model.optimizer.variables
-                if v.shape == weight.shape and v.name.startswith(start)
-            ]
-            if any(other in differing or other not in found for other in slots):
-                return True
-            pairs = [(found[other], expected[other]) for other in slots]
-            return not is_divided_rounding(before[key], found[key], expected[key], pairs)
-
-        return replace(result, differing=[one for one in result.differing if is_left(one.key)])
+        watch = WatchedGradients(self._model, self._exchange, exchanged, len(steps))
+        with self._exchange.paused(), watch.install():
+            self._process.take_all(self._exchange.plain_step, steps, prepare)
+        return self._state.read(), watch.pairs
 
     def _has_learned(self, before: Values, after: Values) -> bool:
         """Return whether a step changed a weight or an optimizer's state to finite numbers."""
@@ -252,31 +257,67 @@ class Judge:
         known = [key for key in numbers if key in before]
         return any(not np.array_equal(found[key], expected[key]) for key in known)
 
-    def _read_precision(self) -> float:
-        """Return the relative rounding error of the least precise type in the model."""
-        types = {str(layer.compute_dtype) for layer in find_layers(self._model)}
-        if any("bfloat16" in name for name in types):
-            return 2.0**-8
-        if any("float16" in name for name in types):
-            return 2.0**-11
-        return 2.0**-53 if types and types <= {"float64"} else 2.0**-22
-
-    def _describe(self, results: Sequence[Comparison], place: str, rows: int) -> str:
-        names = self._state.name_variables()
+    def _describe(
+        self,
+        results: Sequence[Comparison],
+        place: str,
+        rows: int,
+        before: Values,
+        changed: Sequence[Values],
+        steps: Sequence[GlobalRows],
+        exchanged: Sequence[Exchanged],
+    ) -> str:
         differing = [one for result in results for one in result.differing]
-        listed = [
-            f"{show(names.get(one.key, 'a variable'))} by {one.size:.2g} of its change"
-            for one in differing[:_MOST_NAMED]
-        ]
-        if len(differing) > _MOST_NAMED:
-            listed.append(f"{len(differing) - _MOST_NAMED} more")
+        advice = self._advise(results)
+        if self._is_own_fault(before, changed, steps, exchanged):
+            advice = ABOUT_OWN_FAULT
         return (
             f"{place} was repeated in one process on the same {rows} rows, and the result differs: "
-            f"{', '.join(listed)}. {self._advise(results)}"
+            f"{self._list(differing)}. {advice}"
         )
 
+    def _list(self, sizes: Sequence[tuple[Any, float]]) -> str:
+        """Return the names of some variables with the sizes of their differences."""
+        names = self._state.name_variables()
+        listed = [
+            f"{show(names.get(key, 'a variable'))} by {size:.2g} of its change"
+            if isinstance(key, int)
+            else f"the gradient of {show(key[-1])} by {size:.2g}"
+            for key, size in sizes[:_MOST_NAMED]
+        ]
+        if len(sizes) > _MOST_NAMED:
+            listed.append(f"{len(sizes) - _MOST_NAMED} more")
+        return ", ".join(listed)
+
+    def _is_own_fault(
+        self,
+        before: Values,
+        changed: Sequence[Values],
+        steps: Sequence[GlobalRows],
+        exchanged: Sequence[Exchanged],
+    ) -> bool:
+        """Return whether the mean of the workers' gradients, computed here, is another one.
+
+        Only for losses whose mean is weighted by rows, in a single step with one exchange.
+        """
+        if len(steps) > 1 or len(exchanged) != 1 or not self._exchange.weighs_rows:
+            return False
+        (rows,) = steps
+        sums: dict[Any, Any] = {}
+        found: dict[Any, Any] = {}
+        for rank, count in enumerate(rows.counts):
+            if count:
+                _, pairs = self._compute(before, changed, [rows.of_rank(rank)], exchanged)
+                for key, (mean, own) in pairs.items():
+                    found[key] = mean
+                    sums[key] = (
+                        sums.get(key, 0.0) + own.astype(np.float64) * count / rows.counts.sum()
+                    )
+        keys = [key for key in found if found[key].shape == np.shape(sums[key])]
+        return is_another([found[key] for key in keys], [sums[key] for key in keys])
+
     def _advise(self, results: Sequence[Comparison]) -> str:
-        differing = {one.key for one in results[0].differing}
+        differing = {key for key, _ in results[0].differing}
         if differing and differing <= set(self._state.list_statistics()):
             return (
                 "The weights are equal, but a variable that is not trained changes by something "
@@ -284,7 +325,7 @@ class Judge:
                 "mean, or from values that are the same on all workers, such as weights"
             )
         losses = [v for m in self._model.metrics if m.name == "loss" for v in m.variables]
-        others = {one.key for one in results[1].differing}
+        others = {key for key, _ in results[1].differing}
         if not differing and not others & {id(v.value) for v in losses}:
             return (
                 "The weights are equal, but a metric is neither a sum nor a mean over rows: "

@@ -88,12 +88,19 @@ class Audit:
     steps, rows
         Number of compared steps, and of rows in their global batches.
     weights
-        Largest difference in a variable of the model or an optimizer, relative to its change in the
-        step.
+        Largest difference in a gradient, relative to its size, or in a variable of the model or an
+        optimizer, relative to its change in the step. 0 only if all were equal bit for bit.
     metrics
         The same for the variables of the metrics.
+    zeros
+        Largest difference in gradients that are zero except for rounding errors, such as that of a
+        bias before a normalization, relative to the norm of the whole gradient.
+    undecided
+        Number of chosen steps that could not be compared, for the reasons in ``skipped``.
     skipped
-        Reasons why chosen steps were not compared.
+        Reasons why chosen steps, or all steps, were not compared.
+    left_out
+        Variables that were not compared in the steps.
     differences
         The differences found, with ``audit="warn"``.
     """
@@ -102,7 +109,10 @@ class Audit:
     rows: int = 0
     weights: float = 0.0
     metrics: float = 0.0
+    zeros: float = 0.0
+    undecided: int = 0
     skipped: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
 
 

@@ -30,6 +30,7 @@ from pybackend.errors import InputError, PeerLostError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note
+from pybackend.job.report import Audit
 from pybackend.job.roles import ranks_of
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
@@ -135,6 +136,7 @@ def _train(
         model_sha256=digest,
         inputs=inputs,
         waited=None,
+        audit=Audit(skipped=["asynchronous workers have no common steps"]),
     )
 
 

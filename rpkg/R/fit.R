@@ -14,8 +14,9 @@
 #' * `straggler`: the worker that the others waited for, as a list of its `rank` and the `seconds`
 #'   that they waited; `NULL` if there is none;
 #' * `audit`: comparison of some steps with the same steps in one process, as a list: the number of
-#'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and the
-#'   reasons why some were `skipped`; `NULL` if training was not audited (see [exchange()]);
+#'   `steps`, their `rows`, the largest relative difference in `weights` and `metrics`, and in
+#'   gradients that are `zeros` except for rounding; how many steps were `undecided`, the reasons
+#'   (`skipped`), and what was not compared (`left_out`). See [exchange()];
 #' * `workers_by_epoch`: number of workers at the end of each epoch;
 #' * `generations`: with [elastic()], a data frame with a row for each worker group: the `epoch` and
 #'   the `step` with which it began; and, as text, the numbers of its `workers` in rank order, of
@@ -163,7 +164,7 @@ restart_frame <- function(restarts) {
 
 plain_audit <- function(audit) {
   if (!is.null(audit)) {
-    for (name in c("skipped", "differences")) {
+    for (name in c("skipped", "left_out", "differences")) {
       audit[[name]] <- as.character(unlist(audit[[name]]))
     }
     audit

@@ -97,7 +97,12 @@ format_audit <- function(fit) {
     found <- sprintf("%d of them different", length(audit$differences))
   }
   steps <- format_number(fit$workers$steps[[1L]])
-  c(sprintf("%d of %s steps against one process", audit$steps, steps), found)
+  c(
+    sprintf("%d of %s steps against one process", audit$steps, steps),
+    found,
+    if (isTRUE(audit$undecided > 0L)) sprintf("%d undecided: %s", audit$undecided, toString(audit$skipped)),
+    if (length(audit$left_out)) paste("not compared:", toString(audit$left_out))
+  )
 }
 
 # Ranges of rows, steps and waiting time over the workers.
