@@ -100,7 +100,9 @@ format_audit <- function(fit) {
   c(
     sprintf("%d of %s steps against one process", audit$steps, steps),
     found,
-    if (isTRUE(audit$undecided > 0L)) sprintf("%d undecided: %s", audit$undecided, toString(audit$skipped)),
+    if (isTRUE(audit$undecided > 0L)) {
+      sprintf("%d undecided: %s", audit$undecided, toString(audit$skipped))
+    },
     if (length(audit$left_out)) paste("not compared:", toString(audit$left_out))
   )
 }
