@@ -60,6 +60,7 @@ from pybackend.words import setting, show, speak
 
 if TYPE_CHECKING:
     from pybackend.collective import Collective
+    from pybackend.data.reading import Sources
     from pybackend.engine.train import Training
 
 Kind = TypeVar("Kind", bound=Job)
@@ -214,7 +215,6 @@ def _work(worker: WorkerProcess[Any]) -> WorkerReport:
 
 
 def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
-    from pybackend.data.reading import read_sources
     from pybackend.engine.train import train
 
     if worker.job.is_elastic:
@@ -222,7 +222,7 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     worker, order = worker.receive()
     if worker.job.is_asynchronous:
         return _train_asynchronously(worker, order)
-    sources = read_sources(worker.job, worker.rank, worker.folder, order)
+    sources, sent = _read_own(worker, order)
     with worker.join(order, bool(sources)) as collective:
         if worker.job.needs_tensorflow_server:
             from pybackend.collective.tensorflow import start_runtime
@@ -238,10 +238,21 @@ def _train(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
             worker.emit,
             stream=sources.stream,
             answers=worker.answers,
+            sent=sent,
         )
     if trained.discard is not None:
         worker.at_end.callback(trained.discard)
     return _report_training(worker, trained)
+
+
+def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[str, Any]]:
+    """Read the data that workers read themselves; also return what the driver pickled."""
+    from pybackend.data.reading import read_sources
+    from pybackend.model.load import unpickle_sent
+
+    sent = unpickle_sent(worker.job, worker.folder)
+    functions = sent.pop("functions", {})  # not retained, because they may hold many rows
+    return read_sources(worker.job, worker.rank, worker.folder, order, functions), sent
 
 
 def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
@@ -289,14 +300,13 @@ def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> W
 
 
 def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
-    from pybackend.data.reading import read_sources
     from pybackend.engine.score import score
 
     worker, order = worker.receive()
-    sources = read_sources(worker.job, worker.rank, worker.folder, order)
+    sources, sent = _read_own(worker, order)
     with worker.join(order, bool(sources)) as collective:
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
-        scored = score(worker.job, collective, counts, worker.folder, worker.emit)
+        scored = score(worker.job, collective, counts, worker.folder, worker.emit, sent)
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 
 

@@ -108,10 +108,12 @@ def narrow_columns(columns: ColumnSpec, trained_on: Any) -> ColumnSpec:
 
 def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
     if not isinstance(job, TrainingJob):
-        batches = read_batches(data, job.floatx, name, repeats=False)
+        batches = read_batches(data, job.floatx, name, passes=1)
         _check_arrays(batches.columns, name, job)
         return batches
-    batches = read_batches(data, job.floatx, name, repeats=job.epochs - job.initial_epoch > 1)
+    epochs = range(job.initial_epoch, job.epochs)
+    passes = len(epochs) if name == "data" else sum(map(job.validates, epochs))
+    batches = read_batches(data, job.floatx, name, passes=passes)
     steps = len(batches.sizes)
     if name == "data" and job.steps_per_epoch not in (None, steps):
         raise InputError(

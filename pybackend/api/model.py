@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pybackend.api.result import TrainResult
+from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
-from pybackend.job.job import EXTRAS, MODEL_FUNCTION, ModelJob
+from pybackend.job.job import EXTRAS, ModelJob, argument_of
 from pybackend.job.pickling import pickle_value
 from pybackend.words import either, setting, show, term
 
@@ -50,22 +51,29 @@ def encode_model(
     callbacks: Sequence[Any] = (),
     as_file: bool = False,
     rows: Any = None,
+    datasets: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
     """Encode the model, its callbacks and its custom objects as files for the workers.
 
-    The model becomes a Keras file if that preserves the whole model, which is checked on some rows.
-    Otherwise it is pickled, unless ``as_file`` is set.
+    Functions that return data or the model are pickled with the callbacks, and so share objects
+    with them on the workers, too. The model becomes a Keras file if that preserves the whole model,
+    which is checked on some rows. Otherwise it is pickled, unless ``as_file`` is set.
     """
+    sent: dict[str, Any] = {
+        "callbacks": list(callbacks),
+        "custom_objects": _add_registered_names(custom_objects),
+        "functions": {k: v for k, v in (datasets or {}).items() if isinstance(v, FunctionRows)},
+    }
     if job.model_source == "function":
-        files = _encode_extras(callbacks, custom_objects)
-        return {**files, MODEL_FUNCTION: pickle_value(model, "the `model` function", [model])}
+        return _encode_extras({**sent, "model": model})
     from pybackend.model.checks import check_model
     from pybackend.model.transfer import encode_file, encode_objects, holds_parts
 
     check_model(model, job)
-    extras = _encode_extras(callbacks, custom_objects)
+    extras = _encode_extras(sent)
     file_error: TfdistError | None = None
-    if as_file or not holds_parts(callbacks):
+    functions = [rows.fn for rows in sent["functions"].values()]
+    if as_file or not holds_parts(callbacks, functions, model):
         try:
             file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
             return {**extras, **file}
@@ -74,13 +82,13 @@ def encode_model(
                 raise
             file_error = error
     try:
-        return encode_objects(model, callbacks, _add_registered_names(custom_objects), rows)
+        return encode_objects(model, sent, rows)
     except Exception as error:  # an open file, a lock
         if file_error is not None:
             raise type(file_error)(f"{file_error} It cannot be pickled either: {error}") from error
         raise InputError(
-            "the callbacks refer to parts of the model and cannot be sent together with "
-            f"it: {error}"
+            "the callbacks or the function that returns the data refer to parts of the model and "
+            f"cannot be sent together with it: {error}"
         ) from error
 
 
@@ -119,17 +127,17 @@ def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> 
     return {**find_custom_objects(model), **(custom_objects or {})}
 
 
-def _encode_extras(callbacks: Sequence[Any], custom_objects: Mapping[str, Any]) -> dict[str, bytes]:
-    if not callbacks and not custom_objects:
+def _encode_extras(sent: Mapping[str, Any]) -> dict[str, bytes]:
+    if not any(sent.values()):
         return {}
-    extras: dict[str, Any] = {
-        "callbacks": list(callbacks),
-        "custom_objects": _add_registered_names(custom_objects),
-    }
+    named = {f"the `{argument_of(name)}` function": v.fn for name, v in sent["functions"].items()}
+    if "model" in sent:
+        named["the `model` function"] = sent["model"]
     content = pickle_value(
-        extras,
+        sent,
         "`callbacks`, `custom_objects`, or a part of the model,",
-        [*callbacks, *extras["custom_objects"].values()],
+        [*sent["callbacks"], *sent["custom_objects"].values(), *named.values()],
+        named.items(),
     )
     return {EXTRAS: content}
 

@@ -26,7 +26,7 @@ from pybackend.api.request import Request
 from pybackend.api.submit import find_detached
 from pybackend.api.train import barrier_train
 from pybackend.job.arguments import counted
-from pybackend.job.job import MODEL_FUNCTION, MODEL_OBJECTS, TrainingJob
+from pybackend.job.job import MODEL_OBJECTS, TrainingJob
 from pybackend.launchers import Describing, Submission
 
 # Number of workers that are printed; `Plan.workers` has all.
@@ -261,7 +261,7 @@ def describe_plan(prepared: PreparedTraining) -> Plan:
 
 def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
     """Describe the model, and how it is sent to the workers."""
-    if MODEL_FUNCTION in request.files:
+    if job.model_source == "function":
         name = getattr(request.model, "__name__", "a function")
         return f"{name}() is called on each worker"
     size = sum(map(len, request.files.values()))

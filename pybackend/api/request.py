@@ -21,6 +21,7 @@ from pybackend.api.observer import Observers, split_observers
 from pybackend.api.progress import following
 from pybackend.api.result import TrainResult
 from pybackend.api.settings import read_keras_defaults
+from pybackend.api.shared_state import check_shared_state
 from pybackend.data.columns import ColumnSpec, TableRows
 from pybackend.data.datasets import Batches
 from pybackend.data.disk import naming_open_files
@@ -82,7 +83,7 @@ class Request(Generic[Kind]):
             for name, data in self.datasets.items()
             if name not in read
         }
-        files = {**self.files, **_encode_sources(read)}
+        files = {**self.files, **_encode_files(read)}
         if isinstance(launcher, Checking):
             launcher.check(self.job)
         with naming_open_files(), following(launcher, self.job, self.observers) as (job, show):
@@ -135,6 +136,9 @@ def prepare(
         call.callbacks if isinstance(call, TrainingCall) else None
     )
     check_callbacks(callbacks, job)
+    if isinstance(call, TrainingCall):
+        check_shared_state(call.data, "data", callbacks)
+        check_shared_state(call.validation_data, "validation_data", callbacks)
     datasets = read(columns, job)
     if isinstance(job, TrainingJob):
         job = cast("Kind", _resolve_training(job, datasets["train"]))
@@ -167,7 +171,7 @@ def _encode(
         job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
     rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
-    files = encode_model(model, custom_objects, job, callbacks, as_file, rows)
+    files = encode_model(model, custom_objects, job, callbacks, as_file, rows, datasets)
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
         from pybackend.model.by_value import take_snapshot
@@ -176,11 +180,10 @@ def _encode(
     return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
 
 
-def _encode_sources(datasets: Mapping[str, Any]) -> dict[str, bytes]:
-    """Pickle the data sets that workers read themselves."""
+def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:
+    """Pickle the data sets that workers read from files."""
     return {
-        f"{name}{SOURCE}": pickle_value(
-            data, f"the `{argument_of(name)}` function", [getattr(data, "fn", None)]
-        )
+        f"{name}{SOURCE}": pickle_value(data, f"`{argument_of(name)}`")
         for name, data in datasets.items()
+        if isinstance(data, FileRows)
     }

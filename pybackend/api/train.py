@@ -241,7 +241,8 @@ def barrier_train(
       (``"day=*/rows.parquet"``), or a list of them. The workers read the files themselves;
     - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
       ``(x, y, sample_weight)``. This process reads all of it, and the workers share the rows of
-      each batch; ``batch_size`` and ``shuffle`` are ignored. A model with its own ``train_step``
+      each batch; ``batch_size`` and ``shuffle`` are ignored. A `PyDataset`'s ``on_epoch_begin`` and
+      ``on_epoch_end`` are called as in Keras. A model with its own ``train_step``
       may use two or three tensors of a batch as its inputs, such as ``(anchor, positive,
       negative)``;
     - a function ``data(context)``, called on each worker with a `WorkerContext`, that returns a

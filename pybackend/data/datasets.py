@@ -11,28 +11,34 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any, cast
 
 import numpy as np
 
 from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
+from pybackend.job.pickling import Pickler
 from pybackend.words import Code, either, setting
 
 # This process holds the rows twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
+# Keras reads so many batches for their types, before it calls any hook of a PyDataset.
+_SIGNATURE_BATCHES = 2
 
 
-def _instead() -> str:
+def describe_function() -> str:
+    """Return an example of a function as data, for messages."""
     function = either(
         "lambda context: make_dataset(context.rank, context.world_size)",
         "function(context) make_dataset(context$rank, context$world_size)",
     )
-    return (
-        "Pass a function that makes each worker's own batches instead: "
-        f"{setting(data=Code(function))}"
-    )
+    return setting(data=Code(function))
+
+
+def _instead() -> str:
+    return f"Pass a function that makes each worker's own batches instead: {describe_function()}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
     return f"a batch of `{name}` has arrays of different lengths ({listed})"
 
 
-def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches:
+def read_batches(data: Any, floatx: str, name: str, *, passes: int) -> Batches:
     """Read all batches of a data set.
 
     Parameters
@@ -97,9 +103,10 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
     data
         Data set with elements ``x``, ``(x, y)`` or ``(x, y, sample_weight)``, each a batch; ``x``
         and ``y`` may be lists or dicts of tensors.
-    repeats
-        Whether its rows are used in several epochs. They must then be the same in each epoch, so
-        the data set is read twice. A `PyDataset`'s ``on_epoch_end`` is called in between.
+    passes
+        Number of epochs or evaluations that use its rows. They must be the same in each, so the
+        data set is read twice. A `PyDataset` is read as often as Keras reads it, with its
+        ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
 
     Raises
     ------
@@ -112,6 +119,10 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
     parts: list[Mapping[str, Any]] = []
     digests = []
     held = 0
+    if _is_keras(data):
+        for index in range(min(_SIGNATURE_BATCHES, _length(data) or 0)):
+            data[index]
+        data.on_epoch_end()
     for leaves in _elements(data, name):
         held += sum(array.nbytes for array in leaves.values())
         if held > MOST_BYTES:
@@ -123,8 +134,12 @@ def read_batches(data: Any, floatx: str, name: str, *, repeats: bool) -> Batches
         digests.append(_digest(leaves))
     if not parts:
         raise InputError(f"`{name}` has no rows")
-    if repeats:
+    state = _digest_state(data)
+    for _ in range(1, passes):
         _check_repeats(data, digests, name)
+        before, state = state, _digest_state(data)
+        if state is not None and state == before:
+            break
     together = {key: _join(key, [part[key] for part in parts], name) for key in parts[0]}
     sizes = tuple(count_rows(dict(part)) for part in parts)
     columns = {key: to_array(key, value, floatx, name) for key, value in together.items()}
@@ -207,8 +222,10 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
 
 def _batches(data: Any) -> Iterator[Any]:
     if _is_keras(data):
+        data.on_epoch_begin()
         for index in range(_length(data) or 0):
             yield _as_keras_does(data[index])
+        data.on_epoch_end()
     else:
         yield from data.as_numpy_iterator()
 
@@ -228,15 +245,30 @@ def _digest(leaves: Mapping[str, Any]) -> bytes:
     return digest.digest()
 
 
-def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
+def _digest_state(data: Any) -> bytes | None:
+    """Return a digest of a PyDataset's attributes; None: they cannot be pickled."""
+    digest = hashlib.blake2b(digest_size=16)
     if _is_keras(data):
-        data.on_epoch_end()
+        try:
+            file = cast("IO[bytes]", SimpleNamespace(write=digest.update))
+            Pickler(file).dump(vars(data))
+        except Exception:  # pickling raises whatever the attributes' own methods do
+            return None
+    return digest.digest()
+
+
+def _check_repeats(data: Any, digests: list[bytes], name: str) -> None:
+    trains = name == "data"
+    if _is_keras(data) and not trains:
+        data.on_epoch_end()  # Keras resets the data set before each evaluation
     if [_digest(leaves) for leaves in _elements(data, name)] != digests:
+        hooks = ", changes in its `on_epoch_begin` or `on_epoch_end`" if _is_keras(data) else ""
+        instead = f" {_instead()}" if trains else ""
         raise InputError(
             f"`{name}` is a data set that yields different rows each time it is read (it shuffles, "
-            "draws at random, or can be read only once), but the workers would use the rows of "
-            "one pass in all epochs. Leave out .shuffle() and other random steps, or use "
-            f"{setting(epochs=1)}. {_instead()}"
+            f"draws at random{hooks}, or can be read only once), but the workers would use the "
+            f"rows of the first {'epoch' if trains else 'evaluation'} in all. Leave out .shuffle() "
+            f"and other changes, or use {setting(epochs=1)}.{instead}"
         )
 
 

@@ -59,13 +59,21 @@ class Sources:
         return counts
 
 
-def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
+def read_sources(
+    job: Job,
+    rank: int,
+    folder: Path,
+    order: Order,
+    functions: Mapping[str, FunctionRows] | None = None,
+) -> Sources:
     """Store the rows of all data sets that this worker reads itself.
 
     Parameters
     ----------
     order
         The launcher's `Order`, whose ``peers`` are the addresses of all workers.
+    functions
+        The data sets that functions return, by name.
 
     Raises
     ------
@@ -76,20 +84,19 @@ def read_sources(job: Job, rank: int, folder: Path, order: Order) -> Sources:
     stream = None
     for path in sorted(folder.glob(f"*{SOURCE}")):
         name = path.name.removesuffix(SOURCE)
-        argument = argument_of(name)
         # The launcher wrote it on this machine from the driver's objects.
         source = cloudpickle.loads(path.read_bytes())
-        if not isinstance(source, FunctionRows):
-            shared = job.is_elastic or (name == "train" and job.shuffles_globally)
-            source.spool(folder / name, job.workers, rank, shared)
-        else:
-            # The function's random numbers should differ between workers.
-            keras.utils.set_random_seed((job.seed + rank) % 2**32)
-            data = call_pipeline(source, _make_context(job, rank, order), argument)
-            if name == "train" and job.kind == "train":
-                stream = data
-                continue
-            _store_dataset(data, folder / name, argument)
+        shared = job.is_elastic or (name == "train" and job.shuffles_globally)
+        source.spool(folder / name, job.workers, rank, shared)
+        names.append(name)
+    for name, function in sorted((functions or {}).items()):
+        # The function's random numbers should differ between workers.
+        keras.utils.set_random_seed((job.seed + rank) % 2**32)
+        data = call_pipeline(function, _make_context(job, rank, order), argument_of(name))
+        if name == "train" and job.kind == "train":
+            stream = data
+            continue
+        _store_dataset(data, folder / name, argument_of(name))
         names.append(name)
     return Sources(tuple(names), stream)
 

@@ -158,7 +158,7 @@ class ElasticLifecycle(Lifecycle):
         self._checkpoints: Checkpoints | None = None
         self.audit = memory.audit
 
-    def load_model(self, folder: Path) -> LoadedModel:
+    def load_model(self, folder: Path, sent: dict[str, Any] | None) -> LoadedModel:
         """Return the model and the callbacks, in the state after the last group."""
         return self._memory.loaded
 

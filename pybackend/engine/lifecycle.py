@@ -70,9 +70,9 @@ class Lifecycle:
         self.job = job
         self.start = Start(job.initial_epoch)
 
-    def load_model(self, folder: Path) -> LoadedModel:
+    def load_model(self, folder: Path, sent: dict[str, Any] | None) -> LoadedModel:
         """Return the model and the callbacks that the driver sent to the folder."""
-        return load_job_model(self.job, folder)
+        return load_job_model(self.job, folder, sent)
 
     def seed(self, rank: int) -> None:
         """Seed random numbers differently on each rank."""

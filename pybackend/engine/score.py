@@ -41,6 +41,7 @@ def score(
     counts: Mapping[str, Sequence[int]],
     folder: Path,
     emit: Emit,
+    sent: dict[str, Any] | None = None,
 ) -> Score:
     """Do a worker's part of a `barrier_evaluate` or `barrier_predict` job.
 
@@ -51,8 +52,10 @@ def score(
     ----------
     counts
         Rows of every worker, by rank, of the data sets in the folder.
+    sent
+        As in `load_job_model`.
     """
-    model = load_job_model(job, folder).model
+    model = load_job_model(job, folder, sent).model
     _check_alike(model, collective)
     rows = reshape_rows(StoredRows(folder / "train"), model)
     began = time.monotonic()

@@ -57,6 +57,7 @@ def train(
     stream: Any = None,
     lifecycle: Lifecycle | None = None,
     answers: Answers | None = None,
+    sent: dict[str, Any] | None = None,
 ) -> Training:
     """Train this worker's replica with the others.
 
@@ -65,8 +66,8 @@ def train(
     counts
         Number of rows of every worker, by rank, for each data set in the folder.
     folder
-        The worker's own folder, with ``train/``, ``validation/`` and ``model.keras`` or
-        ``model.pkl``; rank 0 writes ``trained.h5`` or ``trained.keras`` into it.
+        The worker's own folder, with ``train/``, ``validation/`` and the files of
+        the model; rank 0 writes ``trained.h5`` or ``trained.keras`` into it.
     emit
         Called with an event per epoch.
     stream
@@ -76,10 +77,12 @@ def train(
         specify.
     answers
         Messages from observers of the training.
+    sent
+        As in `load_job_model`.
     """
     if lifecycle is None:
         lifecycle = Lifecycle(job) if job.checkpoint is None else CheckpointedLifecycle(job)
-    loaded = lifecycle.load_model(folder)
+    loaded = lifecycle.load_model(folder, sent)
     replica = make_replica(job, collective, counts, folder, emit, loaded, stream, lifecycle.seed)
     lifecycle.begin(replica)
     tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []

@@ -47,7 +47,6 @@ ROWS = "train"
 # If it exists, the worker is fed while it runs. It holds the secret that feeders prove.
 FEED_TOKEN = "feed.token"  # noqa: S105
 MODEL_FILE = "model.keras"
-MODEL_FUNCTION = "model.pkl"
 MODEL_OBJECTS = "objects.pkl"
 EXTRAS = "extras.pkl"
 # Endings of the names of a trained model's file; the last one, Keras's own, has only weights.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import inspect
 import io
 import linecache
@@ -13,7 +14,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -101,7 +102,7 @@ def _find_failing_part(
         known = set(tried)
         failing = [
             (child, path + step, owner)
-            for step, child in _list_parts(part, is_user_code)
+            for step, child in list_parts(part, is_user_code)
             if time.thread_time() < end and fails(child)
         ]
         # Containers and internal objects of Keras fail because of their parts.
@@ -119,9 +120,9 @@ def _rank(path: str, owner: Any, is_user_code: Callable[[Any], bool]) -> tuple[b
     return not is_named, is_library, path.startswith("_") or "._" in path
 
 
-def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+def list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a container, a function, or a user-defined or Keras object."""
-    if isinstance(part, Mapping):
+    if isinstance(part, dict):  # other mappings may read files
         yield from ((f"[{show(key)}]", item) for key, item in part.items())
     elif isinstance(part, (list, tuple, set, frozenset)):
         yield from ((f"[{place}]", item) for place, item in enumerate(part))
@@ -134,9 +135,10 @@ def _list_parts(part: Any, is_user_code: Callable[[Any], bool]) -> Iterator[tupl
     elif isinstance(part, type):
         if is_user_code(part):
             yield from _list_attributes(part)
+            yield from (("", base) for base in part.__bases__)
     elif _find_base(part) or is_user_code(type(part)):
         yield from _list_attributes(part)
-        yield from _list_parts(type(part), is_user_code)
+        yield from list_parts(type(part), is_user_code)
 
 
 def _list_attributes(part: Any) -> Iterator[tuple[str, Any]]:
@@ -151,9 +153,19 @@ def _list_used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the values sent with a function: defaults, closure, and globals that it uses."""
     parameters = inspect.signature(function).parameters.values()
     yield from ((p.name, p.default) for p in parameters if p.default is not p.empty)
-    used = inspect.getclosurevars(function)
-    yield from used.nonlocals.items()
-    yield from used.globals.items()
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
+    names = set(_list_globals(function.__code__))
+    yield from ((k, v) for k, v in function.__globals__.items() if k in names)
+
+
+def _list_globals(code: CodeType) -> Iterator[str]:
+    """Yield the names of global variables in a function, and in the functions inside it."""
+    yield from (s.argval for s in dis.get_instructions(code) if s.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _list_globals(constant)
 
 
 def _find_base(part: Any) -> str:
@@ -226,7 +238,12 @@ def _make_tf_function(function: Any, signature: Any, options: Mapping[str, Any])
     return made
 
 
-def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
+def pickle_value(
+    value: Any,
+    what: str,
+    owners: Iterable[Any] = (),
+    parts: Iterable[tuple[str, Any]] = (),
+) -> bytes:
     """Pickle a value for the workers.
 
     Functions and classes are sent as code if their module is one of the user's files, which the
@@ -238,6 +255,8 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         Name of the value in errors.
     owners
         Functions or objects of ``value`` whose modules are examined.
+    parts
+        Names in errors of parts of the value, with the parts.
 
     Raises
     ------
@@ -250,6 +269,8 @@ def pickle_value(value: Any, what: str, owners: Iterable[Any] = ()) -> bytes:
         try:
             return _pickle(value)
         except Exception as error:
+            for name, part in parts:
+                pickle_value(part, name)
             if "PyCapsule" in str(error):  # reticulate's R functions
                 raise InputError(f"{what} cannot be sent to the workers: {_ABOUT_R}") from error
             raise InputError(explain_failure(value, what, _pickle, error, is_sent)) from error

@@ -115,7 +115,7 @@ class _Pickler(Pickler):
     def __init__(self, file: io.BytesIO, value: Any, send_code: Callable[[Any], None]) -> None:
         super().__init__(file, protocol=4)
         self._send_code = send_code
-        self._known = {id(part): part for part in _find_parts(value)}
+        self._known = {id(part): part for part in find_parts(value)}
         self._keys = {
             key: (part, name)
             for part in self._known.values()
@@ -315,7 +315,7 @@ def _texts(variable: Any) -> Iterator[tuple[str, str]]:
     return ((name, item) for name, item in vars(variable).items() if isinstance(item, str))
 
 
-def _find_parts(value: Any) -> Iterator[Any]:
+def find_parts(value: Any) -> Iterator[Any]:
     """Yield the layers, operations and variables of a value."""
     seen: set[int] = set()
     waiting = [value]

@@ -11,7 +11,7 @@ import cloudpickle
 import keras
 
 from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_FUNCTION, MODEL_OBJECTS, ModelJob
+from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_OBJECTS, ModelJob
 from pybackend.model.compile_settings import compile_without_state
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
@@ -33,8 +33,28 @@ class LoadedModel:
     """A ``.keras`` file with state of the optimizer that the model does not have yet."""
 
 
-def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
-    """Configure Keras as on the driver, and load the model from a worker's folder.
+def unpickle_sent(job: ModelJob, folder: Path) -> dict[str, Any]:
+    """Configure Keras as on the driver; unpickle what the driver pickled in one file.
+
+    These are ``callbacks``, ``custom_objects``, ``functions`` that return data, and the ``model``
+    or the function that builds it, if it is not a Keras file.
+    """
+    configure_keras(job)
+    # The launcher on this machine wrote the files from the driver's own objects.
+    if (folder / MODEL_OBJECTS).exists():
+        return read_objects((folder / MODEL_OBJECTS).read_bytes())
+    extras = folder / EXTRAS
+    found: dict[str, Any] = cloudpickle.loads(extras.read_bytes()) if extras.exists() else {}
+    return found
+
+
+def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = None) -> LoadedModel:
+    """Load the model from a worker's folder.
+
+    Parameters
+    ----------
+    sent
+        Result of `unpickle_sent`, if something of it is in use already.
 
     Raises
     ------
@@ -43,23 +63,21 @@ def load_job_model(job: ModelJob, folder: Path) -> LoadedModel:
     SerializationError
         The file cannot be loaded.
     """
-    configure_keras(job)
+    extras = unpickle_sent(job, folder) if sent is None else sent
     # So a user's function builds the same weights on all ranks.
     keras.utils.set_random_seed(job.seed)
-    if (folder / MODEL_OBJECTS).exists():
-        content = (folder / MODEL_OBJECTS).read_bytes()
-        model, callbacks, custom_objects = read_objects(content)
-        _register(custom_objects)
-        reseed(model, job.seed)
-        found = {"callbacks": callbacks, "custom_objects": custom_objects}
-        return LoadedModel(model, found, False, True, lambda: read_objects(content)[0])
-    extras = _unpickle(folder / EXTRAS) or {}
     _register(extras.get("custom_objects") or {})
+    # A copy must share nothing with the callbacks, so it is unpickled again.
+    if (folder / MODEL_OBJECTS).exists():
+        model = extras["model"]
+        reseed(model, job.seed)
+        return LoadedModel(model, extras, False, True, lambda: unpickle_sent(job, folder)["model"])
     if job.model_source == "function":
-        function = _unpickle(folder / MODEL_FUNCTION)
-        model = _build(function)
-        is_from_r = isinstance(function, RFunction)
-        return LoadedModel(model, extras, is_from_r, False, lambda: _build(function))
+        model = _build(extras["model"])
+        is_from_r = isinstance(extras["model"], RFunction)
+        return LoadedModel(
+            model, extras, is_from_r, False, lambda: _build(unpickle_sent(job, folder)["model"])
+        )
     file = folder / MODEL_FILE
     is_sharded = job.shards_optimizer
     model = read_own_model(
@@ -87,11 +105,6 @@ def configure_keras(job: ModelJob) -> None:
     keras.config.set_floatx(job.floatx)
     keras.config.set_dtype_policy(job.dtype_policy)
     keras.config.set_image_data_format(job.image_data_format)
-
-
-def _unpickle(path: Path) -> Any:
-    """Read a file that the launcher on this machine wrote from the driver's own objects."""
-    return cloudpickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def _build(function: Any) -> Any:

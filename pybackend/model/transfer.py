@@ -7,13 +7,13 @@ if anything is missing in the file, the model is pickled.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any, cast
 
 import keras
 import numpy as np
@@ -21,8 +21,13 @@ import numpy as np
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.job import MODEL_FILE, MODEL_OBJECTS, WEIGHTS
 from pybackend.job.packages import TITLES, read_versions
-from pybackend.job.pickling import Pickler
-from pybackend.model.by_value import pickle_objects, take_snapshot, unpickle_objects
+from pybackend.job.pickling import Pickler, sending_code
+from pybackend.model.by_value import (
+    find_parts,
+    pickle_objects,
+    take_snapshot,
+    unpickle_objects,
+)
 from pybackend.model.compare import Kind, find_differences, find_other_behavior, hash_weights
 from pybackend.model.compile_settings import restore_optimizer_state
 from pybackend.model.layers import (
@@ -42,16 +47,13 @@ _WAYS_OUT = (
 )
 
 
-def encode_objects(
-    model: Any,
-    callbacks: Sequence[Any],
-    custom_objects: Mapping[str, Any],
-    rows: Any = None,
-) -> dict[str, bytes]:
-    """Pickle a model and the callbacks that may hold parts of it, as a file for the workers.
+def encode_objects(model: Any, others: Mapping[str, Any], rows: Any = None) -> dict[str, bytes]:
+    """Pickle a model and what may hold parts of it, as a file for the workers.
 
     Parameters
     ----------
+    others
+        Callbacks, custom objects and functions, by name.
     rows
         Some rows of the training data, used to check a copy.
 
@@ -60,29 +62,36 @@ def encode_objects(
     Exception
         Something in them cannot be pickled, or would be changed.
     """
-    content = pickle_objects((model, list(callbacks), dict(custom_objects)))
+    content = pickle_objects({**others, "model": model})
     if differences := _try_copy(model, take_snapshot(model)(), "train", rows):
         raise InputError(f"pickling it loses {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
 
-def holds_parts(callbacks: Sequence[Any]) -> bool:
-    """Return whether callbacks hold layers, variables or models, which must be the trained ones.
+def holds_parts(callbacks: Sequence[Any], functions: Sequence[Any] = (), model: Any = None) -> bool:
+    """Return whether layers, variables or models must be pickled with the model.
 
-    They may hold these in attributes, or in objects that their functions refer to.
+    Callbacks may hold these in attributes, or in objects that their functions refer to. In
+    ``functions``, only parts of this model count.
     """
-    finder = _PartFinder(callbacks)
-    with contextlib.suppress(Exception):  # objects that cannot be pickled are reported later
-        finder.dump(list(callbacks))
-    return finder.found
+    own = {id(part) for part in find_parts(model)}
+    finders = _PartFinder(callbacks, None), _PartFinder((), own)
+    with sending_code() as send_code:
+        for finder, values in zip(finders, (callbacks, functions), strict=True):
+            for value in values:
+                send_code(value)
+            with contextlib.suppress(Exception):  # reported later, if it cannot be pickled
+                finder.dump(list(values))
+    return any(finder.found for finder in finders)
 
 
 class _PartFinder(Pickler):
-    """Pickler that stops at the first part of a model."""
+    """Pickler that stops at the first part of a model; ``parts``: only at those with these ids."""
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO())
+    def __init__(self, callbacks: Sequence[Any], parts: set[int] | None) -> None:
+        super().__init__(cast("IO[bytes]", SimpleNamespace(write=len)))  # rows may be large
         self.found = False
+        self._parts = parts
         # Models of an earlier training.
         self._models = {id(getattr(callback, "model", None)) for callback in callbacks}
 
@@ -91,8 +100,9 @@ class _PartFinder(Pickler):
         if isinstance(value, (keras.Variable, keras.layers.Layer)):
             if id(value) in self._models:
                 return str, ()
-            self.found = True
-            raise LookupError
+            if self._parts is None or id(value) in self._parts:
+                self.found = True
+                raise LookupError
         return super().reducer_override(value)
 
 
@@ -143,8 +153,8 @@ def _try_copy(model: Any, copy: Any, kind: Kind, rows: Any) -> list[str]:
     return found if found or rows is None else find_other_behavior(model, copy, rows)
 
 
-def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Decode the model, callbacks and custom objects that `encode_objects` encoded, in a worker.
+def read_objects(content: bytes) -> dict[str, Any]:
+    """Decode, in a worker, the ``model`` and the others that `encode_objects` encoded.
 
     Raises
     ------
@@ -160,8 +170,8 @@ def read_objects(content: bytes) -> tuple[Any, list[Any], dict[str, Any]]:
                 f"has {own[package]}: models can only be sent between identical versions. Install "
                 "the same version, or pass a function that builds the model"
             )
-    model, callbacks, custom_objects = unpickle_objects(pickled)
-    return model, callbacks, custom_objects
+    found: dict[str, Any] = unpickle_objects(pickled)
+    return found
 
 
 def reseed(model: Any, seed: int) -> None:

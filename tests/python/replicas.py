@@ -276,7 +276,7 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
     path = next(path for path in (folder / "0").iterdir() if path.name.startswith("trained."))
     sent = folder / "0" / MODEL_OBJECTS
     if sent.exists():
-        model = read_objects(sent.read_bytes())[0]
+        model = read_objects(sent.read_bytes())["model"]
         kind = path.name.partition(".")[2]
         read_weights(model, path.read_bytes(), kind, outcomes[0]["inputs"])
     else:

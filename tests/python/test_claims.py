@@ -47,8 +47,8 @@ def test_what_may_differ(own: Any) -> None:
             "worker 1 (b:1) is at call number 2, but worker 0 (a:1) is at call number 1",
         ),
         (
-            {"files": {"model.pkl": b""}},
-            "worker 1 (b:1) passes model.pkl, worker 0 (a:1) passes none",
+            {"files": {"objects.pkl": b""}},
+            "worker 1 (b:1) passes objects.pkl, worker 0 (a:1) passes none",
         ),
         ({"rows": {"x": ROWS["x"][:3], "y": ROWS["y"][:3]}}, "`data` has 3 rows in worker 1"),
         (

@@ -220,6 +220,78 @@ def test_a_function_gives_what_one_process_gives(rows: Any, dense_model: Any) ->
     assert result.history["val_accuracy"][-1] == pytest.approx(expected["accuracy"], abs=1e-6)
 
 
+def test_functions_and_callbacks_share_what_they_shared(rows: Any) -> None:
+    import tensorflow as tf
+
+    x, y = rows
+
+    class State:
+        """What all use."""
+
+        def __init__(self) -> None:
+            self.scale = tf.Variable(1.0)
+            self.models: list[Any] = []
+
+    class Harder(keras.callbacks.Callback):
+        def __init__(self, state: State) -> None:
+            super().__init__()
+            self.state = state
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.state.scale.assign(1.0 + epoch)
+            self.state.models[-1].layers[0].trainable = epoch > 0
+            assert self.state.models[-1] is self.model
+
+    def batches(state: State, chosen: slice) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((x[chosen], y[chosen])).batch(50)
+        return data.map(lambda x, y: (x * state.scale, y))
+
+    def make(state: State) -> Any:
+        def build() -> Any:
+            keras.utils.set_random_seed(3)
+            state.models.append(build_dense())
+            return state.models[-1]
+
+        return build
+
+    state = State()
+    result = barrier_train(
+        None,
+        make(state),
+        lambda context: batches(state, slice(50 * context.rank, 50 * context.rank + 50)),
+        workers=2,
+        epochs=3,
+        callbacks=[Harder(state)],
+        verbose=0,
+    )
+    state = State()
+    model = make(state)()
+    together = batches(state, slice(100)).unbatch().batch(100)
+    model.fit(together, epochs=3, callbacks=[Harder(state)], verbose=0)
+    assert largest_difference(model, result.model) <= 1e-6
+
+
+def test_a_function_may_use_the_model_that_is_trained(rows: Any, dense_model: Any) -> None:
+    import tensorflow as tf
+
+    x, y = rows
+
+    def batches(chosen: slice) -> Any:
+        data = tf.data.Dataset.from_tensor_slices((x[chosen], y[chosen])).batch(50)
+        return data.map(lambda x, y: (x * dense_model(x)[:, :1], y))
+
+    result = barrier_train(
+        None,
+        dense_model,
+        lambda context: batches(slice(50 * context.rank, 50 * context.rank + 50)),
+        workers=2,
+        epochs=3,
+        verbose=0,
+    )
+    dense_model.fit(batches(slice(100)).unbatch().batch(100), epochs=3, verbose=0)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+
+
 def test_endless_data_go_on_from_epoch_to_epoch() -> None:
     import tensorflow as tf
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import build_dense, largest_difference
 
+from pybackend import barrier_evaluate, barrier_train
 from pybackend.data import datasets
 from pybackend.data.arrays import count_rows, nest, shard
 from pybackend.data.datasets import is_dataset, read_batches
@@ -59,6 +60,56 @@ class Shuffled(Slices):
         return np.roll(x, self.epochs, axis=0), y
 
 
+class Recording(Slices):
+    """Record what is called, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls.append(index)
+        return super().__getitem__(index)
+
+    def on_epoch_begin(self) -> None:
+        self.calls.append("begin")
+
+    def on_epoch_end(self) -> None:
+        self.calls.append("end")
+
+
+class Reshuffled(Slices):
+    """Return rows that both hooks change, and each read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = np.random.default_rng(0)
+        self.order = np.arange(len(X))
+
+    def __getitem__(self, index: int) -> Any:
+        own = self.order[slice(*self.edges[index : index + 2])]
+        return X[own] + self.random.normal(size=X[own].shape).astype("float32"), Y[own]
+
+    def on_epoch_begin(self) -> None:
+        self.order = self.random.permutation(len(X))
+
+    on_epoch_end = on_epoch_begin
+
+
+class Curriculum(Slices):
+    """Return harder rows from the third epoch on."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return x * (2 if self.epochs > 2 else 1), y
+
+    def on_epoch_begin(self) -> None:
+        self.epochs += 1
+
+    def on_epoch_end(self) -> None:
+        """Change nothing."""
+
+
 class Endless(Slices):
     """A data set of unknown length."""
 
@@ -66,8 +117,8 @@ class Endless(Slices):
         raise NotImplementedError
 
 
-def read(data: Any, repeats: bool = True) -> Any:
-    return read_batches(data, "float32", "data", repeats=repeats)
+def read(data: Any, passes: int = 2, name: str = "data") -> Any:
+    return read_batches(data, "float32", name, passes=passes)
 
 
 # Three workers: some have no row of the last batch, which has one row.
@@ -200,10 +251,71 @@ def test_a_refusal_names_the_other_way() -> None:
 
 
 def test_one_epoch_may_be_read_at_random() -> None:
-    assert read(batches().shuffle(5), repeats=False).sizes
+    assert read(batches().shuffle(5), passes=1).sizes
     data = Shuffled()
-    assert read(data, repeats=False).sizes == (50, 3, 67, 80, 1)
-    assert data.epochs == 0
+    assert read(data, passes=1).sizes == (50, 3, 67, 80, 1)
+    assert data.epochs == 2
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_hooks_are_called_as_keras_calls_them(epochs: int) -> None:
+    data, validation, own, own_validation = (Recording() for _ in range(4))
+    build_dense().fit(data, epochs=epochs, validation_data=validation, shuffle=False, verbose=0)
+    read(own, epochs)
+    read(own_validation, epochs, "validation_data")
+    assert own.calls == data.calls
+    assert own_validation.calls == validation.calls
+
+
+def test_rows_are_read_until_they_can_no_longer_change() -> None:
+    data = Recording()
+    data.calls = Counted()
+    read(data, 100)
+    assert data.calls.appended == 2 + 1 + 2 * (2 + len(data))
+    with pytest.raises(InputError, match="`data` is a data set that yields different rows"):
+        read(Curriculum(), 3)
+    assert read(Curriculum(), 2).sizes
+
+
+class Counted:
+    """Count the calls of a list's method, outside of what is pickled."""
+
+    appended = 0
+
+    def append(self, _: Any) -> None:
+        Counted.appended += 1
+
+
+def test_a_data_set_with_hooks_trains_and_evaluates_as_in_keras(dense_model: Any) -> None:
+    result = barrier_train(
+        None,
+        dense_model,
+        Reshuffled(),
+        workers=2,
+        epochs=1,
+        validation_data=Reshuffled(),
+        verbose=0,
+    )
+    metrics = barrier_evaluate(None, dense_model, Reshuffled(), workers=2, verbose=0)
+    expected = dense_model.evaluate(Reshuffled(), verbose=0, return_dict=True)
+    assert metrics == pytest.approx(expected, abs=1e-6)
+    fitted = dense_model.fit(Reshuffled(), validation_data=Reshuffled(), shuffle=False, verbose=0)
+    assert largest_difference(dense_model, result.model) <= 1e-6
+    for name, values in fitted.history.items():
+        assert result.history[name] == pytest.approx(values, abs=1e-6)
+
+
+def test_validation_data_that_change_between_epochs_are_rejected(rows: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        barrier_train(
+            None, build_dense, rows, workers=2, epochs=2, validation_data=Reshuffled(), verbose=0
+        )
+    assert str(caught.value) == (
+        "`validation_data` is a data set that yields different rows each time it is read (it "
+        "shuffles, draws at random, changes in its `on_epoch_begin` or `on_epoch_end`, or can be "
+        "read only once), but the workers would use the rows of the first evaluation in all. Leave "
+        "out .shuffle() and other changes, or use epochs=1."
+    )
 
 
 def test_data_that_this_process_could_not_hold_are_rejected(monkeypatch: Any) -> None:

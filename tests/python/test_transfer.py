@@ -246,7 +246,7 @@ def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -
     model = _compiled(_stack())
     model.lock = threading.Lock()
     with pytest.raises(InputError, match="lock"):
-        encode_objects(model, [], {})
+        encode_objects(model, {})
     assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
 
 
@@ -269,7 +269,7 @@ def test_what_a_file_forgets_is_named(name: str) -> None:
 
 
 def test_another_version_of_keras_is_named() -> None:
-    content = encode_objects(_compiled(_stack()), [], {})[MODEL_OBJECTS]
+    content = encode_objects(_compiled(_stack()), {})[MODEL_OBJECTS]
     versions, _, pickled = content.partition(b"\n")
     older = json.dumps({**json.loads(versions), "keras": "3.0.5"}).encode()
     with pytest.raises(ClusterError, match=r"the driver has Keras 3\.0\.5, but .*python.* has 3\."):
@@ -426,7 +426,7 @@ def test_a_copy_must_compute_the_same() -> None:
     encode_file(model, known, True, "train")
     with pytest.raises(InputError, match="loses something that changes its loss"):
         encode_file(model, known, True, "train", (X[:8], Y[:8]))
-    assert MODEL_OBJECTS in encode_objects(model, [], known, (X[:8], Y[:8]))
+    assert MODEL_OBJECTS in encode_objects(model, {"custom_objects": known}, (X[:8], Y[:8]))
     for value, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
 
@@ -502,7 +502,7 @@ def test_the_callers_model_and_random_numbers_stay_as_they_are() -> None:
     )
     before = [v.numpy() for v in model.variables]
     state = random.getstate()
-    encode_objects(model, [], {}, (X[:8], Y[:8]))
+    encode_objects(model, {}, (X[:8], Y[:8]))
     with pytest.raises(InputError):
         encode_file(model, add_custom_objects(model, None), True, "train", (X[:8], Y[:8]))
     assert random.getstate() == state
@@ -568,7 +568,7 @@ def test_what_only_adapt_forgets_is_told_from_what_a_layer_computes_with() -> No
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
     assert not find_differences(model, take_snapshot(model)())
-    copy, _, _ = read_objects(encode_objects(model, [], {})[MODEL_OBJECTS])
+    copy = read_objects(encode_objects(model, {})[MODEL_OBJECTS])["model"]
     assert len(copy.layers) == 151
 
 
@@ -611,7 +611,7 @@ def test_training_a_result_again_goes_on_as_one_process_does(build: Any) -> None
 
 def test_the_classes_of_this_process_stay_as_they_are() -> None:
     call, scale = Tempered.call, Scaled.call
-    encode_objects(_compiled(Tempered(), "sgd", Scaled(2.0)), [], {})
+    encode_objects(_compiled(Tempered(), "sgd", Scaled(2.0)), {})
     take_snapshot(_tempered())()
     assert Tempered.call is call
     assert Scaled.call is scale
