@@ -76,6 +76,7 @@ GROUPS = {
 # Modules that start workers or other programs. Others are `fast`, unless they need Keras.
 ALONE = [
     "test_verdict",
+    "test_audit_suite",
     "test_exact_cases",
     "test_exact",
     "test_slurm",

@@ -93,6 +93,7 @@ def test_each_module_is_in_one_group() -> None:
 # Suites that belong to no single module; all others are named after a module or a room.
 CROSS_CUTTING = {
     "api_input": "the checks of all public functions",
+    "audit_suite": "the audit itself, by what it must find and what it must pass",
     "checks": "targets of the Makefile, and how tests are named and grouped",
     "collective_peers": "peers of the collective that misbehave",
     "connect": "Spark Connect",
