@@ -105,9 +105,8 @@ def read_outcome(found: Trained | str) -> Outcome:
         return Outcome("unaudited", "no audit", found)
     if audit["differences"]:
         return Outcome("different", audit["differences"][0], found)
-    reasons = [*audit["skipped"], *audit.get("undecided", [])]
-    if reasons:
-        return Outcome("undecided", reasons[0], found)
+    if audit["skipped"]:
+        return Outcome("undecided", audit["skipped"][0], found)
     shown = f"{audit['steps']} steps, {audit['weights']:.1e}, {audit['metrics']:.1e}"
     return Outcome("equal" if audit["steps"] else "unaudited", shown, found)
 
