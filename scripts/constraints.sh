@@ -22,6 +22,7 @@ printf '%s\n' "$@" >"$made/names"
 compile alone --no-deps "$made/names"
 {
   echo "# Written by \`make constraints\`."
-  grep -vf <(sed 's/^\(.*==\).*/^\1/' "$made/together") "$made/alone" |
+  { grep -vf <(sed 's/^\([^ =]*==\).*/^\1/' "$made/together") "$made/alone" || true; } |
     LC_ALL=C sort - "$made/together"
-} >constraints.txt
+} >"$made/constraints.txt"
+mv "$made/constraints.txt" constraints.txt

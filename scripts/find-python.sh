@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Prints a Python for which TensorFlow has wheels: $PYTHON, or python3, or a versioned one.
 set -euo pipefail
-for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+candidates=(python3 python3.13 python3.12 python3.11)
+if [[ -n ${PYTHON:-} ]]; then candidates=("$PYTHON"); fi
+for candidate in "${candidates[@]}"; do
   path=$(command -v "$candidate") || continue
   if "$path" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
     echo "$path"

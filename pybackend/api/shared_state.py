@@ -74,11 +74,17 @@ def _find_shared(callback: Any, used: Mapping[int, Any]) -> tuple[str, Any] | No
         if id(part) not in parts:
             parts[id(part)] = path, part
             waiting += [(path + step, one) for step, one in list_parts(part, is_sent)]
+    methods = {
+        id(method.__code__)
+        for kind in type(callback).__mro__
+        for method in vars(kind).values()
+        if isinstance(method, FunctionType)
+    }
     changed = {
         name
         for _, part in parts.values()
         if isinstance(part, FunctionType) and part.__name__ != "__init__"
-        for name in _list_stored(part.__code__)
+        for name in _list_stored(part.__code__, id(part.__code__) in methods)
     }
     for path, part in parts.values():
         if isinstance(part, tensorflow.Variable):
@@ -93,16 +99,30 @@ def _find_shared(callback: Any, used: Mapping[int, Any]) -> tuple[str, Any] | No
     return None
 
 
-def _list_stored(code: CodeType) -> Iterator[str]:
-    """Yield the attributes that a function assigns, and ``name[]`` if it assigns an item."""
+def _list_stored(code: CodeType, is_own: bool) -> Iterator[str]:
+    """Yield the attributes that a function assigns, and ``name[]`` if it assigns an item.
+
+    Parameters
+    ----------
+    is_own
+        True for a method of the callback: what it assigns to itself is its own.
+    """
     steps = list(dis.get_instructions(code))
+    names = [step.opname for step in steps]
     for place, step in enumerate(steps):
         if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            yield step.argval
-        elif step.opname in ("STORE_SUBSCR", "COPY"):  # a[b] = c; a[b] += c
+            holder = steps[place - 1]
+            is_self = holder.opname == "LOAD_FAST" and holder.argval in code.co_varnames[:1]
+            if not (is_own and is_self):
+                yield step.argval
+        elif step.opname == "STORE_SUBSCR" or names[place : place + 3] == [
+            "COPY",
+            "COPY",
+            "BINARY_SUBSCR",
+        ]:  # a[b] = c; a[b] += c
             yield f"{steps[place - 2].argval}[]"
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _list_stored(constant)
+            yield from _list_stored(constant, is_own)
         elif isinstance(constant, str) and "setattr" in code.co_names:
             yield constant

@@ -74,6 +74,7 @@ _TURN = 0.618034
 # Steps of a long first epoch that are also compared.
 _ALSO = (1000, 10_000, 100_000)
 _NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
+_ABOUT_MANY = f"more than {_MOST_STEPS} steps are executed together"
 _ABOUT_SKIPPING = (
     "a step of epoch {} could not be compared with one process, so it was not checked: {}"
 )
@@ -201,7 +202,9 @@ class Auditor:
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        needed = 3 * self._copies * self._state.count_bytes()
+        gradients = sum(v.value.numpy().nbytes for v in self._model.trainable_variables)
+        copied = 2 * min(self._count_together(), _MOST_STEPS) * gradients
+        needed = self._copies * (4 * self._state.count_bytes() + copied)
         is_short = self._is_true_anywhere(needed > self._find_room())
         if chosen and is_short:
             self._skip(_NO_MEMORY)
@@ -219,6 +222,10 @@ class Auditor:
             last = batch + self._count_together() - 1
             is_due = any(step <= last for step in self._due)
             if not is_due or self._count_accumulated():
+                return
+            if last - batch >= _MOST_STEPS:  # their gradients would fill the memory
+                self._due.clear()
+                self._skip(_ABOUT_MANY)
                 return
             began = time.monotonic()
             self._due = {step for step in self._due if step > last}
@@ -336,7 +343,8 @@ class Auditor:
                 has_learned = True
         if has_learned:
             self._compared += 1
-            if is_repeated and "skipped" not in verdict:
+            # Each rank's part of an optimizer is known to that rank alone.
+            if (is_repeated or self._has_parts()) and "skipped" not in verdict:
                 self._obey(self._compare_traced(window, after), is_new=False)
                 set_own_settings(self._model, settings)
         else:
@@ -377,6 +385,22 @@ class Auditor:
         text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
         return dict(json.loads(text))
 
+    def _draws_others(self) -> bool:
+        """Return whether a repeated step draws other random numbers than the step that trained.
+
+        XLA has its own generator, and a global one is not restored.
+        """
+        noise = self.noise
+        is_unknown = noise.is_unseeded or not noise.states <= set(self._state.variables)
+        return noise.is_drawn and (is_unknown or self._exchange.is_split)
+
+    def _has_parts(self) -> bool:
+        """Return whether each rank can repeat the update of its own part of the weights.
+
+        Not if the optimizer clips by the norm of all gradients, which a rank does not have.
+        """
+        return self._exchange.shards is not None and not self._model.optimizer.global_clipnorm
+
     def _compare_traced(self, window: _Window, after: Values) -> dict[str, Any]:
         """Compare the step that trained with each worker's own repetition of it.
 
@@ -387,11 +411,11 @@ class Auditor:
         where = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
         if not self._exchange.adds_up:
             rounding = 2.0**-6 if self._exchange.is_compressed else 2.0**-17
-            if check_sums(window.exchanged, self._collective, rounding):
+            wrong = check_sums(window.exchanged, self._collective, rounding)
+            if self._is_true_anywhere(bool(wrong)):
                 return verdict | {"error": f"in {where}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
-        unknown = self.noise.states - set(self._state.variables)
-        if self._is_true_anywhere(self.noise.is_unseeded or bool(unknown)):
-            return verdict  # it draws other random numbers each time
+        if self._is_true_anywhere(self._draws_others()):
+            return verdict
         if not all(all(self._feed.rows_at(step)) for step in window.steps):
             return verdict  # a step without rows exchanges
         own = self._process.type
@@ -465,7 +489,7 @@ class Auditor:
                 "across the workers"
             )
         if len(window.steps) > _MOST_STEPS:
-            return f"more than {_MOST_STEPS} steps are executed together"
+            return _ABOUT_MANY
         if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
@@ -499,12 +523,12 @@ class Auditor:
         """
         self._state.write(window.before)
         self._exchange.copy_exchanges()
+        batches = [nest(self._feed.read_step(step)[0]) for step in window.steps]
         reason = None
         try:
             with self._exchange.repeating(len(window.steps)):
-                for step, changed in zip(window.steps, window.changed, strict=True):
+                for batch, changed in zip(batches, window.changed, strict=True):
                     self._state.write(changed)
-                    batch = nest(self._feed.read_step(step)[0])
                     self._process.take(self._model.train_step, batch)
         except Exception as error:  # operations that need a graph fail on all workers
             reason = (
@@ -555,14 +579,15 @@ class Auditor:
 
     def _list_left_out(self) -> list[str]:
         """Return what is not compared in any step, in words."""
-        others = self._exchange.variables_of_others
-        has_unknown = self.noise.is_unseeded or not self.noise.states <= set(self._state.variables)
+        others = [] if self._has_parts() else self._exchange.variables_of_others
         left_out = {
             "moving statistics of normalization over each worker's rows": find_unsynchronized(
                 self._model
             ),
             "updates of other workers' parts (`shard_optimizer`)": others,
-            "random numbers from a global generator": has_unknown,
+            "random numbers of XLA or of a global generator": self._draws_others(),
+            "the exchange of the accumulated gradients that were applied": self._exchange.adds_up
+            and (self._is_repeated(self.noise.is_drawn) or self._has_parts()),
         }
         return [name for name, is_left_out in left_out.items() if is_left_out]
 

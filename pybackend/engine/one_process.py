@@ -234,6 +234,9 @@ def _computing_in(model: Any, name: str) -> Iterator[None]:
         for part in [model, *find_layers(model)]:
             if name == "float32" and not is_mixed(part):
                 continue
+            # To assign to a layer changes the entries of its map, which cannot be restored.
+            if isinstance(part.dtype_policy, keras.dtype_policies.DTypePolicyMap):
+                raise TypeError(f"{part.name} has a map of types")
             stack.callback(setattr, part, "dtype_policy", part.dtype_policy)
             part.dtype_policy = keras.DTypePolicy(name)
         yield
@@ -241,7 +244,9 @@ def _computing_in(model: Any, name: str) -> Iterator[None]:
 
 def is_mixed(layer: Any) -> bool:
     """Return whether a layer computes in half precision with variables in float32."""
-    return str(layer.compute_dtype) in HALF and str(layer.variable_dtype) == "float32"
+    has_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
+    is_half = str(layer.compute_dtype) in HALF and str(layer.variable_dtype) == "float32"
+    return is_half and not has_map
 
 
 def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:

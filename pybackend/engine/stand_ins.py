@@ -104,7 +104,7 @@ class Noise:
     is_unseeded
         True if any came from TensorFlow's global generator: they cannot be drawn again.
     states
-        Identities of the state variables of the Keras generators that returned seeds.
+        Identities of the state variables of the generators that drew them.
     """
 
     def __init__(self) -> None:
@@ -125,9 +125,12 @@ class Noise:
                 self.has_seeds |= stand_in is None
                 is_seeded = draw.__name__.startswith("stateless")
                 self.is_stateless |= is_seeded
-                if stand_in is None:
-                    self.states.add(id(args[0].state.value))
                 own = stand_in is None or "Generator." in draw.__qualname__
+                if own:
+                    state = args[0].state
+                    self.states.add(
+                        id(getattr(state, "value", state) if stand_in is None else state)
+                    )
                 self.is_unseeded |= not is_seeded and not own
                 return draw(*args, **options)
 

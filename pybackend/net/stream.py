@@ -328,6 +328,7 @@ class Stream:
         """
         # A record that was begun is completed, because TLS reads nothing after a partial one.
         pending = memoryview(bytes(self._unsent) + alert)
+        self._unsent = memoryview(b"")
         deadline = time.monotonic() + _FAREWELL_SECONDS
         with contextlib.suppress(OSError):
             while time.monotonic() < deadline:

@@ -47,6 +47,8 @@ class Threads:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if error is not None:  # which says more than that a thread still waits
+            return
         for outcome in self._running:
             outcome.exception()
 

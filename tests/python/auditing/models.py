@@ -428,6 +428,14 @@ MODELS |= {
         dense(8), lambda: Sampling(), dense(8, "linear"), y=X, loss="mse", is_comparable=False
     ),
     "dropout": plain(dense(), lambda: layers.Dropout(0.3), OUT, is_comparable=False),
+    "dropout after an embedding": plain(
+        lambda: layers.Embedding(20, 6),
+        lambda: layers.Flatten(),
+        lambda: layers.Dropout(0.3),
+        OUT,
+        x=WORDS,
+        is_comparable=False,
+    ),
     "Gaussian noise": plain(
         lambda: layers.GaussianNoise(0.3),
         dense(),
@@ -658,6 +666,14 @@ MODELS |= {
         OUT,
         optimizer=OPTIMIZERS["Adam"],
         settings={"exchange": Exchange(shard_optimizer=True)},
+    ),
+    "compression of an embedding": plain(
+        lambda: layers.Embedding(20, 6),
+        lambda: layers.Flatten(),
+        OUT,
+        x=WORDS,
+        settings={"exchange": Exchange(compression="bf16")},
+        is_comparable=False,
     ),
     "compression": plain(
         dense(), OUT, settings={"exchange": Exchange(compression="bf16")}, is_comparable=False
