@@ -106,7 +106,9 @@ In some cases, all workers repeat the step, and the repeated step is compared wi
 Then the step that trained is checked, too. Each worker repeats it with its own rows, random numbers
 and types, and compares its gradients with those that it sent. Random projections of all gradients,
 a few numbers per variable, show whether the mean is that of all workers (Johnson and Lindenstrauss,
-1984). And each worker's optimizer makes its update again.
+1984). And each worker's optimizer makes its update again.Not checked are the gradients of this step
+if XLA or a global generator draws its random numbers, or if a worker has no rows in it, and the
+mean of gradients that are accumulated over several steps. `audit.left_out` names what is left out.
 
 The step that runs again is the model's `train_step`, not the version that TensorFlow or XLA
 compiled.
