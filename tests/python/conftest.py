@@ -445,6 +445,18 @@ def marked_processes(mark: str | None = None) -> list[tuple[int, bytes]]:
     return found
 
 
+@functools.cache
+def python_without_blanks() -> str:
+    """Return this Python, by a link if its path has blanks, at which some programs split it."""
+    if " " not in sys.executable:
+        return sys.executable
+    root = RLIB.parent
+    folder = AT_END.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))
+    link = Path(folder, "checkout")
+    link.symlink_to(root)
+    return str(link / Path(sys.executable).relative_to(root))
+
+
 def is_running(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     from pybackend.launchers.processes import read_main_thread

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
-from conftest import needs_r, wait_for
+from conftest import needs_r, python_without_blanks, wait_for
 from endless import PATIENCE, EndlessCall, end_driver, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from leaks import find_in_commands, find_in_files, know_token
@@ -83,7 +83,7 @@ def cluster(running: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
 
 def target(image: str = "registry/tf:1", **arguments: Any) -> Any:
     """Return the launcher; the pods have this Python."""
-    return pybackend.kubernetes(image, python=sys.executable, patience=60, **arguments)
+    return pybackend.kubernetes(image, python=python_without_blanks(), patience=60, **arguments)
 
 
 def wait_forever(context: Any) -> None:
@@ -192,7 +192,9 @@ def test_mnist_as_on_this_machine(cluster: Kube, capsys: pytest.CaptureFixture[s
 @pytest.mark.full
 @needs_r
 def test_mnist_from_r(cluster: Kube, tmp_path: Path) -> None:
-    mnist_case.check_r(tmp_path, "kubernetes", image="registry/tf:1", python=sys.executable)
+    mnist_case.check_r(
+        tmp_path, "kubernetes", image="registry/tf:1", python=python_without_blanks()
+    )
 
 
 def test_a_worker_that_fails_says_why(cluster: Kube) -> None:
@@ -393,13 +395,13 @@ def wait(context):
     print("worker is here", flush=True)
     threading.Event().wait(300)
 
-launcher = pybackend.kubernetes("registry/tf:1", python=sys.executable, ttl=1)
+launcher = pybackend.kubernetes("registry/tf:1", python=sys.argv[1], ttl=1)
 pybackend.barrier_run(launcher, wait, workers=2)
 """
 
 
 def driver_of_two(cluster: Kube) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    return endless_driver(DRIVER, has_begun=lambda: have_begun(cluster))
+    return endless_driver(DRIVER, python_without_blanks(), has_begun=lambda: have_begun(cluster))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -64,7 +64,8 @@ def test_rank_is_procid_and_the_meeting_is_on_its_first_host(
 
 
 def test_steps_of_one_allocation_are_apart(cluster: Slurm) -> None:
-    twice = f"for part in 0 1; do srun -N2 -n2 --relative=$part {sys.executable} -c '{SHOW}'; done"
+    show = f"'{sys.executable}' -c '{SHOW}'"
+    twice = f"for part in 0 1; do srun -N2 -n2 --relative=$part {show}; done"
     shown = map(json.loads, cluster.run("salloc", "-N3", "-n3", "sh", "-c", twice).splitlines())
     meetings = {meeting for _, (_, _, meeting, _) in shown}
     assert {meeting.partition(":")[0] for meeting in meetings} == {"n2", "n10"}
@@ -82,7 +83,7 @@ def test_arbitrary_order_comes_from_its_file(cluster: Slurm) -> None:
 
 def test_what_is_no_group(cluster: Slurm) -> None:
     assert json.loads(cluster.run("srun", "-n1", sys.executable, "-c", SHOW))[1] is None
-    script = f"#!/bin/sh\n{sys.executable} -c '{SHOW}'\n"
+    script = f"#!/bin/sh\n'{sys.executable}' -c '{SHOW}'\n"
     (cluster.folder / "batch.sh").write_text(script)
     output = cluster.folder / "batch.out"
     cluster.run("sbatch", "-W", "-n3", "-o", str(output), str(cluster.folder / "batch.sh"))

@@ -87,7 +87,7 @@ def test_executors_whose_python_has_nothing_are_named(
     spark: Any, tmp_path: Any, monkeypatch: Any
 ) -> None:
     bare = tmp_path / "python"  # runs without the packages of this environment
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
     report = probe(spark)

@@ -279,7 +279,7 @@ def test_a_dry_run_starts_nothing(write: Any) -> None:
     assert shown.stdout.count("export TFDIST_SECRET='<secret>'") == 2
     assert shown.stdout.count("export A='b c'") == 2
     assert "rank 1 of 2 on this machine" in shown.stdout
-    assert f"{sys.executable} -u script.py 'it'\"'\"'s'" in shown.stdout
+    assert f"{shlex.quote(sys.executable)} -u script.py 'it'\"'\"'s'" in shown.stdout
 
 
 def test_a_full_disk_ends_no_training(write: Any) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import full, wait_for
+from conftest import full, python_without_blanks, wait_for
 from namespaces import no_namespaces
 from sshd import SshHosts, ssh_hosts
 
@@ -177,7 +177,7 @@ def test_what_cannot_start_is_named(
 
 
 # Greets as `bootstrap` does, and then reads nothing more.
-DEAF_SSH = f"""#!{sys.executable}
+DEAF_SSH = f"""#!{python_without_blanks()}
 import os, pathlib, select, signal
 machine = '{{"cores": 1, "memory": 1, "gpus": []}}'
 greeting = '{{"version": [3, 11, 0], "python": "p", "missing": [], "machine": ' + machine + '}}'

@@ -41,13 +41,13 @@ def test_spark_computes_what_keras_does(spark: Any, name: str) -> None:
     spark.createDataFrame(rows, f"{key} int, {columns}").createOrReplaceTempView("sql_rows")
     features: Any = {name: f"f{n}" for n, name in enumerate(name_inputs(model))}
     made = to_sql(
-        model, "spark", table="sql_rows", key=key, features=features, type="raw", weights="sql_w"
+        model, "spark", table="sql_rows", key=key, features=features, type="raw", weights="sql_once"
     )
-    connect(spark).create_weights("sql_w", made.parts)
+    connect(spark).create_weights("sql_once", made.parts)
     try:
         found = sorted(spark.sql(made.query).collect())
     finally:
-        spark.sql("DROP TABLE sql_w")
+        spark.sql("DROP TABLE sql_once")
     for number, row in enumerate(found):
         for got, wanted in zip(row[1:], outputs, strict=True):
             np.testing.assert_allclose(
