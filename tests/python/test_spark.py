@@ -781,7 +781,7 @@ def run_program(text: str, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=200,
+        timeout=280,
         cwd=os.path.dirname(__file__),
         # Without an archive of classes, which makes Java list methods in another order.
         env={
