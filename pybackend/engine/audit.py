@@ -202,8 +202,8 @@ class Auditor:
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        gradients = sum(v.value.numpy().nbytes for v in self._model.trainable_variables)
-        copied = 2 * min(self._count_together(), _MOST_STEPS) * gradients
+        together = min(self._count_together(), _MOST_STEPS)
+        copied = 2 * together * self._state.count_trained_bytes()
         needed = self._copies * (4 * self._state.count_bytes() + copied)
         is_short = self._is_true_anywhere(needed > self._find_room())
         if chosen and is_short:
@@ -367,7 +367,6 @@ class Auditor:
             if self._collective.rank == 0:
                 try:
                     everyone = [part.tobytes() for part in received]
-                    title = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
                     verdict = (
                         {"skipped": reason}
                         if reason
@@ -376,7 +375,7 @@ class Auditor:
                             dict(found),
                             window.changed,
                             everyone,
-                            title,
+                            self._name(window),
                             exchanged,
                         )
                     )
@@ -408,7 +407,7 @@ class Auditor:
         another type, or without compression.
         """
         verdict: dict[str, Any] = {"steps": 0, "rows": 0, "weights": 0.0, "metrics": 0.0}
-        where = f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
+        where = self._name(window)
         if not self._exchange.adds_up:
             rounding = 2.0**-6 if self._exchange.is_compressed else 2.0**-17
             wrong = check_sums(window.exchanged, self._collective, rounding)
@@ -432,15 +431,22 @@ class Auditor:
             return verdict | {"error": f"in {where}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
         return verdict
 
+    def _name(self, window: _Window) -> str:
+        return f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
+
+    def _read_batches(self, window: _Window) -> list[Any]:
+        """Return this worker's rows of the steps."""
+        return [nest(self._feed.read_step(step)[0]) for step in window.steps]
+
     def _repeat_own(self, window: _Window, after: Values) -> str | None:
         """Return what differs if this worker repeats the step and applies the same means."""
         state, exchange, model = self._state, self._exchange, self._model
         state.write(window.before)
         watch = WatchedGradients(model, exchange, window.exchanged, len(window.steps), is_own=True)
         with exchange.repeating(len(window.steps)), exchange.paused(), watch.install():
-            for step, changed in zip(window.steps, window.changed, strict=True):
+            for batch, changed in zip(self._read_batches(window), window.changed, strict=True):
                 state.write(changed)
-                self._process.take(model.train_step, nest(self._feed.read_step(step)[0]))
+                self._process.take(model.train_step, batch)
         tolerance = 0.05 if self._is_mixed or self._has_gpus else 1e-3
         pairs = list(watch.pairs.values())
         if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
@@ -523,7 +529,7 @@ class Auditor:
         """
         self._state.write(window.before)
         self._exchange.copy_exchanges()
-        batches = [nest(self._feed.read_step(step)[0]) for step in window.steps]
+        batches = self._read_batches(window)
         reason = None
         try:
             with self._exchange.repeating(len(window.steps)):

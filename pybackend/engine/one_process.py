@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -95,8 +95,11 @@ class StepState:
 
     def count_bytes(self) -> int:
         """Return the total size in bytes of all variables found so far."""
-        found = self.variables or self.find()
-        return sum(int(np.prod(v.shape)) * v.dtype.size for v in found.values())
+        return _count_bytes((self.variables or self.find()).values())
+
+    def count_trained_bytes(self) -> int:
+        """Return the total size in bytes of the trained weights, and so of their gradients."""
+        return _count_bytes(map(as_tensorflow, self._model.trainable_variables))
 
     def write(self, values: Mapping[int, Array]) -> None:
         """Assign values to the variables."""
@@ -333,6 +336,10 @@ def name_changed(model: Any, settings: Settings) -> str | None:
         if key in settings and settings[key] != value:
             return f"{type(parts[key[0]]).__name__}.{key[1]}"
     return None
+
+
+def _count_bytes(variables: Iterable[Any]) -> int:
+    return sum(int(np.prod(v.shape)) * v.dtype.size for v in variables)
 
 
 def as_tensorflow(variable: Any) -> Any:

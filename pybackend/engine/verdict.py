@@ -138,9 +138,8 @@ class Judge:
         @cache
         def again(how: str) -> Values | None:
             chosen = [one.turned() for one in steps] if how == "order" else steps
-            self._process.type, before_type = "float64", self._process.type
-            if how != "float64":
-                self._process.type = before_type
+            own = self._process.type
+            self._process.type = "float64" if how == "float64" else own
             try:
                 values, pairs = self._compute(before, changed, chosen, exchanged)
             except Exception:
@@ -148,7 +147,7 @@ class Judge:
                     raise
                 return None  # e.g. a layer with constants in float32
             finally:
-                self._process.type = before_type
+                self._process.type = own
             return {**values, **{key: pair[1] for key, pair in pairs.items()}}
 
         results = [compare(kind, again) for kind in kinds]
