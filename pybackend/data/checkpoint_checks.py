@@ -35,12 +35,20 @@ def describe_settings(job: TrainingJob) -> dict[str, Any]:
     # The number of parameter servers may change.
     exchange = ParameterServer() if job.is_asynchronous else job.exchange
     described["exchange"] = json.loads(encode(exchange))
-    # A checkpoint has the whole state of the optimizer.
-    described["exchange"].pop("shard_optimizer", None)
+    described["exchange"] = _select(described["exchange"])
     described["scale_lr"] = job.scale_lr and json.loads(encode(job.scale_lr))
     # As runs of equal sizes: a data set of many batches usually has two.
     described["batches"] = [[size, len(list(run))] for size, run in groupby(job.batches or ())]
     return dict(json.loads(json.dumps(described)))
+
+
+def _select(exchange: Any) -> Any:
+    """Return the settings of an exchange without those that do not change the result.
+
+    A checkpoint has the whole state of the optimizer; older ones also name these settings.
+    """
+    left_out = ("shard_optimizer", "audit")
+    return exchange and {name: one for name, one in exchange.items() if name not in left_out}
 
 
 def check_is_same(
@@ -102,6 +110,8 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
 def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | None:
     """Describe how a training run differs from the one in the checkpoint; None if it does not."""
     there = saved.job.get(name)
+    if name == "exchange":
+        there = _select(there)
     if name not in _ROWS:
         return None if there == here else _explain(name, there, here)
     is_same_kind = bool(saved.generations) == job.is_elastic

@@ -16,7 +16,7 @@ from typing import Any
 from pybackend.data.files import open_folder
 from pybackend.errors import ClusterError, InputError, TfdistError
 from pybackend.job.codec import decode, encode
-from pybackend.job.report import Generation
+from pybackend.job.report import Audit, Generation
 from pybackend.words import call_of, show
 
 VERSION = 1
@@ -65,6 +65,8 @@ class Manifest:
         Worker groups so far, if the training run is elastic.
     fixed
         Worker groups so far, if it is not: the last one is its own. Empty if they are not known.
+    audit
+        Result of the audits so far.
     """
 
     epoch: int
@@ -82,6 +84,7 @@ class Manifest:
     run: str = ""
     generations: tuple[Generation, ...] = ()
     fixed: tuple[Generation, ...] = ()
+    audit: Audit | None = None
 
     @property
     def name(self) -> str:

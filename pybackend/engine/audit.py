@@ -17,27 +17,26 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 
 from pybackend.collective import all_sum, broadcast_bytes
-from pybackend.data.arrays import nest
 from pybackend.data.state_file import encode_state
-from pybackend.engine.audit_rows import pack_rows
+from pybackend.engine.audit_plan import AuditPlan
+from pybackend.engine.audit_rows import UnequalRows, pack_rows
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
+from pybackend.engine.merges import Merges
 from pybackend.engine.one_process import (
     OneProcess,
+    OwnSettings,
     StepState,
     Values,
-    find_own_settings,
     find_unsynchronized,
     is_mixed,
-    name_changed,
-    set_own_settings,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import (
@@ -50,10 +49,10 @@ from pybackend.engine.replica import (
 from pybackend.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.engine.state import find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
-from pybackend.engine.step_difference import is_another
 from pybackend.engine.steps import count_accumulated_steps
-from pybackend.engine.verdict import ABOUT_OWN_FAULT, Judge, describe_error
-from pybackend.engine.watched_gradients import WatchedGradients, check_sums
+from pybackend.engine.sync import EpochSync
+from pybackend.engine.traced_step import TracedStep
+from pybackend.engine.verdict import Judge, Window
 from pybackend.errors import InputError
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
@@ -61,18 +60,14 @@ from pybackend.job.report import Audit
 from pybackend.model.layers import find_custom_parts, find_layers
 from pybackend.words import setting
 
-# Share of an epoch's time that audits may take, from the third epoch on.
-_SHARE = 0.02
 # Share of the free memory.
 _SHARE_OF_MEMORY = 0.5
 # With more workers, one process's step takes longer than many of theirs.
 _MANY = 16
 _MOST_STEPS = 128
-# Audited steps except the first lie later in each epoch, by this part of the distance between two
-# of them: never at the same positions again (the golden ratio).
+# The first step that may be audited lies later in each epoch, by this part of the epoch: never at
+# the same positions again (the golden ratio).
 _TURN = 0.618034
-# Steps of a long first epoch that are also compared.
-_ALSO = (1000, 10_000, 100_000)
 _NO_MEMORY = "a worker has too little memory for the rows of all workers and a copy of the state"
 _ABOUT_MANY = f"more than {_MOST_STEPS} steps are executed together"
 _ABOUT_SKIPPING = (
@@ -83,34 +78,7 @@ _ABOUT_FIXED = (
     "while one process draws different ones for each row of a batch. A "
     "`keras.random.SeedGenerator` gives each worker its own"
 )
-_ABOUT_TRACED = (
-    "the traced step computes other gradients than its Python code does now: Python values that it "
-    "reads have changed since it was traced, or the traced step is wrong"
-)
-_ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
-_ABOUT_UPDATE = "the optimizer has not made of the gradients what it makes of them again"
 _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
-
-
-@dataclass
-class _Window:
-    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
-
-    ``before`` has the values before the first step, ``memory`` the size of the process at that
-    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
-    before each step, ``digest`` a checksum of the variables that callbacks must not change in
-    between, and ``exchanged`` the gradients.
-    """
-
-    before: Values
-    memory: float
-    known: set[int]
-    steps: list[int] = field(default_factory=list)
-    changed: list[Values] = field(default_factory=list)
-    numbers: Values = field(default_factory=dict)
-    digest: int = 0
-    reason: str | None = None
-    exchanged: list[Exchanged] = field(default_factory=list)
 
 
 class Auditor:
@@ -118,25 +86,26 @@ class Auditor:
 
     Parameters
     ----------
+    sync
+        Merges logs and statistics at the end of an epoch.
     others
         Variables of other callbacks, which the steps use.
     report
-        Results so far.
+        Results so far, to which those of this training run are added.
     """
 
     def __init__(
         self,
         replica: Replica,
         exchange: GradientExchange,
+        sync: EpochSync,
         clock: StepClock,
         others: Sequence[Any],
-        report: Audit | None,
+        report: Audit,
         class_weight: Any,
     ) -> None:
         model, feed, job = replica.model, replica.feed, replica.job
-        self.report = Audit() if report is None else report
-        """Results so far."""
-        self._before = self.report.steps
+        self.report = report
         self.noise = Noise()
         """Records random draws for as long as the training lasts."""
         self._model = model
@@ -150,15 +119,17 @@ class Auditor:
         self._process = OneProcess(model, class_weight)
         self._is_mixed = any(map(is_mixed, find_layers(model)))
         self._process.type = "float32" if self._is_mixed else None
-        self._judge = Judge(model, exchange, self._state, self._process, feed.is_sharded)
+        self._step = TracedStep(replica, exchange, self._state, self._process, self.noise)
+        self._settings = OwnSettings(model)
+        self._merges = Merges(replica, exchange, self._state, sync)
         self._epoch = 0
         self._epochs = 0
-        self._due: set[int] = set()
-        self._window: _Window | None = None
+        self._plan = AuditPlan()
+        self._window: Window | None = None
+        self._small: Values = {}
         self._traced: Any = None
         self._compared = 0
         self._delays = 0
-        self._spent = 0.0
         self._clock = clock
         self._own_memory = 0.0
         self._copies = 1
@@ -166,74 +137,65 @@ class Auditor:
         self._has_said_fixed = False
         self.waited = 0.0
         """Seconds in which this worker waited while others audited."""
-        self._began = time.monotonic()
-        self._epoch_began = self._began
         self.beginning = keras.callbacks.LambdaCallback(
-            on_epoch_begin=self._plan, on_train_batch_begin=self._begin
+            on_epoch_begin=self._begin_epoch, on_train_batch_begin=self._begin
         )
-        self.ending = keras.callbacks.LambdaCallback(on_train_batch_end=self._end)
+        self.ending = keras.callbacks.LambdaCallback(
+            on_train_batch_end=self._end, on_epoch_end=self._end_epoch
+        )
 
-    def _plan(self, epoch: int, logs: Any = None) -> None:
-        """Choose on rank 0 which steps of an epoch to audit, based on how long past audits took."""
-        now = time.monotonic()
-        spent, passed, last = self._spent, now - self._began, now - self._epoch_began
-        self._epoch, self._epoch_began = epoch, now
-        steps, done = self._feed.steps, self.report.steps - self._before
-        chosen = [0]
-        is_paid = self._epochs > 1 or self._collective.world_size > _MANY
-        if self._epochs == 0 and not is_paid:
-            totals = self._feed.total_rows
-            chosen += [] if totals is None or totals[-1] == totals[0] else [steps - 1]
-            chosen += [step for step in _ALSO if step < steps and totals is not None]
-        elif self._epochs and is_paid:
-            each = spent / max(1, done)
-            affordable = int((_SHARE * (passed + last) - spent) / each) if each else 1
-            # A pipeline retains only the first batch.
-            most = 1 if isinstance(self._feed, PipelineFeed) else steps
-            # If epochs take milliseconds: the third, fifth, ninth and so on.
-            least = 2 if self._epochs & (self._epochs - 1) == 0 else 0
-            count = min(max(least, affordable), most)
-            turn = self._epochs * _TURN % 1
-            chosen = [
-                int(steps * (number + turn * bool(number)) / count) for number in range(count)
-            ]
-        if isinstance(self._feed, PipelineFeed) and self._feed.is_endless and self._epochs:
-            chosen = []  # the first batch of a later epoch was read ahead with others
+    def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
+        """Choose steps of an epoch that are audited in any case, and the first that may be."""
+        feed, totals, ranks = self._feed, self._feed.total_rows, self._collective.world_size
+        self._epoch, self._window = epoch, None
+        self._exchange.take_exchanges()
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
+        first: int | None = int(self._epochs * _TURN % 1 * feed.steps)
+        # With many workers, one process's step takes longer than many of theirs.
+        musts = {0} if self._epochs < (2 if ranks <= _MANY else 1) else set()
+        if self._epochs == 0 and ranks <= _MANY and totals is not None and totals[-1] != totals[0]:
+            musts.add(feed.steps - 1)
+        steps = feed.steps
+        if isinstance(feed, PipelineFeed):  # it retains only the first batch
+            steps, first = 1, 0
+            if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
+                first, musts = None, set()
+        small = self._state.read_small() if self._small else {}
+        if first is not None and not _are_equal(self._small, small):
+            musts = {0}  # a callback has changed what a loss may use
         together = min(self._count_together(), _MOST_STEPS)
         copied = 2 * together * self._state.count_trained_bytes()
         needed = self._copies * (4 * self._state.count_bytes() + copied)
-        is_short = self._is_true_anywhere(needed > self._find_room())
-        if chosen and is_short:
+        if self._is_true_anywhere(needed > self._find_room()) and first is not None:
             self._skip(_NO_MEMORY)
-            chosen = []
-        text = broadcast_bytes(self._collective, json.dumps(chosen).encode())
-        self._due = set(json.loads(text))
+            first, musts = None, set()
+        self._plan.begin_epoch(steps, 0 if musts else first, musts)
         self._epochs += 1
-        self._window = None
-        self._exchange.take_exchanges()
 
     def _begin(self, batch: int, logs: Any = None) -> None:
         if self._window is None:
-            if not self._due:  # most steps
-                return
             last = batch + self._count_together() - 1
-            is_due = any(step <= last for step in self._due)
-            if not is_due or self._count_accumulated():
-                return
+            if not self._plan.is_due(last) or self._count_accumulated():
+                return  # most steps
+            if not self._plan.is_must(last):
+                chosen = self._plan.choose(last) if self._collective.rank == 0 else 0
+                chosen = int(all_sum(self._collective, [chosen])[0])
+                self._plan.postpone(chosen)
+                if chosen > last:
+                    return
             if last - batch >= _MOST_STEPS:  # their gradients would fill the memory
-                self._due.clear()
+                self._plan.begin_epoch(self._feed.steps, None)
                 self._skip(_ABOUT_MANY)
                 return
             began = time.monotonic()
-            self._due = {step for step in self._due if step > last}
+            self._plan.begin(batch, last)
             known = set(self._state.find())
-            self._window = _Window(self._state.read(), read_memory(), known)
+            self._window = Window(self._state.read(), read_memory(), known)
             self._window.changed.append({})
             self._exchange.copy_exchanges()
-            self._spent += time.monotonic() - began
+            self._plan.spent += time.monotonic() - began
         else:
             if self._window.digest != self._digest():
                 self._window.reason = (
@@ -248,7 +210,7 @@ class Auditor:
 
     def _end(self, batch: int, logs: Any = None) -> None:
         if self._traced is None:
-            self._traced = _read_traced(self._model)
+            self._traced = self._read_traced()
         window = self._window
         if window is None:
             return
@@ -265,8 +227,8 @@ class Auditor:
         record = self._exchange.record
         settling = nullcontext() if record is None else record.settling()
         with nullcontext() if self._clock is None else self._clock.leaving_out(), settling:
-            self._audit(window)
-        self._spent += time.monotonic() - began
+            self._audit(window, logs)
+        self._plan.end(time.monotonic() - began)
         self.waited += self._collective.waited - waited
 
     def _count_accumulated(self) -> int:
@@ -298,11 +260,18 @@ class Auditor:
         """
         return is_random or self._exchange.is_compressed or self._has_gpus or self._is_mixed
 
+    def _read_traced(self) -> Any:
+        """Return the Python values of a model that a traced step has read."""
+        return find_trained(self._model), self._settings.read()
+
     def _read_numbers(self) -> Values:
         found = self._state.variables
         return self._state.read([key for key, one in found.items() if len(one.shape) == 0])
 
-    def _audit(self, window: _Window) -> None:
+    def _end_epoch(self, epoch: int, logs: Any = None) -> None:
+        self._small = self._state.read_small()
+
+    def _audit(self, window: Window, logs: Any) -> None:
         self._state.find()
         is_short = self._collective.rank == 0 and self._lacks_memory(window)
         has_made = self._has_made_variables(window)
@@ -320,7 +289,7 @@ class Auditor:
             self._skip(reason)
             return
         after = self._state.read()
-        settings = find_own_settings(self._model)
+        settings = self._settings.read()
         places: tuple[float, ...] = PLACES[:1]
         if is_random:  # in the first comparison all places, then each in turn
             count = self._compared
@@ -329,163 +298,81 @@ class Auditor:
         has_learned = False
         for place in places:
             verdict = self._compare(window, after, place, is_repeated)
-            name = name_changed(self._model, settings)
-            set_own_settings(self._model, settings)
+            name = self._settings.restore(settings)
             if self._is_true_anywhere(name is not None) and "error" in verdict:
                 # For example a loss that counts its calls: each run of its code is another step.
                 name = name or "an attribute"
                 verdict = {"skipped": f"the step changes {name}, and the traced step does not"}
-            if "error" in verdict and not is_repeated:
-                verdict = self._confirm(window, after, verdict)
-            set_own_settings(self._model, settings)
+            if "error" in verdict and not is_repeated and not self._refuse(window, True):
+                verdict = self._step.confirm(window, after, verdict)
+            self._settings.restore(settings)
             if verdict.get("has_learned", True):
                 self._obey(verdict, is_new=not has_learned)
                 has_learned = True
         if has_learned:
             self._compared += 1
             # Each rank's part of an optimizer is known to that rank alone.
-            if (is_repeated or self._has_parts()) and "skipped" not in verdict:
-                self._obey(self._compare_traced(window, after), is_new=False)
-                set_own_settings(self._model, settings)
+            if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
+                is_rough = self._is_mixed or self._has_gpus
+                where = self._name(window)
+                self._obey(self._step.compare(window, after, where, is_rough), is_new=False)
+                self._settings.restore(settings)
+            if window.steps[0] == 0:
+                self._obey(self._merges.compare(after, window.steps, logs, self._name(window)))
+                self._state.write(after)
         else:
             self._delay(window, "no weight changed, or weights became NaN or infinite")
 
     def _compare(
-        self, window: _Window, after: Values, place: float, is_repeated: bool
+        self, window: Window, after: Values, place: float, is_repeated: bool
     ) -> dict[str, Any]:
         """Return rank 0's result on all ranks, with random numbers replaced by a constant."""
         found, exchanged, reason = after, window.exchanged, window.reason
         self._process.place = place
         with stand_in_noise(place):
             if is_repeated:
-                found, exchanged, failed = self._repeat(window)
+                found, exchanged, failed = self._step.repeat(window)
                 reason = reason or failed
                 self._state.write(after)
             packed = self._pack(window, found, exchanged)
             received = self._collective.gather(np.frombuffer(packed, np.uint8).copy())
-            verdict: dict[str, Any] = {}
-            if self._collective.rank == 0:
+            verdict: dict[str, Any] = {"skipped": reason}
+            if self._collective.rank == 0 and reason is None:
                 try:
-                    everyone = [part.tobytes() for part in received]
-                    verdict = (
-                        {"skipped": reason}
-                        if reason
-                        else self._judge.compare(
-                            window.before,
-                            dict(found),
-                            window.changed,
-                            everyone,
-                            self._name(window),
-                            exchanged,
-                        )
-                    )
+                    verdict = Judge(
+                        self._model,
+                        self._exchange,
+                        self._state,
+                        self._process,
+                        replace(window, exchanged=exchanged),
+                        found,
+                        [part.tobytes() for part in received],
+                        self._feed.is_sharded,
+                    ).judge(self._name(window))
+                except UnequalRows as error:
+                    verdict = {"skipped": str(error)}
                 finally:
                     self._state.write(after)
         text = broadcast_bytes(self._collective, json.dumps(verdict).encode())
         return dict(json.loads(text))
 
-    def _draws_others(self) -> bool:
-        """Return whether a repeated step draws other random numbers than the step that trained.
-
-        XLA has its own generator, and a global one is not restored.
-        """
-        noise = self.noise
-        is_unknown = noise.is_unseeded or not noise.states <= set(self._state.variables)
-        return noise.is_drawn and (is_unknown or self._exchange.is_split)
-
-    def _has_parts(self) -> bool:
-        """Return whether each rank can repeat the update of its own part of the weights.
-
-        Not if the optimizer clips by the norm of all gradients, which a rank does not have.
-        """
-        return self._exchange.shards is not None and not self._model.optimizer.global_clipnorm
-
-    def _compare_traced(self, window: _Window, after: Values) -> dict[str, Any]:
-        """Compare the step that trained with each worker's own repetition of it.
-
-        What `_compare` has judged is another step: with constants instead of random numbers, in
-        another type, or without compression.
-        """
-        verdict: dict[str, Any] = {"steps": 0, "rows": 0, "weights": 0.0, "metrics": 0.0}
-        where = self._name(window)
-        if not self._exchange.adds_up:
-            rounding = 2.0**-6 if self._exchange.is_compressed else 2.0**-17
-            wrong = check_sums(window.exchanged, self._collective, rounding)
-            if self._is_true_anywhere(bool(wrong)):
-                return verdict | {"error": f"in {where}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
-        if self._is_true_anywhere(self._draws_others()):
-            return verdict
-        if not all(all(self._feed.rows_at(step)) for step in window.steps):
-            return verdict  # a step without rows exchanges
-        own = self._process.type
-        self._process.type = None
-        try:
-            found = self._repeat_own(window, after)
-        finally:
-            self._process.type = own
-            self._state.write(after)
-        kinds = all_sum(self._collective, [kind == found for kind in ("gradients", "update")])
-        if kinds[0]:
-            return {"skipped": _ABOUT_TRACED}
-        if kinds[1]:
-            return verdict | {"error": f"in {where}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
-        return verdict
-
-    def _name(self, window: _Window) -> str:
+    def _name(self, window: Window) -> str:
         return f"step {window.steps[-1] + 1} of epoch {self._epoch + 1}"
 
-    def _read_batches(self, window: _Window) -> list[Any]:
-        """Return this worker's rows of the steps."""
-        return [nest(self._feed.read_step(step)[0]) for step in window.steps]
-
-    def _repeat_own(self, window: _Window, after: Values) -> str | None:
-        """Return what differs if this worker repeats the step and applies the same means."""
-        state, exchange, model = self._state, self._exchange, self._model
-        state.write(window.before)
-        watch = WatchedGradients(model, exchange, window.exchanged, len(window.steps), is_own=True)
-        with exchange.repeating(len(window.steps)), exchange.paused(), watch.install():
-            for batch, changed in zip(self._read_batches(window), window.changed, strict=True):
-                state.write(changed)
-                self._process.take(model.train_step, batch)
-        tolerance = 0.05 if self._is_mixed or self._has_gpus else 1e-3
-        pairs = list(watch.pairs.values())
-        if is_another([one for one, _ in pairs], [other for _, other in pairs], tolerance):
-            return "gradients"
-        now = state.read([id(v.value) for v in model.trainable_variables])
-        left_out = {id(v.value) for v in exchange.variables_of_others}
-        keys = [key for key in now if key in window.before and key not in left_out]
-        moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
-        again = [now[key].astype(np.float64) - window.before[key] for key in keys]
-        return "update" if is_another(moved, again) else None
-
-    def _confirm(self, window: _Window, after: Values, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Withdraw an error if a worker's own gradients are no longer those that were traced.
-
-        Its gradients before the exchange: what the exchange makes of them is compared.
-        """
-        if self._refuse(window, is_random=True) is not None:
-            return verdict
-        _, again, failed = self._repeat(window)
-        self._state.write(after)
-        own, now = (
-            [part for each in one for part in each.own] for one in (window.exchanged, again)
-        )
-        is_other = failed is None and is_another(own, now)
-        return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
-
-    def _delay(self, window: _Window, reason: str) -> None:
+    def _delay(self, window: Window, reason: str) -> None:
         """Audit a later step instead of this one, further ahead each time."""
         step = window.steps[-1] + 2**self._delays
         self._delays += 1
         if step < self._feed.steps:
-            self._due.add(step)
+            self._plan.musts.add(step)
+            self._plan.postpone(step)
         else:
             self._skip(reason)
 
     def _is_true_anywhere(self, value: bool) -> bool:
         return bool(all_sum(self._collective, [value])[0])
 
-    def _refuse(self, window: _Window, is_random: bool) -> str | None:
+    def _refuse(self, window: Window, is_random: bool) -> str | None:
         """Return why steps cannot be compared, or None; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
             return "if `data` is a function, only the first batch of an epoch is stored"
@@ -499,8 +386,9 @@ class Auditor:
         if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
-        if self._is_true_anywhere(not model.run_eagerly and self._traced != _read_traced(model)):
-            name = name_changed(model, self._traced[1]) or "which layers are trained"
+        if self._is_true_anywhere(not model.run_eagerly and self._traced != self._read_traced()):
+            changed = self._settings.list_changed(self._traced[1])
+            name = self._settings.name(changed) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"
         if model.run_eagerly and find_custom_parts(model):
             return (
@@ -517,34 +405,12 @@ class Auditor:
             return "the step would have to be repeated, but has no rows on a worker that uses XLA"
         return None
 
-    def _has_made_variables(self, window: _Window) -> bool:
+    def _has_made_variables(self, window: Window) -> bool:
         """Return whether there are new variables, except metrics; their old values are unknown."""
         made = set(self._state.variables) - window.known
         return bool(made - {id(v.value) for v in self._model.metrics_variables})
 
-    def _repeat(self, window: _Window) -> tuple[Values, list[Exchanged], str | None]:
-        """Let the workers repeat the steps.
-
-        Returns the variables after them, their exchanges, and why they failed, if they did.
-        """
-        self._state.write(window.before)
-        self._exchange.copy_exchanges()
-        batches = self._read_batches(window)
-        reason = None
-        try:
-            with self._exchange.repeating(len(window.steps)):
-                for batch, changed in zip(batches, window.changed, strict=True):
-                    self._state.write(changed)
-                    self._process.take(self._model.train_step, batch)
-        except Exception as error:  # operations that need a graph fail on all workers
-            reason = (
-                f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
-            )
-        if self._is_true_anywhere(reason is not None):
-            reason = reason or "it has to be repeated, but fails on another worker"
-        return self._state.read(), self._exchange.take_exchanges(), reason
-
-    def _pack(self, window: _Window, found: Values, exchanged: Sequence[Exchanged]) -> bytes:
+    def _pack(self, window: Window, found: Values, exchanged: Sequence[Exchanged]) -> bytes:
         """Return what rank 0 needs from this worker."""
         changes = {}
         for name, keys in (
@@ -565,7 +431,7 @@ class Auditor:
         ]
         return encode_state({"rows": rows, "parts": parts, **changes})
 
-    def _lacks_memory(self, window: _Window) -> bool:
+    def _lacks_memory(self, window: Window) -> bool:
         """Return whether a step on the rows of all workers may exceed the available memory."""
         # The most that this worker's own rows have taken.
         self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
@@ -585,29 +451,30 @@ class Auditor:
 
     def _list_left_out(self) -> list[str]:
         """Return what is not compared in any step, in words."""
-        others = [] if self._has_parts() else self._exchange.variables_of_others
+        others = [] if self._step.has_parts else self._exchange.variables_of_others
         left_out = {
             "moving statistics of normalization over each worker's rows": find_unsynchronized(
                 self._model
             ),
             "updates of other workers' parts (`shard_optimizer`)": others,
-            "random numbers of XLA or of a global generator": self._draws_others(),
+            "random numbers of XLA or of a global generator": self._step.draws_others,
             "the exchange of the accumulated gradients that were applied": self._exchange.adds_up
-            and (self._is_repeated(self.noise.is_drawn) or self._has_parts()),
+            and (self._is_repeated(self.noise.is_drawn) or self._step.has_parts),
         }
         return [name for name, is_left_out in left_out.items() if is_left_out]
 
-    def _obey(self, verdict: dict[str, Any], is_new: bool) -> None:
+    def _obey(self, verdict: dict[str, Any], is_new: bool = False) -> None:
         """Record rank 0's result on all ranks."""
         report = self.report
         if "skipped" in verdict:
             self._skip(verdict["skipped"])
             return
-        report.steps += verdict["steps"] if is_new else 0
-        report.rows += verdict["rows"] if is_new else 0
-        report.weights = max(report.weights, verdict["weights"])
-        report.metrics = max(report.metrics, verdict["metrics"])
-        report.zeros = max(report.zeros, verdict.get("zeros", 0.0))
+        if is_new:
+            report.steps += verdict["steps"]
+            report.rows += verdict["rows"]
+            report.weights = max(report.weights, verdict["weights"])
+            report.metrics = max(report.metrics, verdict["metrics"])
+            report.zeros = max(report.zeros, verdict["zeros"])
         report.left_out = self._list_left_out()
         error = verdict.get("error")
         if error is None:
@@ -621,6 +488,5 @@ class Auditor:
         report.differences.append(error)
 
 
-def _read_traced(model: Any) -> Any:
-    """Return the Python values of a model that a traced step has read."""
-    return find_trained(model), find_own_settings(model)
+def _are_equal(one: Values, other: Values) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)

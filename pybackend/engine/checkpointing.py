@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.messages import Emit, Note
 from pybackend.job.notice import PreemptedError
+from pybackend.job.report import Audit
 from pybackend.words import call_of, show
 
 
@@ -197,11 +199,19 @@ class Saver:
     ----------
     step
         Number of steps of the epoch that were done before.
+    audit
+        Result of the audits, which are added to it.
     """
 
     def __init__(
-        self, replica: Replica, checkpoints: Checkpoints, state: TrainingState, step: int
+        self,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        state: TrainingState,
+        step: int,
+        audit: Audit,
     ) -> None:
+        self._audit = audit
         self._epochs = replica.job.epochs
         self._emit = replica.emit
         self._reported: set[str] = set()
@@ -239,7 +249,8 @@ class Saver:
         self.report_lost()
         state = self._state.gather(self._collective, is_within_epoch=step > 0)
         if writer is not None and manifest is not None:
-            manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped)
+            audit = deepcopy(self._audit)
+            manifest = replace(manifest, epoch=epoch, step=step, is_stopped=is_stopped, audit=audit)
             writer.submit(manifest, state)
             is_over = not step and (is_stopped or epoch == self._epochs)
             self._final = (manifest, state) if is_over else None
@@ -277,6 +288,7 @@ class Checkpointing(keras.callbacks.Callback):
         checkpoints: Checkpoints,
         state: TrainingState,
         preemption: Preemption,
+        audit: Audit,
     ) -> None:
         super().__init__()
         self._job = replica.job
@@ -287,7 +299,7 @@ class Checkpointing(keras.callbacks.Callback):
         self._steps = replica.feed.steps
         self._epoch = checkpoints.start.epoch
         self._to_restore = checkpoints.start.state
-        self.saver = Saver(replica, checkpoints, state, checkpoints.start.step)
+        self.saver = Saver(replica, checkpoints, state, checkpoints.start.step, audit)
 
     def on_train_begin(self, logs: Any = None) -> None:
         # This overwrites what other callbacks set in their `on_train_begin`.

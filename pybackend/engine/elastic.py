@@ -205,7 +205,7 @@ class ElasticLifecycle(Lifecycle):
         )
         saver = None
         if self._checkpoints is not None:
-            saver = Saver(replica, self._checkpoints, state, self.start.step)
+            saver = Saver(replica, self._checkpoints, state, self.start.step, self.audit)
         is_after_loss = memory.kept is not None and bool(self._order.generations[-1].left)
         self._keeper = EpochKeeper(
             replica,
@@ -258,6 +258,7 @@ class ElasticLifecycle(Lifecycle):
             self.start = start = self._checkpoints.start
             self._groups = find_groups_before(start.generations, start.epoch, start.step)
             memory.is_own = False
+            self.audit = memory.audit = start.audit or memory.audit
         elif manifest is None:
             self._checkpoints = Checkpoints(options, self.start)
         else:

@@ -222,6 +222,10 @@ class Feed:
     def count_steps(self, steps: int) -> None:
         """Do nothing: the rows of all steps are known."""
 
+    def count_rows(self) -> int:
+        """Return the number of rows that this worker uses in the epoch."""
+        return int(self._rows_by_rank[self._rank].sum())
+
     def share(self) -> float:
         """Return this worker's share of the rows that this worker group uses in the epoch."""
         return float(self._rows_by_rank[self._rank].sum() / self._rows_by_rank.sum())

@@ -76,7 +76,7 @@ def fit(
     if isinstance(synchronizer, GradientExchange) and job.is_audited:
         others = scaled.variables if scaled else ()
         class_weight = options.get("class_weight")
-        auditor = Auditor(replica, synchronizer, clock, others, lifecycle.audit, class_weight)
+        auditor = Auditor(replica, synchronizer, sync, clock, others, lifecycle.audit, class_weight)
     reports = [StepReports(replica)] if replica.rank == 0 and job.reports_steps else []
     listed: list[Any] = [clock, sync]
     if not own:  # an audit is not part of the step

@@ -35,7 +35,7 @@ class Start:
     """Start of a training run: after ``epoch`` epochs, and ``step`` steps of the next.
 
     ``state`` is None if training is not resumed. ``generations`` are those before, if it resumes an
-    elastic training run.
+    elastic training run. ``audit`` has the results of the audits before.
     """
 
     epoch: int
@@ -43,6 +43,7 @@ class Start:
     is_stopped: bool = False
     state: Any = None
     generations: tuple[Generation, ...] = ()
+    audit: Audit | None = None
 
     @property
     def is_within_epoch(self) -> bool:
@@ -58,17 +59,17 @@ class Lifecycle:
     start
         Start of training; known after `begin`.
     audit
-        The audit report to continue, or None.
+        Result of the audits, which are added to it.
     preemption
         How workers leave before the end, or None if they may not.
     """
 
-    audit: Audit | None = None
     preemption: Preemption | None = None
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.start = Start(job.initial_epoch)
+        self.audit = Audit()
 
     def load_model(self, folder: Path, sent: dict[str, Any] | None) -> LoadedModel:
         """Return the model and the callbacks that the driver sent to the folder."""

@@ -28,6 +28,8 @@ from pybackend.model.layers import (
 
 Array = npt.NDArray[Any]
 HALF = ("float16", "bfloat16")
+# Number of elements of variables that are compared between epochs.
+_SMALL = 64
 Values = dict[int, Array]
 """Values of variables, by the identity of the variable."""
 
@@ -75,7 +77,7 @@ class StepState:
         """Return copies of the values of all variables, or of some."""
         found = self.variables
         chosen = found if which is None else [key for key in which if key in found]
-        return {key: np.array(found[key].numpy()) for key in chosen}
+        return {key: np.asarray(found[key].numpy()) for key in chosen}
 
     def list_metrics(self, shared: Sequence[Any]) -> list[int]:
         """Return the variables of metrics, except those that are the same on all workers."""
@@ -100,6 +102,15 @@ class StepState:
     def count_trained_bytes(self) -> int:
         """Return the total size in bytes of the trained weights, and so of their gradients."""
         return _count_bytes(map(as_tensorflow, self._model.trainable_variables))
+
+    def read_small(self) -> Values:
+        """Return small variables that losses and layers may use, and that no step trains."""
+        model = self._model
+        apart = [*model.trainable_variables, *self._others]
+        apart += [v for one in find_optimizers(model) for v in one.variables]
+        left_out = {id(as_tensorflow(v)) for v in apart} | set(self.list_metrics(()))
+        keys = [key for key, one in self.variables.items() if key not in left_out]
+        return self.read([k for k in keys if np.prod(self.variables[k].shape) <= _SMALL])
 
     def write(self, values: Mapping[int, Array]) -> None:
         """Assign values to the variables."""
@@ -128,6 +139,7 @@ class OneProcess:
         self._model = model
         self._class_weight = class_weight
         self._traced: dict[Any, dict[Any, Any]] = {}
+        self._layers = find_layers(model)
         self.place = PLACES[0]
         self.type: str | None = None
 
@@ -146,10 +158,10 @@ class OneProcess:
             stack.enter_context(running_functions(eagerly=True))
             stack.enter_context(_multiplying_exactly())
             stack.enter_context(self._average_as_traced())
-            stack.enter_context(_without_cudnn(self._model))
+            stack.enter_context(_without_cudnn(self._layers))
             stack.enter_context(trace_loops(self._model, traced))
             if self.type is not None:
-                stack.enter_context(_computing_in(self._model, self.type))
+                stack.enter_context(_computing_in([self._model, *self._layers], self.type))
             step(data)
 
     def take_all(
@@ -198,7 +210,7 @@ class OneProcess:
         with ExitStack() as stack:
             spread = {
                 id(inner)
-                for outer in find_layers(self._model)
+                for outer in self._layers
                 if isinstance(outer, keras.layers.TimeDistributed)
                 for inner in [outer.layer, *find_layers(outer.layer)]
             }
@@ -221,20 +233,20 @@ def _multiplying_exactly() -> Iterator[None]:
 
 
 @contextmanager
-def _without_cudnn(model: Any) -> Iterator[None]:
+def _without_cudnn(layers: Sequence[Any]) -> Iterator[None]:
     """Compute recurrent layers within this context without cuDNN, which is less precise."""
     with ExitStack() as stack:
-        for layer in find_layers(model):
+        for layer in layers:
             if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
                 stack.enter_context(override(layer, "use_cudnn", False))
         yield
 
 
 @contextmanager
-def _computing_in(model: Any, name: str) -> Iterator[None]:
-    """Make all layers compute in a more precise type within this context; variables stay."""
+def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
+    """Make a model and its layers compute in a more precise type; variables stay."""
     with ExitStack() as stack:
-        for part in [model, *find_layers(model)]:
+        for part in parts:
             if name == "float32" and not is_mixed(part):
                 continue
             # To assign to a layer changes the entries of its map, which cannot be restored.
@@ -304,38 +316,37 @@ def find_unsynchronized(model: Any) -> list[Any]:
 Settings = dict[tuple[int, str], Any]
 
 
-def _list_parts(model: Any) -> list[Any]:
-    """Return a model, its layers, and the user-defined losses, metrics and other objects in it."""
-    parts = [model, *find_layers(model), *find_custom_parts(model)]
-    return list({id(one): one for one in parts if not inspect.isroutine(one)}.values())
+class OwnSettings:
+    """Plain attributes of a model, its layers, losses and metrics, which Python code may use."""
 
+    def __init__(self, model: Any) -> None:
+        parts = [model, *find_layers(model), *find_custom_parts(model)]
+        self._parts = {id(one): one for one in parts if not inspect.isroutine(one)}
 
-def find_own_settings(model: Any) -> Settings:
-    """Return plain attributes of a model and its parts that Python code in a step may use."""
-    return {
-        (number, name): value
-        for number, part in enumerate(_list_parts(model))
-        for name, value in getattr(part, "__dict__", {}).items()
-        if isinstance(value, bool | int | float | str)
-        if not name.startswith(("_", "stop_"))
-    }
+    def read(self) -> Settings:
+        """Return the values of the attributes."""
+        return {
+            (number, name): value
+            for number, part in self._parts.items()
+            for name, value in getattr(part, "__dict__", {}).items()
+            if isinstance(value, bool | int | float | str)
+            if not name.startswith(("_", "stop_"))
+        }
 
+    def restore(self, saved: Settings) -> str | None:
+        """Restore attributes that steps have changed; return the name of the first, or None."""
+        changed = self.list_changed(saved)
+        for number, name in changed:
+            setattr(self._parts[number], name, saved[number, name])
+        return self.name(changed)
 
-def set_own_settings(model: Any, settings: Settings) -> None:
-    """Restore the attributes that Python code in steps has changed since `find_own_settings`."""
-    parts = _list_parts(model)
-    for key, value in find_own_settings(model).items():
-        if key in settings and settings[key] != value:
-            setattr(parts[key[0]], key[1], settings[key])
+    def list_changed(self, saved: Settings) -> list[tuple[int, str]]:
+        """Return the attributes whose values were others when they were read."""
+        return [key for key, value in self.read().items() if saved.get(key, value) != value]
 
-
-def name_changed(model: Any, settings: Settings) -> str | None:
-    """Return the name of an attribute that has another value than these settings; None: none."""
-    parts = _list_parts(model)
-    for key, value in find_own_settings(model).items():
-        if key in settings and settings[key] != value:
-            return f"{type(parts[key[0]]).__name__}.{key[1]}"
-    return None
+    def name(self, changed: Sequence[tuple[int, str]]) -> str | None:
+        """Return the name of the first of some attributes, or None."""
+        return next((f"{type(self._parts[n]).__name__}.{name}" for n, name in changed), None)
 
 
 def _count_bytes(variables: Iterable[Any]) -> int:

@@ -140,6 +140,10 @@ class PipelineFeed:
             )
         return rows
 
+    def count_rows(self) -> int:
+        """Return the number of this worker's rows in the epoch so far."""
+        return self.rows
+
     def share(self) -> float:
         """Return this worker's share of all rows in the epoch."""
         total = all_sum(self._collective, [float(self.rows)])[0]

@@ -107,6 +107,7 @@ class CheckpointedLifecycle(Lifecycle):
         manifest, write = describe_replica(replica)
         checkpoints = open_checkpoints(job, replica.collective, manifest, write, replica.emit)
         self._checkpoints, self.start = checkpoints, checkpoints.start
+        self.audit = self.start.audit or self.audit
         if isinstance(replica.feed, PipelineFeed):
             _check_pipeline(replica.feed, replica.emit)
         if self.start.state is not None:
@@ -128,7 +129,7 @@ class CheckpointedLifecycle(Lifecycle):
         assert self.preemption is not None
         stateful = keep_callbacks(replica)
         state = TrainingState(replica.model, sync, synchronizer, stateful)
-        self._keeper = Checkpointing(replica, self._checkpoints, state, self.preemption)
+        self._keeper = Checkpointing(replica, self._checkpoints, state, self.preemption, self.audit)
         return [stateful[HISTORY], self._keeper]
 
     def finish(self) -> None:
@@ -319,7 +320,7 @@ def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collect
         return Start(job.initial_epoch)
     there = decode(text, Manifest)
     state = decode_state(broadcast_bytes(collective, newest.state if newest else b""))
-    return Start(there.epoch, there.step, there.is_stopped, state, there.generations)
+    return Start(there.epoch, there.step, there.is_stopped, state, there.generations, there.audit)
 
 
 def _check_pipeline(feed: PipelineFeed, emit: Emit) -> None:

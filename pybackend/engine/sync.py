@@ -161,12 +161,10 @@ class EpochSync(keras.callbacks.Callback):
             self._report_custom_metrics()
         self._synchronizer.end_epoch()
         self.steps_done += self._steps
-        rows = self._feed.rows_at(self._steps - 1)
-        shared = self._synchronizer.shared_variables
-        combined = combine_logs(self.model, logs, self._collective, rows, shared)
+        combined = self.merge_logs(logs, self._steps - 1)
         if self._synchronizer.mean_loss is not None and "loss" in combined:
             combined["loss"] = self._synchronizer.mean_loss
-        self._agree_on_statistics()
+        self.agree_on_statistics()
         if self._validation is not None and self._job.validates(epoch):
             metrics = self._validation.evaluate(self.model, self._collective, self.evaluated_by)
             combined.update({f"val_{name}": value for name, value in metrics.items()})
@@ -199,20 +197,31 @@ class EpochSync(keras.callbacks.Callback):
             )
             self._emit(Note(text))
 
-    def _agree_on_statistics(self) -> None:
-        """Average the changes of batch normalization's statistics, weighted by rows.
+    def merge_logs(self, logs: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the logs of all workers after a step; the metrics become those of all workers."""
+        rows = self._feed.rows_at(step)
+        shared = self._synchronizer.shared_variables
+        return combine_logs(self.model, logs, self._collective, rows, shared)
 
-        Only the change since the beginning of the epoch is averaged, so weights that do not change,
-        such as those of frozen layers, stay identical.
+    def list_statistics(self) -> list[tuple[Any, Any]]:
+        """Return the statistics that the end of an epoch merges, and their values before it.
+
+        Only their change is averaged, so weights that do not change, such as those of frozen
+        layers, stay identical.
         """
+        weights = len(self._variables) - len(self._others)
+        return [
+            (self._variables[n], last)
+            for n, last in self._agreed.items()
+            if last.dtype.kind not in "iu" and n < weights
+        ]
+
+    def agree_on_statistics(self) -> None:
+        """Average the changes of batch normalization's statistics, weighted by rows."""
         if self._collective.world_size == 1:
             return
         share = self._feed.share()
-        weights = len(self._variables) - len(self._others)
-        for place, last in self._agreed.items():
-            if last.dtype.kind in "iu" or place >= weights:
-                continue
-            variable = self._variables[place]
+        for variable, last in self.list_statistics():
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)

@@ -91,9 +91,9 @@ def train(
     history, steps, auditor = fit(replica, lifecycle, clock, tensorboard, answers)
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
-    audit = auditor.report if auditor else Audit(skipped=[_explain_no_audit(job, collective)])
-    if lifecycle.audit is not None and lifecycle.audit.steps:  # the last group may be one worker
-        audit = lifecycle.audit
+    audit = lifecycle.audit
+    if auditor is None and not audit.steps:  # else earlier groups or runs were audited
+        audit = Audit(skipped=[_explain_no_audit(job, collective)])
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     if step_times is not None and isinstance(collective, Mesh):

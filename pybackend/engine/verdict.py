@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -40,8 +41,29 @@ _ABOUT_OWN_NUMBERS = (
 ABOUT_OWN_FAULT = "The fault is in tfdist, not in the model: please report it, with this message"
 
 
+@dataclass
+class Window:
+    """Steps compared as one: those whose gradients the optimizer adds up, or a single step.
+
+    ``before`` has the values before the first step, ``memory`` the size of the process at that
+    time, ``known`` the variables that existed, ``changed`` the numbers that callbacks changed
+    before each step, ``digest`` a checksum of the variables that callbacks must not change in
+    between, and ``exchanged`` the gradients; without them, weights are compared instead.
+    """
+
+    before: Values
+    memory: float
+    known: set[int]
+    steps: list[int] = field(default_factory=list)
+    changed: list[Values] = field(default_factory=list)
+    numbers: Values = field(default_factory=dict)
+    digest: int = 0
+    reason: str | None = None
+    exchanged: list[Exchanged] = field(default_factory=list)
+
+
 class Judge:
-    """Comparison of the steps in one training run.
+    """Comparison of a step, or of steps compared as one.
 
     What the optimizer gets is compared, not what it makes of it: Adam divides a gradient that
     consists of rounding errors by its own size. So the single process computes its gradients, but
@@ -49,6 +71,10 @@ class Judge:
 
     Parameters
     ----------
+    found
+        Values of this worker's variables after the steps.
+    packed
+        By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
     is_sharded
         True if consecutive rows of a batch belong to consecutive ranks.
     """
@@ -59,136 +85,107 @@ class Judge:
         exchange: GradientExchange,
         state: StepState,
         process: OneProcess,
+        window: Window,
+        found: Values,
+        packed: Sequence[bytes],
         is_sharded: bool,
     ) -> None:
         self._model = model
         self._exchange = exchange
         self._state = state
         self._process = process
-        self._is_sharded = is_sharded
+        self._before, self._changed = window.before, window.changed
+        self._found = dict(found)
+        everyone = [decode_state(part) for part in packed]
+        self._steps = [
+            unpack_rows([one["rows"][n] for one in everyone], is_sharded)
+            for n in range(len(window.changed))
+        ]
+        self._add_up(everyone)
+        self._exchanged = window.exchanged
+        if exchange.shards is not None:
+            parts = zip(*(one["parts"] for one in everyone), strict=True)
+            self._exchanged = [
+                one.with_parts([(part["needed"], part["means"]) for part in each])
+                for one, each in zip(window.exchanged, parts, strict=True)
+            ]
 
-    def compare(
-        self,
-        before: Values,
-        found: Values,
-        changed: Sequence[Values],
-        packed: Sequence[bytes],
-        place: str,
-        exchanged: Sequence[Exchanged],
-    ) -> dict[str, Any]:
+    def judge(self, place: str) -> dict[str, Any]:
         """Return the verdict for all workers.
 
         Parameters
         ----------
-        before, found
-            Values of this worker's variables before and after the steps; the latter are completed
-            here.
-        changed
-            Values that callbacks changed before each of the steps.
-        packed
-            By rank, the ``rows`` of each step, and the changes of ``metrics`` and ``statistics``.
         place
             Description of the steps for messages.
-        exchanged
-            Exchanges of the steps; nothing if they were not copied: weights are compared instead.
 
         Returns
         -------
         dict
-            ``steps``, ``rows``, ``weights`` and ``metrics`` as in `Audit`, and ``error`` if there
-            is a difference; or ``skipped``, the reason.
+            ``steps``, ``rows``, ``weights``, ``metrics`` and ``zeros`` as in `Audit`, and ``error``
+            if there is a difference; or ``skipped``, the reason.
         """
+        before, found = self._before, self._found
         try:
-            everyone = [decode_state(part) for part in packed]
-            steps = [
-                unpack_rows([one["rows"][n] for one in everyone], self._is_sharded)
-                for n in range(len(changed))
-            ]
-            self._add_up(before, found, everyone, steps)
-            if self._exchange.shards is not None:
-                exchanged = [
-                    one.with_parts([(p["needed"], p["means"]) for p in parts])
-                    for one, *parts in zip(exchanged, *(e["parts"] for e in everyone), strict=True)
-                ]
-            return self._judge(before, found, changed, steps, place, exchanged)
+            expected, gradients = self._compute(self._steps)
         except Exception as error:
             return {"skipped": f"the step fails outside of a graph ({describe_error(error)})"}
-
-    def _judge(
-        self,
-        before: Values,
-        found: Values,
-        changed: Sequence[Values],
-        steps: Sequence[GlobalRows],
-        place: str,
-        exchanged: Sequence[Exchanged],
-    ) -> dict[str, Any]:
-        expected, gradients = self._compute(before, changed, steps, exchanged)
         metrics = set(self._state.list_metrics(self._exchange.shared_variables))
-        trained = self._find_trained() if exchanged else set()
-        compared = self._list_compared(before, found)
+        trained = self._find_trained() if self._exchanged else set()
         kinds: list[dict[Any, Measure]] = [
             {key: measure_gradient(*pair) for key, pair in gradients.items()},
             {},
         ]
-        for key in compared:
+        for key in self._list_compared():
             one = measure_variable(before[key], found[key], expected[key], key in trained)
             kinds[key in metrics][key] = one
-
-        @cache
-        def again(how: str) -> Values | None:
-            chosen = [one.turned() for one in steps] if how == "order" else steps
-            own = self._process.type
-            self._process.type = "float64" if how == "float64" else own
-            try:
-                values, pairs = self._compute(before, changed, chosen, exchanged)
-            except Exception:
-                if how != "float64":
-                    raise
-                return None  # e.g. a layer with constants in float32
-            finally:
-                self._process.type = own
-            return {**values, **{key: pair[1] for key, pair in pairs.items()}}
-
-        results = [compare(kind, again) for kind in kinds]
+        results = [compare(kind, cache(self._compute_again)) for kind in kinds]
         if not all(result.is_repeatable for result in results):
             return {"skipped": _ABOUT_OWN_NUMBERS}
-        if not self._has_learned(before, found) and not self._has_learned(before, expected):
+        if not self._has_learned(found) and not self._has_learned(expected):
             return {"has_learned": False}
-        rows = int(sum(each.counts.sum() for each in steps))
+        rows = int(sum(each.counts.sum() for each in self._steps))
         verdict = {
-            "steps": len(steps),
+            "steps": len(self._steps),
             "rows": rows,
             "weights": results[0].largest,
             "metrics": results[1].largest,
             "zeros": results[0].zeros,
         }
-        if self._has_overflowed(before, found, expected):
+        if self._has_overflowed(expected):
             return {
                 "skipped": "gradients in half precision overflowed, which is expected occasionally"
             }
         if any(result.differing for result in results):
-            error = self._describe(results, place, rows, before, changed, steps, exchanged)
-            return verdict | {"error": error}
+            return verdict | {"error": self._describe(results, place, rows)}
         if undecided := [one for result in results for one in result.undecided]:
             return {"skipped": f"it is ill-conditioned: {self._list(undecided)} in float32"}
         return verdict
+
+    def _compute_again(self, how: str) -> Values | None:
+        """Return variables and gradients of the one process, as `compare` asks for them."""
+        steps = [one.turned() for one in self._steps] if how == "order" else self._steps
+        own = self._process.type
+        self._process.type = "float64" if how == "float64" else own
+        try:
+            values, pairs = self._compute(steps)
+        except Exception:
+            if how != "float64":
+                raise
+            return None  # e.g. a layer with constants in float32
+        finally:
+            self._process.type = own
+        return {**values, **{key: pair[1] for key, pair in pairs.items()}}
 
     def _find_trained(self) -> set[int]:
         """Return the variables that optimizers compute from gradients."""
         states = [v for one in find_optimizers(self._model) for v in one.variables]
         return {id(v.value) for v in [*self._model.trainable_variables, *states]}
 
-    def _add_up(
-        self,
-        before: Values,
-        found: Values,
-        everyone: Sequence[Mapping[str, Any]],
-        steps: Sequence[GlobalRows],
-    ) -> None:
+    def _add_up(self, everyone: Sequence[Mapping[str, Any]]) -> None:
         """Combine the workers' values of variables that each worker changes separately."""
+        before, found = self._before, self._found
         shared = self._exchange.shared_variables
-        rows = np.sum([each.counts for each in steps], axis=0)
+        rows = np.sum([each.counts for each in self._steps], axis=0)
         for name, keys, weights in (
             ("metrics", self._state.list_metrics(shared), np.ones(len(everyone))),
             ("statistics", self._state.list_statistics(), rows / rows.sum()),
@@ -206,7 +203,7 @@ class Judge:
                     is_whole = before[key].dtype.kind in "iu"
                     found[key] = (np.rint(total) if is_whole else total).astype(before[key].dtype)
 
-    def _list_compared(self, before: Values, found: Values) -> list[int]:
+    def _list_compared(self) -> list[int]:
         """Return the variables that should equal those of one process."""
         left_out = set(self._state.list_generators())
         left_out |= {id(v.value) for v in self._exchange.variables_of_others}
@@ -216,28 +213,23 @@ class Judge:
             for metric in self._model.metrics:
                 if metric.name == "loss":
                     left_out |= {id(v.value) for v in metric.variables}
-        return [key for key in found if key in before and key not in left_out]
+        return [key for key in self._found if key in self._before and key not in left_out]
 
-    def _compute(
-        self,
-        before: Values,
-        changed: Sequence[Values],
-        steps: Sequence[GlobalRows],
-        exchanged: Sequence[Exchanged],
-    ) -> tuple[Values, dict[Any, tuple[Any, Any]]]:
+    def _compute(self, steps: Sequence[GlobalRows]) -> tuple[Values, dict[Any, tuple[Any, Any]]]:
         """Take steps in one process, which applies the workers' gradients.
 
         Returns all variables, and the workers' gradients with those of the one process.
         """
-        self._state.write(before)
-        prepare = [partial(self._state.write, values) for values in changed]
-        watch = WatchedGradients(self._model, self._exchange, exchanged, len(steps))
+        self._state.write(self._before)
+        prepare = [partial(self._state.write, values) for values in self._changed]
+        watch = WatchedGradients(self._model, self._exchange, self._exchanged, len(steps))
         with self._exchange.paused(), watch.install():
             self._process.take_all(self._exchange.plain_step, steps, prepare)
         return self._state.read(), watch.pairs
 
-    def _has_learned(self, before: Values, after: Values) -> bool:
+    def _has_learned(self, after: Values) -> bool:
         """Return whether a step changed a weight or an optimizer's state to finite numbers."""
+        before = self._before
         optimizers = find_optimizers(self._model)
         slots = [v for one in optimizers for v in one.variables if len(v.shape)]
         keys = [id(v.value) for v in [*self._model.trainable_variables, *slots]]
@@ -247,28 +239,19 @@ class Judge:
             if key in before and key in after
         )
 
-    def _has_overflowed(self, before: Values, found: Values, expected: Values) -> bool:
+    def _has_overflowed(self, expected: Values) -> bool:
         """Return whether the loss scales differ, because one of the two skipped the step."""
         optimizer = self._model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             return False
         numbers = [id(v.value) for v in optimizer.variables if v.name == "dynamic_scale"]
-        known = [key for key in numbers if key in before]
-        return any(not np.array_equal(found[key], expected[key]) for key in known)
+        known = [key for key in numbers if key in self._before]
+        return any(not np.array_equal(self._found[key], expected[key]) for key in known)
 
-    def _describe(
-        self,
-        results: Sequence[Comparison],
-        place: str,
-        rows: int,
-        before: Values,
-        changed: Sequence[Values],
-        steps: Sequence[GlobalRows],
-        exchanged: Sequence[Exchanged],
-    ) -> str:
+    def _describe(self, results: Sequence[Comparison], place: str, rows: int) -> str:
         differing = [one for result in results for one in result.differing]
         advice = self._advise(results)
-        if self._is_own_fault(before, changed, steps, exchanged):
+        if self._is_own_fault():
             advice = ABOUT_OWN_FAULT
         return (
             f"{place} was repeated in one process on the same {rows} rows, and the result differs: "
@@ -288,25 +271,19 @@ class Judge:
             listed.append(f"{len(sizes) - _MOST_NAMED} more")
         return ", ".join(listed)
 
-    def _is_own_fault(
-        self,
-        before: Values,
-        changed: Sequence[Values],
-        steps: Sequence[GlobalRows],
-        exchanged: Sequence[Exchanged],
-    ) -> bool:
+    def _is_own_fault(self) -> bool:
         """Return whether the mean of the workers' gradients, computed here, is another one.
 
         Only for losses whose mean is weighted by rows, in a single step with one exchange.
         """
-        if len(steps) > 1 or len(exchanged) != 1 or not self._exchange.weighs_rows:
+        if len(self._steps) > 1 or len(self._exchanged) != 1 or not self._exchange.weighs_rows:
             return False
-        (rows,) = steps
+        (rows,) = self._steps
         sums: dict[Any, Any] = {}
         found: dict[Any, Any] = {}
         for rank, count in enumerate(rows.counts):
             if count:
-                _, pairs = self._compute(before, changed, [rows.of_rank(rank)], exchanged)
+                _, pairs = self._compute([rows.of_rank(rank)])
                 for key, (mean, own) in pairs.items():
                     found[key] = mean
                     sums[key] = (

@@ -163,7 +163,7 @@ def _project(values: Array) -> tuple[float, float]:
 def _as_arrays(mean: Any, gradient: Any) -> tuple[Array, Array]:
     """Return two gradients as arrays; of sparse ones, the rows that either of them has."""
     if not isinstance(mean, tf.IndexedSlices):
-        return np.array(mean), np.array(tf.convert_to_tensor(gradient))
+        return mean.numpy(), tf.convert_to_tensor(gradient).numpy()
     pair = [(np.array(one.indices), np.array(one.values)) for one in (mean, gradient)]
     rows = np.unique(np.concatenate([indices for indices, _ in pair]))
     arrays = []

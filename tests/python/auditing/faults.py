@@ -475,7 +475,7 @@ def own_statistics(size: float, rank: int) -> list[Change]:
 
         return faulty
 
-    return [(EpochSync, "_agree_on_statistics", make)]
+    return [(EpochSync, "agree_on_statistics", make)]
 
 
 def misjudged_state(size: float, rank: int) -> list[Change]:

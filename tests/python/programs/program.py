@@ -26,8 +26,6 @@ class Program(Case):
     """Workers draw random numbers, or normalize by their own rows."""
     error: str | None = None
     """Part of the message that ends the training."""
-    audited: int = 3
-    """Steps that the audit compares."""
 
 
 def compiled(model: Any, loss: Any = LOGITS, optimizer: Any = "adam", **options: Any) -> Any:

@@ -1,0 +1,85 @@
+"""Choice of the steps to audit: some in any case, and others as far as there is time for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+# Share of a training run's time that audits may take, and seconds that they may take in any case.
+_SHARE = 0.02
+_FREE = 0.25
+
+
+class AuditPlan:
+    """Steps of one epoch after another.
+
+    Attributes
+    ----------
+    musts
+        Steps of this epoch to audit in any case.
+    spent
+        Seconds of all audits so far.
+    """
+
+    def __init__(self) -> None:
+        self.musts: set[int] = set()
+        self.spent = 0.0
+        self._steps = 0
+        self._due: int | None = None
+        # The last audited step of the epoch, and how long the last audit took.
+        self._last: int | None = None
+        self._cost = 0.0
+        self._began = self._epoch_began = time.monotonic()
+        self._spent_before = 0.0
+
+    def begin_epoch(self, steps: int, first: int | None, musts: Iterable[int] = ()) -> None:
+        """Begin an epoch.
+
+        Parameters
+        ----------
+        steps
+            Number of steps that may be audited.
+        first
+            First step that may be audited; None: no step may be.
+        """
+        self._steps, self._due, self._last, self.musts = steps, first, None, set(musts)
+        self._epoch_began, self._spent_before = time.monotonic(), self.spent
+
+    def is_due(self, last: int) -> bool:
+        """Return whether a step up to this one is audited, if there is time."""
+        return self._due is not None and self._due <= min(last, self._steps - 1)
+
+    def is_must(self, last: int) -> bool:
+        """Return whether a step up to this one is audited in any case."""
+        return any(step <= last for step in self.musts)
+
+    def begin(self, first: int, last: int) -> None:
+        """Begin the audit of some steps."""
+        self.musts = {step for step in self.musts if step > last}
+        self._due, self._last = last + 1, first
+
+    def end(self, seconds: float) -> None:
+        """End an audit that took this long."""
+        self.spent += seconds
+        self._cost = seconds
+
+    def postpone(self, step: int) -> None:
+        """Consider another step next."""
+        self._due = min([step, *self.musts])
+
+    def choose(self, step: int) -> int:
+        """Return the step, if there is time to audit it, or else the step to consider next.
+
+        Time that is left is spread over the rest of the epoch. The loss may change within it.
+        """
+        now = time.monotonic()
+        room = _FREE + _SHARE * (now - self._began) - self.spent
+        seconds = now - self._epoch_began - (self.spent - self._spent_before)
+        rate = step / max(1e-6, seconds)
+        if room < self._cost:
+            return step + max(1, int(rate * (self._cost - room) / _SHARE))
+        if self._last is None or not self._cost:
+            return step
+        target = self._last + max(1, (self._steps - 1 - self._last) // int(room / self._cost))
+        later = step + max(1, int(rate * self._cost / _SHARE))  # there is time for another one
+        return step if step >= target else min(target, later)

@@ -1,0 +1,102 @@
+"""Check what workers merge at the end of an epoch: metrics, and statistics of normalization.
+
+Both are merged by the functions that an epoch ends with, after its first step, and once more here:
+from the values of each worker, by rank 0 alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pybackend.collective import broadcast_bytes
+from pybackend.data.state_file import decode_state, encode_state
+from pybackend.engine.exchange import GradientExchange
+from pybackend.engine.metrics import to_plain
+from pybackend.engine.one_process import StepState, Values
+from pybackend.engine.replica import Replica
+from pybackend.engine.sync import EpochSync
+from pybackend.engine.verdict import ABOUT_OWN_FAULT
+from pybackend.words import show
+
+# Relative rounding errors of the sums, and the size below which a value is zero.
+_ROUNDING, _ZERO = 1e-4, 1e-6
+
+
+class Merges:
+    """Comparison of merged values in one training run."""
+
+    def __init__(
+        self, replica: Replica, exchange: GradientExchange, state: StepState, sync: EpochSync
+    ) -> None:
+        self._model = replica.model
+        self._collective = replica.collective
+        self._feed = replica.feed
+        self._exchange = exchange
+        self._state = state
+        self._sync = sync
+
+    def compare(
+        self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, place: str
+    ) -> dict[str, Any]:
+        """Merge the values after an epoch's first steps; return a verdict as that of `Judge`.
+
+        Parameters
+        ----------
+        after
+            Values of the variables, which are others at the end.
+        logs
+            What the steps logged.
+        """
+        metrics = self._state.list_metrics(self._exchange.shared_variables)
+        statistics = self._sync.list_statistics()
+        logged = dict(logs or {})
+        results = self._model.get_metrics_result()
+        own = encode_state(
+            {
+                "rows": self._feed.count_rows(),
+                # A train_step of a model's own may log other values by the name of a metric.
+                "others": [
+                    name
+                    for name, value in logged.items()
+                    if name in results and not np.array_equal(value, results[name], equal_nan=True)
+                ],
+                "metrics": [after[key] for key in metrics],
+                "changes": [_change(variable, last) for variable, last in statistics],
+            }
+        )
+        received = self._collective.gather(np.frombuffer(own, np.uint8).copy())
+        merged = self._sync.merge_logs(logged, steps[-1])
+        self._sync.agree_on_statistics()
+        wrong: list[str] = []
+        if self._collective.rank == 0:
+            ranks = [decode_state(part.tobytes()) for part in received]
+            rows = [one["rows"] for one in ranks]
+            for n, (variable, last) in enumerate(statistics):
+                mean = np.average([one["changes"][n] for one in ranks], axis=0, weights=rows)
+                error = np.linalg.norm(_change(variable, last) - mean)
+                if error > _ROUNDING * np.linalg.norm(mean) + _ZERO * np.linalg.norm(last):
+                    wrong.append(str(variable.path))
+            for n, key in enumerate(metrics):
+                total = np.sum([one["metrics"][n] for one in ranks], axis=0)
+                self._state.write({key: total.astype(after[key].dtype)})
+            others = {name for one in ranks for name in one["others"]}
+            wrong += [
+                name
+                for name, value in self._model.get_metrics_result().items()
+                if name in merged
+                and name not in others
+                and not np.allclose(merged[name], to_plain(value), _ROUNDING, _ZERO, equal_nan=True)
+            ]
+        wrong = json.loads(broadcast_bytes(self._collective, json.dumps(wrong).encode()))
+        if not wrong:
+            return {}
+        names = ", ".join(map(show, wrong))
+        return {"error": f"in {place}, {names} were merged wrongly. {ABOUT_OWN_FAULT}"}
+
+
+def _change(variable: Any, last: Any) -> Any:
+    return variable.numpy().astype(np.float64) - last
