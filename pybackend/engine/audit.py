@@ -152,26 +152,29 @@ class Auditor:
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
             self._copies = count_neighbours(self._collective)
-        first: int | None = int(self._epochs * _TURN % 1 * feed.steps)
+        is_second = self._epochs == 1
+        first: int | None = 0 if is_second else int(self._epochs * _TURN % 1 * feed.steps)
+        musts = {0} if self._epochs == 0 else set()
         # With many workers, one process's step takes longer than many of theirs.
-        musts = {0} if self._epochs < (2 if ranks <= _MANY else 1) else set()
-        if self._epochs == 0 and ranks <= _MANY and totals is not None and totals[-1] != totals[0]:
+        if musts and ranks <= _MANY and totals is not None and totals[-1] != totals[0]:
             musts.add(feed.steps - 1)
         steps = feed.steps
         if isinstance(feed, PipelineFeed):  # it retains only the first batch
             steps, first = 1, 0
             if feed.is_endless and self._epochs:  # that of a later epoch was read ahead
                 first, musts = None, set()
-        small = self._state.read_small() if self._small else {}
-        if first is not None and not _are_equal(self._small, small):
-            musts = {0}  # a callback has changed what a loss may use
         together = min(self._count_together(), _MOST_STEPS)
         copied = 2 * together * self._state.count_trained_bytes()
         needed = self._copies * (4 * self._state.count_bytes() + copied)
-        if self._is_true_anywhere(needed > self._find_room()) and first is not None:
+        small = self._state.read_small() if self._small else {}
+        has_changed = not _are_equal(self._small, small)
+        counts = all_sum(self._collective, [needed > self._find_room(), has_changed])
+        if counts[1] and first is not None:  # a callback has changed what a loss may use
+            musts = {0}
+        if counts[0] and first is not None:
             self._skip(_NO_MEMORY)
             first, musts = None, set()
-        self._plan.begin_epoch(steps, 0 if musts else first, musts)
+        self._plan.begin_epoch(steps, 0 if musts else first, musts, is_second)
         self._epochs += 1
 
     def _begin(self, batch: int, logs: Any = None) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 # Share of a training run's time that audits may take, and seconds that they may take in any case.
 _SHARE = 0.02
 _FREE = 0.25
+# The same share in the second epoch: by then optimizers have states.
+_EARLY_SHARE = 0.1
 
 
 class AuditPlan:
@@ -25,6 +27,7 @@ class AuditPlan:
         self.musts: set[int] = set()
         self.spent = 0.0
         self._steps = 0
+        self._share = _SHARE
         self._due: int | None = None
         # The last audited step of the epoch, and how long the last audit took.
         self._last: int | None = None
@@ -32,7 +35,9 @@ class AuditPlan:
         self._began = self._epoch_began = time.monotonic()
         self._spent_before = 0.0
 
-    def begin_epoch(self, steps: int, first: int | None, musts: Iterable[int] = ()) -> None:
+    def begin_epoch(
+        self, steps: int, first: int | None, musts: Iterable[int] = (), is_second: bool = False
+    ) -> None:
         """Begin an epoch.
 
         Parameters
@@ -42,6 +47,7 @@ class AuditPlan:
         first
             First step that may be audited; None: no step may be.
         """
+        self._share = _EARLY_SHARE if is_second else _SHARE
         self._steps, self._due, self._last, self.musts = steps, first, None, set(musts)
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
 
@@ -73,7 +79,7 @@ class AuditPlan:
         Time that is left is spread over the rest of the epoch. The loss may change within it.
         """
         now = time.monotonic()
-        room = _FREE + _SHARE * (now - self._began) - self.spent
+        room = _FREE + self._share * (now - self._began) - self.spent
         seconds = now - self._epoch_began - (self.spent - self._spent_before)
         rate = step / max(1e-6, seconds)
         if room < self._cost:

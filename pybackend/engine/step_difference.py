@@ -32,6 +32,8 @@ _BOUND = 1e-3
 # A gradient that is zero in exact arithmetic, such as that of a bias before a normalization, has
 # rounding errors of this size relative to the whole gradient.
 _ZERO = 1e-6
+# Squares of such numbers overflow in float32.
+_VAST = 1e18
 # Relative rounding errors of an optimizer's update from the same gradients.
 _UPDATE = 2e-4
 _PIECE = 1 << 16
@@ -127,7 +129,9 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
             allowed = one.tolerance * one.scale + _MARGIN * noise
             most = max(_BOUND, 4 * one.tolerance) * one.scale
             bound = max(most, zero)
-            if noise > bound and (error <= allowed or exact is None):
+            overflows = not np.isfinite(error) and not _norm(truth) < _VAST
+            is_known = exact is not None and not (one.is_gradient and spread > _BOUND)
+            if overflows or (noise > bound and (error <= allowed or not is_known)):
                 undecided.append(key)
             elif error > min(allowed, bound):
                 differing.append(key)

@@ -158,7 +158,7 @@ class Judge:
         if any(result.differing for result in results):
             return verdict | {"error": self._describe(results, place, rows)}
         if undecided := [one for result in results for one in result.undecided]:
-            return {"skipped": f"it is ill-conditioned: {self._list(undecided)} in float32"}
+            return {"skipped": f"it is ill-conditioned, or overflows: {self._list(undecided)}"}
         return verdict
 
     def _compute_again(self, how: str) -> Values | None:

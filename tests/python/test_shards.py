@@ -186,7 +186,7 @@ def test_sharded_state_gives_the_same_bits(name: str, trained: dict[str, Any]) -
     if name in ("several steps at once", "accumulation, averages", "accumulation, constraint"):
         assert "need the other workers' weights" in sharded.audit["skipped"][0]
     else:
-        assert min(sharded.audit["steps"], whole.audit["steps"]) >= 2
+        assert min(sharded.audit["steps"], whole.audit["steps"]) >= 1
         assert sharded.audit["skipped"] == whole.audit["skipped"]
 
 
