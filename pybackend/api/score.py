@@ -81,9 +81,9 @@ def barrier_evaluate(
 
     As in Keras itself, some values depend on which rows share a batch: a loss that compares rows or
     that leaves out masked time steps, a metric computed from one batch, and the loss of each of
-    several outputs, which is a mean over batches. These values are computed from the batches that
-    `replay_batches` lists with ``shuffle=False``, which are evenly sized, with at most ``workers *
-    batch_size`` rows.
+    several outputs, which is a mean over batches. These values are those of Keras's ``evaluate``
+    with batches of ``workers * batch_size`` rows; of a Spark DataFrame, with batches of at most as
+    many rows.
     """
     launcher = launcher_for(spark)
     call = EvaluationCall(

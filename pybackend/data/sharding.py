@@ -1,9 +1,14 @@
 """Assignment of rows to workers and steps: each row is used exactly once per epoch.
 
-With c_w rows on worker w and at most b rows per local batch, an epoch has
-S = max over w of ceil(c_w / b) steps, and at step s worker w takes its rows
-[floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, so that none
-waits for a missing batch; no row is dropped, and unequal shards end at the same step.
+Rows that have one order, such as those of arrays, are cut as Keras cuts them: with W workers and at
+most b rows per local batch, step s takes rows [s W b, (s + 1) W b) of the epoch's order, and worker
+w every W-th of them, from the w-th on. The last step takes what is left, even if some workers then
+have no row.
+
+Shards that workers bring along, such as a table's partitions, have sizes of their own. With c_w
+rows on worker w, an epoch has S = max over w of ceil(c_w / b) steps, and at step s worker w takes
+its rows [floor(c_w s / S), floor(c_w (s + 1) / S)). Every worker takes part in every step, so that
+none waits for a missing batch; no row is dropped, and unequal shards end at the same step.
 """
 
 from __future__ import annotations
@@ -39,6 +44,40 @@ def cut_rows(count: int, steps: int) -> Index:
     The shape is (steps + 1,).
     """
     return np.arange(steps + 1, dtype=np.int64) * count // steps
+
+
+def cut_batches(rows: int, size: int) -> list[int]:
+    """Return the sizes of Keras's batches of some rows: all have ``size`` rows except the last."""
+    return [min(size, rows - first) for first in range(0, rows, size)]
+
+
+def is_sharded_evenly(counts: Sequence[int]) -> bool:
+    """Return whether workers have the numbers of rows that shards of one order have."""
+    return list(counts) == count_sharded(sum(counts), len(counts))
+
+
+def cut_shards(
+    counts: Sequence[int], batch_size: int, batches: Sequence[int] | None = None
+) -> Index:
+    """Return the first row of each worker's local batches, as a row number in its shard.
+
+    Parameters
+    ----------
+    batches
+        Number of rows in each global batch, if ``batch_size`` does not determine it.
+
+    Returns
+    -------
+    int64 array of shape (workers, steps + 1)
+        The last column has the end of the last batches.
+    """
+    workers = len(counts)
+    if batches is None and is_sharded_evenly(counts):
+        batches = cut_batches(sum(counts), workers * batch_size)
+    if batches is not None:
+        return np.stack([share_batches(batches, workers, rank) for rank in range(workers)])
+    steps = count_steps(counts, batch_size)
+    return np.stack([cut_rows(count, steps) for count in counts])
 
 
 def permute(places: Index, count: int, *keys: int) -> Index:
@@ -84,7 +123,7 @@ def _mix(numbers: Any) -> Any:
 
 @dataclass(frozen=True)
 class Visits:
-    """Order in which a worker visits its rows.
+    """Order in which a worker visits rows that it holds alone.
 
     The order is a function of (seed, epoch, rank) alone, so a run can be repeated, and a single
     process can replay the order of many.
@@ -93,20 +132,16 @@ class Visits:
     ----------
     rows
         Number of rows that the worker holds.
-    shared_by
-        World size for ``shuffle="global"``, else None: every worker holds all rows and, in each
-        epoch's order of all rows, takes every ``shared_by``-th row, starting at its rank.
     """
 
     rows: int
     seed: int
     rank: int
     shuffle: bool
-    shared_by: int | None = None
 
     def between(self, first: int, last: int, epoch: int) -> Index:
         """Return the rows of visits ``first`` to ``last`` - 1 of an epoch."""
-        if not self.shuffle and self.shared_by is None:
+        if not self.shuffle:
             return np.arange(first, last, dtype=np.int64)
         numbers = range(first // _BLOCK, max(first, last - 1) // _BLOCK + 1)
         start = numbers.start * _BLOCK
@@ -189,28 +224,6 @@ Groups = Sequence[tuple[int, int]]
 """Worker groups that trained the beginning of an epoch: their workers, and the steps they took."""
 
 
-def cut_shares(
-    rows: int, workers: int, batch_size: int, batches: Sequence[int] | None = None
-) -> Index:
-    """Return the first row of each worker's local batches, as a row number in its share.
-
-    Parameters
-    ----------
-    batches
-        Number of rows in each global batch, if ``batch_size`` does not determine it.
-
-    Returns
-    -------
-    int64 array of shape (workers, steps + 1)
-        The last column has the end of the last batches.
-    """
-    if batches is not None:
-        return np.stack([share_batches(batches, workers, rank) for rank in range(workers)])
-    counts = count_sharded(rows, workers)
-    steps = count_steps(counts, batch_size)
-    return np.stack([cut_rows(count, steps) for count in counts])
-
-
 def count_used(
     rows: int, groups: Groups, batch_size: int, batches: Sequence[int] | None = None
 ) -> list[int]:
@@ -218,7 +231,7 @@ def count_used(
     used: list[int] = []
     for workers, steps in groups:
         left = None if batches is None else batches[len(used) :]
-        edges = cut_shares(rows - sum(used), workers, batch_size, left)
+        edges = cut_shards(count_sharded(rows - sum(used), workers), batch_size, left)
         used += np.diff(edges.sum(axis=0))[:steps].tolist()
     return used
 
@@ -226,12 +239,9 @@ def count_used(
 @lru_cache(maxsize=2)
 def _draw_visits(visits: Visits, epoch: int, number: int) -> Index:
     """Return the rows of a block of visits; drawing a whole block at once is faster."""
-    is_own = visits.shared_by is None
-    step, offset = visits.shared_by or 1, 0 if is_own else visits.rank
-    keys = [visits.seed, epoch, *([visits.rank] if is_own else [])]
-    first = number * _BLOCK * step + offset
-    places = np.arange(first, min(first + _BLOCK * step, visits.rows), step, dtype=np.int64)
-    return permute(places, visits.rows, *keys)
+    first = number * _BLOCK
+    places = np.arange(first, min(first + _BLOCK, visits.rows), dtype=np.int64)
+    return permute(places, visits.rows, visits.seed, epoch, visits.rank)
 
 
 def shard_slice(rows: int, workers: int, rank: int) -> slice:
@@ -329,7 +339,7 @@ def replay_batches(
         used = sum(count_used(rows, earlier[:number], batch_size))
         if used < rows:
             batches += _list_batches(order, used, count, batch_size, epoch)[:steps]
-    return batches if shuffle else [np.sort(batch) for batch in batches]
+    return batches
 
 
 def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
@@ -344,12 +354,6 @@ def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
 def _list_batches(
     order: EpochOrder, used: int, workers: int, batch_size: int, epoch: int
 ) -> list[Any]:
-    edges = cut_shares(order.rows - used, workers, batch_size)
-    visits = [
-        order.at(np.arange(used + rank, order.rows, workers, dtype=np.int64), epoch)
-        for rank in range(workers)
-    ]
-    return [
-        np.concatenate([v[e[s] : e[s + 1]] for v, e in zip(visits, edges, strict=True)])
-        for s in range(edges.shape[1] - 1)
-    ]
+    edges = cut_shards(count_sharded(order.rows - used, workers), batch_size).sum(axis=0) + used
+    whole = order.at(np.arange(used, order.rows, dtype=np.int64), epoch)
+    return np.split(whole, edges[1:-1] - used)

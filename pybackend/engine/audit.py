@@ -52,8 +52,9 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import count_accumulated_steps
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.traced_step import TracedStep
-from pybackend.engine.verdict import Judge, Window
+from pybackend.engine.verdict import ABOUT_OWN_FAULT, Judge, Window
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
@@ -77,6 +78,10 @@ _ABOUT_FIXED = (
     "random numbers are drawn with a fixed seed: each worker draws the same ones for its own rows, "
     "while one process draws different ones for each row of a batch. A "
     "`keras.random.SeedGenerator` gives each worker its own"
+)
+_ABOUT_ROWS = (
+    "{} of epoch {}, the first is step {}, trained on other rows than those that `replay_batches` "
+    "lists"
 )
 _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
@@ -127,6 +132,8 @@ class Auditor:
         self._plan = AuditPlan()
         self._window: Window | None = None
         self._small: Values = {}
+        # First step that this worker group took in the epoch, and the step after its last one.
+        self._taken = (0, 0)
         self._traced: Any = None
         self._compared = 0
         self._delays = 0
@@ -147,7 +154,7 @@ class Auditor:
     def _begin_epoch(self, epoch: int, logs: Any = None) -> None:
         """Choose steps of an epoch that are audited in any case, and the first that may be."""
         feed, totals, ranks = self._feed, self._feed.total_rows, self._collective.world_size
-        self._epoch, self._window = epoch, None
+        self._epoch, self._window, self._taken = epoch, None, (0, 0)
         self._exchange.take_exchanges()
         if self._epochs == 0:
             self._has_gpus = uses_gpus(self._collective)
@@ -178,6 +185,8 @@ class Auditor:
         self._epochs += 1
 
     def _begin(self, batch: int, logs: Any = None) -> None:
+        if self._taken == (0, 0):
+            self._taken = batch, batch
         if self._window is None:
             last = batch + self._count_together() - 1
             if not self._plan.is_due(last) or self._count_accumulated():
@@ -214,10 +223,10 @@ class Auditor:
     def _end(self, batch: int, logs: Any = None) -> None:
         if self._traced is None:
             self._traced = self._read_traced()
-        window = self._window
+        window, last = self._window, min(batch, self._feed.steps - 1)
+        self._taken = self._taken[0], last + 1
         if window is None:
             return
-        last = min(batch, self._feed.steps - 1)
         # Several steps per execution run without a call between them.
         for step in range(window.steps[-1] + 1, last + 1):
             window.steps.append(step)
@@ -273,6 +282,10 @@ class Auditor:
 
     def _end_epoch(self, epoch: int, logs: Any = None) -> None:
         self._small = self._state.read_small()
+        steps = self._feed.find_misread(*self._taken, self._collective)
+        if steps:
+            error = _ABOUT_ROWS.format(counted(len(steps), "step"), epoch + 1, steps[0] + 1)
+            self._obey({"error": f"{error}. {ABOUT_OWN_FAULT}"})
 
     def _audit(self, window: Window, logs: Any) -> None:
         self._state.find()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from pybackend.collective import Collective
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, to_rows
 from pybackend.data.sharding import (
@@ -17,13 +18,14 @@ from pybackend.data.sharding import (
     Index,
     SharedVisits,
     Visits,
-    count_steps,
+    count_sharded,
     count_used,
-    cut_rows,
-    cut_shares,
+    cut_shards,
+    is_sharded_evenly,
     order_sharded,
-    share_batches,
+    permute,
 )
+from pybackend.engine.ledger import Ledger
 from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
@@ -34,6 +36,7 @@ _BLOCK_BYTES = 2 << 20
 # Larger batches are read one by one: to cut them out of a block costs more than reading them.
 _LARGE_BATCH_BYTES = 512 << 10
 _LABELS_AT_ONCE = 10_000
+_ROWS_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,8 @@ class Feed:
         self.arrivals = Arrivals()
         self._rank = rank
         workers = len(counts)
-        full = count_steps(counts, batch_size) if batches is None else len(batches)
-        edges = np.stack(
-            [
-                cut_rows(count, full)
-                if batches is None
-                else share_batches(batches, workers, number)
-                for number, count in enumerate(counts)
-            ]
-        )
+        edges = cut_shards(counts, batch_size, batches)
+        full = edges.shape[1] - 1
         if limit is not None and limit > full:
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
@@ -130,19 +126,19 @@ class Feed:
         self._cutting = batch_size, batches
         self._seeding = seed, shuffle
         self.is_sharded = not shuffle
+        self._has_all = has_all or shuffle == "global"
         visits: Visits | SharedVisits
-        if has_all:
+        if self._has_all:
             visits = SharedVisits(self._order_from(workers), 0, workers, rank)
         else:
-            everyones = workers if shuffle == "global" else None
-            visits = Visits(len(self._columns), seed, rank, bool(shuffle), everyones)
+            visits = Visits(len(self._columns), seed, rank, bool(shuffle))
         self._whole = _Pass(edges, np.diff(edges.sum(axis=0)), visits)
         self._rest: tuple[int, _Pass] | None = None
         self._first_epoch: int | None = None
         self._enter(0)
 
     def _order_from(self, workers: int) -> EpochOrder:
-        return EpochOrder(len(self._columns), *self._seeding, workers)
+        return EpochOrder(sum(self.counts), *self._seeding, workers)
 
     @property
     def may_be_empty(self) -> bool:
@@ -162,7 +158,7 @@ class Feed:
         used = count_used(rows, groups, batch_size, batches)
         taken, total = len(used), sum(used)
         left = None if batches is None else batches[taken:]
-        edges = cut_shares(rows - total, workers, batch_size, left)
+        edges = cut_shards(count_sharded(rows - total, workers), batch_size, left)
         edges = np.concatenate([np.zeros((workers, taken), np.int64), edges], axis=1)
         totals = np.concatenate([used, np.diff(edges.sum(axis=0))[taken:]]).astype(np.int64)
         order = self._order_from(groups[0][0])
@@ -218,6 +214,7 @@ class Feed:
         self.taken = self._pass.taken
         self._rows_by_rank = np.diff(self._pass.edges)[:, self._places]
         self.total_rows = self._pass.totals[self._places]
+        self._ledger = Ledger(self.steps)
 
     def count_steps(self, steps: int) -> None:
         """Do nothing: the rows of all steps are known."""
@@ -251,6 +248,47 @@ class Feed:
         first, end = self._pass.edges[self._rank, place : place + 2].tolist()
         visits = self._pass.visits.between(first, end, int(self._passes[step]))
         return self._columns.take(visits), first
+
+    def find_misread(self, first: int, last: int, collective: Collective) -> Sequence[int]:
+        """Return steps of this epoch that the workers trained on other rows; all call it together.
+
+        Parameters
+        ----------
+        first, last
+            First step that this worker group took, and the step after its last one.
+        """
+        return self._ledger.find_wrong(self._list_rows(first, last), first, last, collective)
+
+    def _number(self, visits: Index) -> Index:
+        """Return the numbers in the order of all rows of rows that this worker visits."""
+        if self._has_all or not is_sharded_evenly(self.counts):
+            return visits
+        return visits * len(self.counts) + self._rank
+
+    def _list_rows(self, first: int, last: int) -> Iterator[tuple[int, Index, Index]]:
+        """Yield the rows of steps, as `Ledger` notes them; of all workers', this one's share."""
+        one, workers, rank = self._pass, len(self.counts), self._rank
+        seed, shuffle = self._seeding
+        shared = one.visits.order if isinstance(one.visits, SharedVisits) else None
+        if shared is None and is_sharded_evenly(self.counts):
+            shared = self._order_from(workers)
+        edges = one.edges[rank]
+        if shared is not None:
+            edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(one.totals)])
+            taken = last - first
+            first, last = first + taken * rank // workers, first + taken * (rank + 1) // workers
+        at_once = max(1, _ROWS_AT_ONCE // max(1, int(np.diff(edges).max())))
+        while first < last:
+            place, epoch = int(self._places[first]), int(self._passes[first])
+            count = min(at_once, last - first, len(edges) - 1 - place)
+            parts = edges[place : place + count + 1]
+            rows = np.arange(parts[0], parts[-1], dtype=np.int64)
+            if shared is not None:
+                rows = shared.at(rows, epoch)
+            elif shuffle:
+                rows = permute(rows, self.counts[rank], seed, epoch, rank)
+            yield first, rows, parts - parts[0]
+            first += count
 
     def dataset(self, skip: int = 0) -> Any:
         """Return the local batches of one epoch; Keras iterates over it again for each epoch.
@@ -295,6 +333,8 @@ class Feed:
             edges = self._pass.edges[self._rank]
             between = int(edges[place]), int(edges[place + last - first])
             visits = self._pass.visits.between(*between, int(self._passes[first]))
+            parts = edges[place : place + last - first + 1] - between[0]
+            self._ledger.note(int(first), self._number(visits), parts)
             values = list(self._columns.take(visits).values())
             self.arrivals.note(int(last - first))
             return values

@@ -25,7 +25,7 @@ from pybackend.api.model import (
 from pybackend.api.settings import read_keras_defaults
 from pybackend.data.arrays import count_rows, flatten_data, nest, shard
 from pybackend.data.row_store import write_columns
-from pybackend.data.sharding import count_steps, cut_rows, replay_batches
+from pybackend.data.sharding import cut_shards, replay_batches
 from pybackend.job.codec import decode
 from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
 from pybackend.model.serialization import read_own_model
@@ -113,11 +113,10 @@ def _batches(case: Case, columns: Any, epoch: int) -> list[Any]:
         shuffle = case.settings.get("shuffle", True)
         return replay_batches(count, WORKERS, case.batch_size, seed=3, epoch=epoch, shuffle=shuffle)
     shards = [np.arange(count)[part] for part in case.shards]
-    steps = count_steps([len(shard) for shard in shards], case.batch_size)
-    edges = [cut_rows(len(shard), steps) for shard in shards]
+    edges = cut_shards([len(shard) for shard in shards], case.batch_size)
     return [
         np.concatenate([s[e[n] : e[n + 1]] for s, e in zip(shards, edges, strict=True)])
-        for n in range(steps)
+        for n in range(edges.shape[1] - 1)
     ]
 
 

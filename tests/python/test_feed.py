@@ -18,7 +18,7 @@ from pybackend.data.sharding import (
     Visits,
     count_sharded,
     count_steps,
-    cut_rows,
+    cut_shards,
     replay_batches,
 )
 from pybackend.engine import feed as module
@@ -56,7 +56,7 @@ def test_batches_are_cut_as_the_sharding_says(
         columns = rows_of(counts[rank])
         feed = Feed(columns, counts, rank, batch_size, seed=5, shuffle=shuffle, limit=limit)
         batches = feed.dataset()
-        edges = cut_rows(counts[rank], full)
+        edges = cut_shards(counts, batch_size)[rank]
         assert int(batches.cardinality()) == feed.steps == (limit or full)
         visits = Visits(counts[rank], 5, rank, shuffle)
         orders = [visits.between(0, counts[rank], first_epoch + number) for number in range(3)]

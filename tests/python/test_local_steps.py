@@ -10,7 +10,7 @@ import pytest
 from replicas import Case, Trained, check_equal, difference
 from test_exact_cases import OwnStep, X, Y, dense, subclassed
 
-from pybackend.data.sharding import Visits, count_steps, cut_rows, shard_slice
+from pybackend.data.sharding import Visits, cut_shards, shard_slice
 from pybackend.job.options import LocalSteps
 
 ADAM = {"optimizer": lambda: keras.optimizers.Adam(0.01)}
@@ -47,7 +47,8 @@ def simulate(case: Case) -> Any:
         model.jit_compile, model.run_eagerly, model.steps_per_execution = False, False, 1
         replicas.append(model)
     shards = [np.arange(len(x))[shard_slice(len(x), 2, rank)] for rank in range(2)]
-    steps = count_steps([len(shard) for shard in shards], case.batch_size)
+    cuts = cut_shards([len(shard) for shard in shards], case.batch_size)
+    steps = cuts.shape[1] - 1
     values = lambda m: [v.numpy().astype("float64") for v in m.trainable_variables]  # noqa: E731
     last = values(replicas[0])
     velocity = [np.zeros_like(value) for value in last]
@@ -57,8 +58,7 @@ def simulate(case: Case) -> Any:
             for rank, model in enumerate(replicas):
                 own = shards[rank]
                 visits = own[Visits(len(own), 3, rank, True).between(0, len(own), epoch)]
-                edges = cut_rows(len(visits), steps)
-                rows = visits[edges[step] : edges[step + 1]]
+                rows = visits[cuts[rank, step] : cuts[rank, step + 1]]
                 rows_since[rank] += len(rows)
                 if len(rows):
                     model.fit(x[rows], y[rows], batch_size=len(rows), verbose=0)

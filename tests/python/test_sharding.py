@@ -21,7 +21,7 @@ from pybackend.data.sharding import (
     count_steps,
     count_used,
     cut_rows,
-    cut_shares,
+    cut_shards,
     permute,
     replay_batches,
     shard_slice,
@@ -61,8 +61,26 @@ def test_no_smaller_number_of_steps_would_do(counts: list[int], batch_size: int)
     assert (steps - 1) * batch_size < max(counts) <= steps * batch_size
 
 
-def test_equal_shards_are_cut_as_keras_cuts_them() -> None:
-    assert cut_rows(128, count_steps([128, 128], 32)).tolist() == [0, 32, 64, 96, 128]
+@settings(deadline=None)
+@given(st.integers(1, 400), st.integers(1, 9), batch_sizes)
+def test_shards_of_one_order_are_cut_as_keras_cuts_it(
+    rows: int, workers: int, batch_size: int
+) -> None:
+    edges = cut_shards(count_sharded(rows, workers), batch_size)
+    size = workers * batch_size
+    for step, (first, last) in enumerate(zip(edges.T[:-1], edges.T[1:], strict=True)):
+        parts = [
+            np.arange(rows)[shard_slice(rows, workers, rank)][first[rank] : last[rank]]
+            for rank in range(workers)
+        ]
+        own = np.arange(step * size, min(rows, (step + 1) * size))
+        assert sorted(np.concatenate(parts).tolist()) == own.tolist()
+        assert max(map(len, parts)) <= batch_size
+    assert edges.shape == (workers, math.ceil(rows / size) + 1)
+
+
+def test_shards_of_other_sizes_are_spread_over_the_steps() -> None:
+    assert np.diff(cut_shards([10, 20], 8)).tolist() == [[3, 3, 4], [6, 7, 7]]
 
 
 @settings(deadline=None)
@@ -91,17 +109,16 @@ def test_the_order_differs_by_seed_epoch_and_rank(seed: int, epoch: int, rank: i
 
 
 @settings(deadline=None)
-@given(st.data(), st.integers(0, 60), st.sampled_from([1, 2, 7]))
-def test_parts_of_an_order_are_those_of_the_whole(data: Any, rows: int, together: int) -> None:
-    workers = data.draw(st.one_of(st.none(), st.integers(1, 4)))
-    rank = data.draw(st.integers(0, (workers or 4) - 1))
-    own = np.arange(rows) if workers is None else np.arange(rank, rows, workers)
-    whole = permute(own, rows, 3, 1, *([rank] if workers is None else []))
-    first = data.draw(st.integers(0, len(own)))
-    last = data.draw(st.integers(first, len(own)))
+@given(st.data(), st.integers(0, 60), st.integers(0, 3), st.sampled_from([1, 2, 7]))
+def test_parts_of_an_order_are_those_of_the_whole(
+    data: Any, rows: int, rank: int, together: int
+) -> None:
+    whole = permute(np.arange(rows), rows, 3, 1, rank)
+    first = data.draw(st.integers(0, rows))
+    last = data.draw(st.integers(first, rows))
     with mock.patch.object(sharding, "_BLOCK", together):
         sharding._draw_visits.cache_clear()
-        visited = Visits(rows, 3, rank, True, workers).between(first, last, 1)
+        visited = Visits(rows, 3, rank, True).between(first, last, 1)
     sharding._draw_visits.cache_clear()
     assert visited.tolist() == whole[first:last].tolist()
 
@@ -139,24 +156,24 @@ def test_global_batches_are_a_partition_of_the_rows(
 ) -> None:
     batches = replay_batches(rows, workers, batch_size, seed=seed, epoch=epoch, shuffle=shuffle)
     assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
-    assert max(map(len, batches)) <= workers * batch_size
-    assert len(batches) == math.ceil(math.ceil(rows / workers) / batch_size)
+    size = workers * batch_size
+    sizes = [min(size, rows - first) for first in range(0, rows, size)]
+    assert [len(batch) for batch in batches] == sizes
+    if not shuffle:
+        assert np.concatenate(batches).tolist() == list(range(rows))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
     batches = replay_batches(10, 2, 3, seed=4, epoch=1, shuffle=shuffle)
     expected = []
-    for step in range(2):
+    for first, last in ((0, 3), (3, 5)):
         used = []
         for rank in range(2):
             shard = np.arange(10)[shard_slice(10, 2, rank)]
-            edges = cut_rows(5, 2)
-            visited = shard[list_visits(5, 4, 1, rank, shuffle)]
-            used += visited[edges[step] : edges[step + 1]].tolist()
-        # Distributed rows that were not shuffled are in the order of the data.
-        expected.append(used if shuffle else sorted(used))
-    assert [batch.tolist() for batch in batches] == expected
+            used += shard[list_visits(5, 4, 1, rank, shuffle)][first:last].tolist()
+        expected.append(sorted(used))
+    assert [sorted(batch.tolist()) for batch in batches] == expected
 
 
 @pytest.mark.parametrize(
@@ -166,7 +183,7 @@ def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
         ("rows", 0),
         ("workers", 1.5),
         ("batch_size", -1),
-        ("seed", None),
+        ("seed", -1),
         ("epoch", -1),
         ("shuffle", "globl"),
     ],
@@ -175,13 +192,6 @@ def test_what_cannot_be_replayed_is_refused(name: str, value: Any) -> None:
     right: dict[str, Any] = {"rows": 10, "workers": 2, "batch_size": 4, "seed": 1, "epoch": 0}
     with pytest.raises(InputError, match=f"`{name}` must be"):
         replay_batches(**{**right, name: value})
-
-
-def test_one_worker_without_shuffling_has_keras_own_batches_where_they_are_full() -> None:
-    batches = replay_batches(96, 1, 32, seed=0, epoch=0, shuffle=False)
-    assert [batch.tolist() for batch in batches] == [
-        list(range(first, first + 32)) for first in (0, 32, 64)
-    ]
 
 
 groups_of_workers = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), max_size=3)
@@ -218,7 +228,7 @@ def test_each_row_is_used_once_if_workers_are_lost_at_any_steps(
     used = sum(count_used(rows, groups, batch_size))
     order = EpochOrder(rows, 3, shuffle, len(generations[0].workers))
     workers, steps = len(generations[-1].workers), sum(taken for _, taken in groups)
-    edges = cut_shares(rows - used, workers, batch_size)
+    edges = cut_shards(count_sharded(rows - used, workers), batch_size)
     for step, expected in enumerate(batches[steps:]):
         shares = [
             SharedVisits(order, used, workers, rank).between(own[step], own[step + 1], 0)
@@ -233,9 +243,9 @@ def test_the_share_of_all_rows_is_that_of_a_worker_with_its_own_rows() -> None:
         visits = SharedVisits(EpochOrder(20, 5, shuffle, 3), 0, 3, 1).between(0, 7, 2)
         assert visits.tolist() == (Visits(7, 5, 1, shuffle).between(0, 7, 2) * 3 + 1).tolist()
     shared = SharedVisits(EpochOrder(20, 5, "global", 3), 0, 3, 1).between(0, 7, 2)
-    assert shared.tolist() == Visits(20, 5, 1, True, 3).between(0, 7, 2).tolist()
+    assert shared.tolist() == permute(np.arange(1, 20, 3)[:7], 20, 5, 2).tolist()
 
 
 def test_batches_of_a_data_set_are_shared_by_those_that_are_left() -> None:
     assert count_used(20, [(3, 1), (2, 2)], 5, [4, 5, 6, 5]) == [4, 5, 6]
-    assert np.diff(cut_shares(16, 2, 5, [5, 6, 5])).sum(axis=0).tolist() == [5, 6, 5]
+    assert np.diff(cut_shards([8, 8], 5, [5, 6, 5])).sum(axis=0).tolist() == [5, 6, 5]

@@ -183,7 +183,7 @@ def test_a_data_set_without_labels_is_that_of_fit(rows: Any, build: Any, parts: 
         np.testing.assert_allclose(result.history[name], values, rtol=1e-5)
     assert result.audit is not None
     assert (result.audit.steps > 0, result.audit.skipped) == (True, [])
-    evaluated = barrier_evaluate(None, result, data, workers=2, verbose=0)
+    evaluated = barrier_evaluate(None, result, data, workers=2, batch_size=16, verbose=0)
     assert evaluated["loss"] == pytest.approx(history["val_loss"][-1], rel=1e-5)
 
 
