@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from pybackend.api.result import TrainResult
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
-from pybackend.job.job import EXTRAS, ModelJob, argument_of
+from pybackend.job.job import EXTRAS, MODEL_DIGESTS, ModelJob, argument_of
 from pybackend.job.pickling import pickle_value
 from pybackend.words import either, setting, show, term
 
@@ -67,22 +68,26 @@ def encode_model(
     if job.model_source == "function":
         return _encode_extras({**sent, "model": model})
     from pybackend.model.checks import check_model
+    from pybackend.model.compare import digest_start
     from pybackend.model.transfer import encode_file, encode_objects, holds_parts
 
     check_model(model, job)
-    extras = _encode_extras(sent)
+    extras, start = _encode_extras(sent), {}
+    if job.kind == "train":
+        digests = digest_start(model, not job.shards_optimizer)
+        start = {MODEL_DIGESTS: json.dumps(digests).encode()}
     file_error: TfdistError | None = None
     functions = [rows.fn for rows in sent["functions"].values()]
     if as_file or not holds_parts(callbacks, functions, model):
         try:
             file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
-            return {**extras, **file}
+            return {**extras, **file, **start}
         except (InputError, SerializationError) as error:
             if as_file:
                 raise
             file_error = error
     try:
-        return encode_objects(model, sent, rows)
+        return {**encode_objects(model, sent, rows), **start}
     except Exception as error:  # an open file, a lock
         if file_error is not None:
             raise type(file_error)(f"{file_error} It cannot be pickled either: {error}") from error

@@ -74,7 +74,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
         which = "its share of each batch"
     elif job.shuffle == "global":
         which = "all rows, and trains on a different share of them in each epoch"
-    elif isinstance(data, FileRows):
+    elif isinstance(data, FileRows) and (job.shuffle or not data.spec.repartition):
         which = "ranges of rows, which it reads itself"
     if job.workers == 1:
         which = "all rows"

@@ -22,7 +22,7 @@ from pybackend.data.row_store import RowStoreWriter, unify_layout
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
 from pybackend.job.context import WorkerContext
-from pybackend.job.job import SOURCE, Job, argument_of
+from pybackend.job.job import SOURCE, Job, TrainingJob, argument_of
 from pybackend.job.messages import Order
 from pybackend.tf_config import make_tf_config
 
@@ -87,7 +87,8 @@ def read_sources(
         # The launcher wrote it on this machine from the driver's objects.
         source = cloudpickle.loads(path.read_bytes())
         shared = job.is_elastic or (name == "train" and job.shuffles_globally)
-        source.spool(folder / name, job.workers, rank, shared)
+        in_order = name == "train" and isinstance(job, TrainingJob) and not job.shuffle
+        source.spool(folder / name, job.workers, rank, shared, in_order)
         names.append(name)
     for name, function in sorted((functions or {}).items()):
         # The function's random numbers should differ between workers.

@@ -30,6 +30,8 @@ from pybackend.words import show
 
 Index = npt.NDArray[np.int64]
 _ROUNDS = 6
+# Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
+_TURNS = 64
 _BLOCK = 8192
 
 
@@ -254,6 +256,27 @@ def count_sharded(rows: int, workers: int) -> list[int]:
     return [len(range(rank, rows, workers)) for rank in range(workers)]
 
 
+def cut_ranges(rows: int, workers: int, in_turn: bool = True) -> list[list[tuple[int, int]]]:
+    """Return each worker's ranges of the rows of files, in order.
+
+    Parameters
+    ----------
+    in_turn
+        True if small ranges are assigned to the workers in turn, so that sorted rows are mixed;
+        else each worker has one range.
+    """
+    turns = _TURNS if in_turn else 1
+    found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+    first = 0
+    for turn in range(turns):
+        for rank, count in enumerate(count_sharded(rows, workers)):
+            last = first + count * (turn + 1) // turns - count * turn // turns
+            if first < last:
+                found[rank].append((first, last))
+            first = last
+    return found
+
+
 def order_sharded(firsts: Sequence[int] | Index, counts: Sequence[int] | Index) -> Index:
     """Return the positions that restore the data's order, for a range in each `shard_slice`.
 
@@ -294,28 +317,36 @@ def replay_batches(
     workers: int | Sequence[Generation],
     batch_size: int,
     *,
-    seed: int,
     epoch: int,
+    seed: int | None = None,
     shuffle: Shuffle = True,
+    files: bool = False,
 ) -> list[Any]:
-    """List the rows of an array that all workers together use at each step of an epoch.
+    """List the rows that all workers together use at each step of an epoch.
 
     One process that trains on these batches ends with the same weights as ``workers`` processes.
+    They are as large as those of Keras's ``fit`` with ``batch_size=workers * batch_size``; with
+    ``shuffle=False`` they are the same rows.
 
     Parameters
     ----------
     rows
         Number of rows. Rows of arrays and data frames are numbered in order. Rows of files are
-        numbered file by file, in the order of the sorted paths or of the list of paths. The rows of
-        a Spark DataFrame have no order.
+        numbered file by file, in the order of the sorted paths or of the list of paths.
+        The rows of a Spark DataFrame have no order.
     workers
         Number of workers. After elastic training, ``result.generations``: several worker groups may
         have trained parts of one epoch.
     batch_size, seed, shuffle
-        As in `barrier_train`. If none was passed to training, use ``result.seed``.
+        As in `barrier_train`. If no seed was passed to training, use ``result.seed``; without
+        shuffling it is not needed.
     epoch
         Index of the epoch, from 0. With ``steps_per_epoch``, an epoch here still uses all rows:
         training takes its steps from these lists, one after another.
+
+    files
+        True if workers read files: each has ranges of them, which it shuffles. As in
+        `barrier_train` with ``repartition`` on.
 
     Returns
     -------
@@ -329,16 +360,24 @@ def replay_batches(
     """
     check_whole_number("rows", rows, least=1)
     check_whole_number("batch_size", batch_size, least=1)
-    check_whole_number("seed", seed, least=0)
+    if shuffle or seed is not None:
+        check_whole_number("seed", seed, least=0)
     check_whole_number("epoch", epoch, least=0)
     check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
     *earlier, (last, _) = _find_groups(workers, epoch)
-    order = EpochOrder(rows, seed, shuffle, earlier[0][0] if earlier else last)
+    order = EpochOrder(rows, seed or 0, shuffle, earlier[0][0] if earlier else last)
     batches: list[Any] = []
     for number, (count, steps) in enumerate([*earlier, (last, None)]):
         used = sum(count_used(rows, earlier[:number], batch_size))
         if used < rows:
             batches += _list_batches(order, used, count, batch_size, epoch)[:steps]
+    # Elastic workers read whole files, and so do those that shuffle all rows; without shuffling,
+    # each reads every N-th row.
+    if files and shuffle in (True, "shard") and isinstance(workers, int):
+        numbers = np.empty(rows, np.int64)
+        for rank, ranges in enumerate(cut_ranges(rows, workers)):
+            numbers[rank::workers] = np.concatenate([np.arange(*one) for one in ranges])
+        batches = [numbers[batch] for batch in batches]
     return batches
 
 

@@ -24,11 +24,10 @@ from pybackend.data.encoding import MOST_CATEGORIES, find_categories, keep_categ
 from pybackend.data.files import Places, as_places, find_files
 from pybackend.data.parquet import ParquetFiles
 from pybackend.data.row_store import RowStoreWriter
+from pybackend.data.sharding import cut_ranges
 from pybackend.errors import InputError
 from pybackend.words import either, row_number, show
 
-# Number of ranges of a worker's rows: many, so that rows sorted by label are mixed.
-_TURNS = 64
 _PARQUET = b"PAR1"
 # pandas' functions for files that are neither Parquet nor TFRecord.
 _READERS = {
@@ -113,14 +112,31 @@ class FileRows(TableRows):
         """Return the number of rows that each rank uses in an epoch."""
         return [len(range(rank, self.rows, workers)) for rank in range(workers)]
 
-    def spool(self, folder: Path, workers: int, rank: int, everything: bool) -> None:
-        """Write one worker's rows, or all of them, into a new folder."""
+    def spool(
+        self, folder: Path, workers: int, rank: int, everything: bool, in_order: bool = False
+    ) -> None:
+        """Write one worker's rows, or all of them, into a new folder.
+
+        Parameters
+        ----------
+        in_order
+            True if the worker gets every ``workers``-th row, as of an array, instead of ranges. It
+            then reads all of them.
+        """
         reader = TensorReader(self.column_groups)
         columns = list_columns(self.column_groups)
-        ranges = [(0, self.rows)] if everything else self._shard_ranges(workers)[rank]
+        step = workers if in_order and self.spec.repartition and not everything else 1
+        ranges = [(0, self.rows)]
+        if step == 1 and not everything:
+            ranges = cut_ranges(self.rows, workers, self.spec.repartition)[rank]
         with RowStoreWriter(folder) as writer:
             for place, batch in self.files.pieces(ranges, columns):
-                writer.append(reader.read(batch, partial(self._name_row, place)))
+                first = (rank - place) % step
+                if first >= batch.num_rows:
+                    continue
+                chosen = batch.take(list(range(first, batch.num_rows, step))) if step > 1 else batch
+                name = lambda row, place=place + first: self._name_row(place, row * step)  # noqa: E731
+                writer.append(reader.read(chosen, name))
 
     def reject_nulls(self) -> None:
         """Raise `InputError` for the first null in the columns whose statistics report nulls."""
@@ -137,19 +153,6 @@ class FileRows(TableRows):
         file = bisect.bisect_right(ends, place + row)
         inside = place + row - (ends[file - 1] if file else 0)
         return f"{row_number(inside)} of {self.files.files[file]}"
-
-    def _shard_ranges(self, workers: int) -> list[list[tuple[int, int]]]:
-        """Return each worker's ranges of rows, in order; small ranges are assigned in turn."""
-        turns = _TURNS if self.spec.repartition else 1
-        found: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
-        first = 0
-        for turn in range(turns):
-            for rank, count in enumerate(self.counts(workers)):
-                last = first + count * (turn + 1) // turns - count * turn // turns
-                if first < last:
-                    found[rank].append((first, last))
-                first = last
-        return found
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class UnequalRows(Exception):
-    """Rows of several workers that cannot form a batch because they differ in shape."""
+    """Rows of several workers that cannot form a batch, e.g. because they differ in shape."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ def unpack_rows(everyone: Sequence[bytes], is_sharded: bool) -> GlobalRows:
     counts = [len(next(iter(one.values()))) for one in columns]
     with_rows = [one for one, count in zip(columns, counts, strict=True) if count]
     ranks = np.repeat(np.arange(len(counts)), counts)
+    if not with_rows:
+        raise UnequalRows("no worker can read the rows of the step again")
     firsts = [one["first"] for one in decoded]
     order = order_sharded(firsts, counts) if is_sharded else np.arange(len(ranks))
     shapes = {name: {one[name].shape[1:] for one in with_rows} for name in columns[0]}

@@ -48,6 +48,7 @@ ROWS = "train"
 FEED_TOKEN = "feed.token"  # noqa: S105
 MODEL_FILE = "model.keras"
 MODEL_OBJECTS = "objects.pkl"
+MODEL_DIGESTS = "digests.json"
 EXTRAS = "extras.pkl"
 # Endings of the names of a trained model's file; the last one, Keras's own, has only weights.
 WEIGHTS: Final = "weights.h5"

@@ -68,8 +68,23 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
 
 def hash_weights(model: Any) -> str:
     """Return the SHA-256 of all weights: equal for two models only if these are bitwise equal."""
+    return _hash(model.weights)
+
+
+def digest_start(model: Any, with_optimizer: bool = True) -> dict[str, str]:
+    """Return digests of what a training run starts with: the weights and the optimizer's state.
+
+    An optimizer that is not built has no state.
+    """
+    digests = {"weights": hash_weights(model)}
+    if with_optimizer and model.optimizer is not None and model.optimizer.built:
+        digests["optimizer's state"] = _hash(model.optimizer.variables)
+    return digests
+
+
+def _hash(variables: Iterable[Any]) -> str:
     digest = hashlib.sha256()
-    for variable in model.weights:
+    for variable in variables:
         digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
     return digest.hexdigest()
 

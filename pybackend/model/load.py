@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import cloudpickle
 import keras
 
-from pybackend.errors import InputError
-from pybackend.job.job import EXTRAS, MODEL_FILE, MODEL_OBJECTS, ModelJob
+from pybackend.errors import InputError, SerializationError
+from pybackend.job.job import EXTRAS, MODEL_DIGESTS, MODEL_FILE, MODEL_OBJECTS, ModelJob
+from pybackend.model.compare import digest_start
 from pybackend.model.compile_settings import compile_without_state
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
@@ -71,6 +73,7 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
     if (folder / MODEL_OBJECTS).exists():
         model = extras["model"]
         reseed(model, job.seed)
+        _check_start(folder, model)
         return LoadedModel(model, extras, False, True, lambda: unpickle_sent(job, folder)["model"])
     if job.model_source == "function":
         model = _build(extras["model"])
@@ -88,7 +91,28 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
     )
     if is_sharded:  # Keras would create the optimizer's whole state
         compile_without_state(file, model, extras.get("custom_objects"), job.safe_mode)
+    _check_start(folder, model)
     return LoadedModel(model, extras, False, stored=file if is_sharded else None)
+
+
+def _check_start(folder: Path, model: Any) -> None:
+    """Check that a model has the weights and the optimizer's state that the session sent.
+
+    Raises
+    ------
+    SerializationError
+        It has others: a class changes them when it is loaded, or another release of Keras does.
+    """
+    if (folder / MODEL_DIGESTS).exists():
+        sent = json.loads((folder / MODEL_DIGESTS).read_text())
+        found = digest_start(model)
+        for name, digest in sent.items():
+            if found.get(name) != digest:
+                raise SerializationError(
+                    f"the {name} of the model on this worker differ from those that the session "
+                    f"sent. Keras here is {keras.__version__}: use the session's release, and "
+                    "custom classes that do not change what was loaded"
+                )
 
 
 def _register(custom_objects: Mapping[str, Any]) -> None:

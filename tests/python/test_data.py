@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import build_dense, largest_difference
+from conftest import build_dense, full, largest_difference
 
 import pybackend
 from pybackend import (
@@ -86,24 +86,16 @@ def test_files_give_what_one_process_gives(tmp_path: Path, rows: Any, dense_mode
     assert figures["loss"] == pytest.approx(everything["loss"], abs=1e-6)
 
 
-@pytest.mark.full
-def test_files_are_shuffled_globally_as_arrays_are(
-    tmp_path: Path, rows: Any, dense_model: Any
+@pytest.mark.parametrize("shuffle", [full("global"), False, True])
+def test_files_are_read_in_the_batches_that_replay_lists(
+    tmp_path: Path, rows: Any, dense_model: Any, shuffle: Any
 ) -> None:
     path = parquet(tmp_path, rows)
-    result = barrier_train(
-        None,
-        dense_model,
-        path,
-        label="animal",
-        workers=2,
-        batch_size=30,
-        seed=5,
-        shuffle="global",
-        data_options=DataOptions(in_memory=True),
-        verbose=0,
-    )
-    orders = replay_batches(500, 2, 30, seed=5, epoch=0, shuffle="global")
+    options: Any = {"batch_size": 30, "seed": 5, "shuffle": shuffle}
+    result = barrier_train(None, dense_model, path, label="animal", workers=2, verbose=0, **options)
+    orders = replay_batches(500, 2, epoch=0, files=True, **options)
+    if not shuffle:
+        assert np.concatenate(orders).tolist() == list(range(500))
     fitted(dense_model, [(rows[0][order], rows[1][order]) for order in orders], 1)
     assert largest_difference(dense_model, result.model) <= 1e-6
 
@@ -347,7 +339,7 @@ def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
         spec = tf.TensorSpec([None, 8], "float32"), tf.TensorSpec([None], "int64")
         return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
 
-    with pytest.raises(WorkerFailedError, match="returned no rows for step 2 of 2"):
+    with pytest.raises(WorkerFailedError, match="returned no rows for step [12] of 2"):
         barrier_train(None, build_dense, data, workers=2, verbose=0)
 
 

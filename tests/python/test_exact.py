@@ -65,6 +65,34 @@ def floatx(request: Any) -> Iterator[str]:
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.parametrize(
+    ("rows", "workers", "batch_size", "eagerly"),
+    [
+        (101, 2, 8, False),
+        (97, 3, 8, False),  # the last step has one row, so two workers have none
+        full(64, 2, 32, False),
+        full(101, 1, 16, False),
+        full(50, 3, 100, False),
+        full(97, 3, 8, True),
+        full(5, 4, 1, False),
+    ],
+)
+def test_workers_train_what_fit_trains(
+    rows: int, workers: int, batch_size: int, eagerly: bool
+) -> None:
+    """Workers and their batch sizes, multiplied, are the batch size of Keras's own ``fit``."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 8)).astype("float32"), rng.integers(0, 3, rows)
+    model = build_dense()
+    model.compile("adam", model.loss, metrics=["accuracy"], run_eagerly=eagerly)
+    options: Any = {"epochs": 2, "shuffle": False, "verbose": 0}
+    result = barrier_train(None, model, (x, y), workers=workers, batch_size=batch_size, **options)
+    history = model.fit(x, y, batch_size=workers * batch_size, **options).history
+    assert largest_difference(model, result.model) <= 1e-6
+    assert result.history["loss"] == pytest.approx(history["loss"], rel=1e-5)
+    assert result.history["accuracy"] == pytest.approx(history["accuracy"], rel=1e-6)
+
+
 # In float32, rounding sometimes decides on which side of the relu's kink a number is, and the
 # weights differ by about 1e-5, as in one process that adds the rows of a batch in another order.
 # This number of steps is for values in which that does not happen.

@@ -183,7 +183,7 @@ def test_a_global_batch_is_what_the_workers_use_together(shuffle: bool) -> None:
         ("rows", 0),
         ("workers", 1.5),
         ("batch_size", -1),
-        ("seed", -1),
+        ("seed", None),
         ("epoch", -1),
         ("shuffle", "globl"),
     ],
