@@ -339,7 +339,7 @@ def test_a_pipeline_that_can_be_read_only_once_is_told(rows: Any) -> None:
         spec = tf.TensorSpec([None, 8], "float32"), tf.TensorSpec([None], "int64")
         return tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
 
-    with pytest.raises(WorkerFailedError, match="returned no rows for step [12] of 2"):
+    with pytest.raises(WorkerFailedError, match=r"returned no rows for step [12] of 2"):
         barrier_train(None, build_dense, data, workers=2, verbose=0)
 
 
