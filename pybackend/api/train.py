@@ -109,8 +109,10 @@ def barrier_train(
         Number of epochs that were trained before. Training starts with epoch ``initial_epoch + 1``
         and ends with epoch ``epochs``, as in Keras's ``fit``.
     batch_size
-        Maximum rows per worker and step. A global batch has at most ``workers * batch_size`` rows.
-        Rows are spread evenly over the steps; `replay_batches` lists them.
+        Maximum rows per worker and step. Global batches are those of Keras's ``fit`` with
+        ``batch_size=workers * batch_size``: all have as many rows except the last, which has the
+        rest. `replay_batches` lists them. If workers' shares differ in size, as the partitions of a
+        Spark DataFrame do, rows are spread evenly over as many steps as the largest share needs.
     steps_per_epoch
         Steps per epoch. The next epoch continues with the rows that follow. None (default): as many
         as it takes to use all rows.

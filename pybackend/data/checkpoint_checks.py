@@ -25,13 +25,16 @@ _SETTINGS = (
     "floatx",
     "dtype_policy",
 )
+# How rows are cut into batches; it changes with a release that cuts them in another way.
+_CUT = "as fit"
 _KERAS_SETTINGS = {"floatx": "default float type", "dtype_policy": "default dtype policy"}
 _ROWS = [argument_of(name) for name in ("train", "validation")]
 
 
 def describe_settings(job: TrainingJob) -> dict[str, Any]:
     """Return the settings that determine the result of a training run, as plain JSON data."""
-    described = {name: getattr(job, name) for name in _SETTINGS}
+    described: dict[str, Any] = {"cut": _CUT}
+    described |= {name: getattr(job, name) for name in _SETTINGS}
     # The number of parameter servers may change.
     exchange = ParameterServer() if job.is_asynchronous else job.exchange
     described["exchange"] = json.loads(encode(exchange))
@@ -140,6 +143,11 @@ def _explain(name: str, there: Any, here: Any) -> str:
         return (
             "model has different compile settings or layer arguments: build and compile it as "
             "before"
+        )
+    if name == "cut":
+        return (
+            "batches were cut by an older release of tfdist, so that a resumed run would train "
+            "other ones: finish it with that release"
         )
     if name == "weights":
         return f"model has different weights ({_find_first(there, here)}): build it as before"

@@ -52,7 +52,9 @@
 #' @param epochs Number of the epoch to train up to. This is the number of passes over the rows,
 #'   unless `initial_epoch` skips some.
 #' @param initial_epoch Number of epochs that count as completed, for schedules and callbacks.
-#' @param batch_size Maximum rows per step on each worker. Rows are spread evenly over the steps.
+#' @param batch_size Maximum rows per step on each worker. All workers together take the batches of
+#'   `fit()` with `batch_size = workers * batch_size`. If their shares differ in size, as partitions
+#'   of a Spark table do, rows are spread evenly over the steps.
 #' @param steps_per_epoch Number of steps in an epoch. `NULL` (default): as many as needed to cover
 #'   all rows.
 #' @param validation_data Rows to evaluate the model on after an epoch, in any form that `data`

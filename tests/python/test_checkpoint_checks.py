@@ -46,6 +46,12 @@ def test_what_differs_is_named(settings: Any, of_model: Any, message: str) -> No
         check_is_same("run", KEPT, job, {**describe_settings(job), **OF_MODEL, **of_model})
 
 
+def test_an_older_release_cut_other_batches() -> None:
+    older = replace(KEPT, job={name: one for name, one in KEPT.job.items() if name != "cut"})
+    with pytest.raises(InputError, match="batches were cut by an older release"):
+        check_is_same("run", older, JOB, {**describe_settings(JOB), **OF_MODEL})
+
+
 def test_who_may_resume_within_an_epoch_of_elastic_training() -> None:
     elastic, described = replace(JOB, workers=3, elastic=Elastic()), describe_settings(JOB)
     within = replace(KEPT, step=4)

@@ -202,9 +202,16 @@ def test_a_training_that_has_ended_is_kept_and_may_go_on(
         train(never, checkpoint=resuming, batch_size=20)
     with pytest.raises(WorkerFailedError, match="its `data` has different rows"):
         train(never, checkpoint=resuming, rows=X + 1)
-    check_same(train(never, checkpoint=resuming), undisturbed)
+    # An audit is no part of the training; those before it still count.
+    unaudited = train(never, checkpoint=resuming, exchange=Exchange(audit=False))
+    check_same(unaudited, undisturbed)
+    assert half.audit is not None
+    assert unaudited.audit is not None
+    assert unaudited.audit.steps == half.audit.steps > 0
     more = train(never, checkpoint=resuming, workers=3, epochs=EPOCHS + 1)
     assert {k: v[:EPOCHS] for k, v in more.history.items()} == undisturbed.history
+    assert more.audit is not None
+    assert more.audit.steps > half.audit.steps
 
 
 @pytest.fixture(scope="module")
