@@ -58,6 +58,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     },
     "shards": shards.measure,
     "audit": audit.measure,
+    "audit_suite": audit.find,
     "checkpoints": checkpoints.measure,
     "single": lambda rounds: {"step, 1 worker": single.measure(rounds)},
     "launch": launch.measure,
@@ -86,7 +87,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "particles": lambda rounds: particles.measure(),
 }
 # Parts that take minutes and run only once.
-ONCE = ("soak", "particles", "trials")
+ONCE = ("audit_suite", "soak", "particles", "trials")
 LONG = {"soak": lambda: soak.measure(is_long=True)}
 
 
