@@ -25,7 +25,7 @@ from pybackend.data.sharding import (
     order_sharded,
     permute,
 )
-from pybackend.engine.ledger import Ledger
+from pybackend.engine.ledger import Ledger, Sums, find_wrong
 from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
 from pybackend.job.job import Shuffle
@@ -257,7 +257,12 @@ class Feed:
         first, last
             First step that this worker group took, and the step after its last one.
         """
-        return self._ledger.find_wrong(self._list_rows(first, last), first, last, collective)
+        differences = self.compare_rows(first, last)
+        return [first + step for step in find_wrong(differences, collective)]
+
+    def compare_rows(self, first: int, last: int) -> Sums:
+        """Return how the ledger of some steps differs from their order; see `Ledger.subtract`."""
+        return self._ledger.subtract(self._list_rows(first, last))[first:last]
 
     def _number(self, visits: Index) -> Index:
         """Return the numbers in the order of all rows of rows that this worker visits."""

@@ -50,35 +50,32 @@ class Ledger:
         """
         self._found[step : step + len(edges) - 1] += _add_up(step, rows, edges)
 
-    def find_wrong(
-        self,
-        expected: Iterable[tuple[int, Index, Index]],
-        first: int,
-        last: int,
-        collective: Collective,
-    ) -> list[int]:
-        """Return steps from ``first`` to ``last`` - 1 whose rows were others, on all workers.
+    def subtract(self, expected: Iterable[tuple[int, Index, Index]]) -> Sums:
+        """Return how the sums of all steps differ from those of other rows, as `note` takes them.
 
-        Parameters
-        ----------
-        expected
-            Rows of steps, as in `note`; all workers together have those of all steps.
+        Over the workers, the differences of a step add up to 0, modulo 2^64, if these are all of
+        its rows.
         """
         right = Ledger(len(self._found))
         for one in expected:
             right.note(*one)
-        differences = (self._found - right._found)[first:last]
-        whole = np.array([differences.sum(dtype=np.uint64)])
-        if not np.sum(collective.all_gather(whole), dtype=np.uint64):
-            return []
-        everyone = np.sum(collective.all_gather(differences), axis=0, dtype=np.uint64)
-        return [first + int(step) for step in np.flatnonzero(everyone)]
+        return self._found - right._found
+
+
+def find_wrong(differences: Sums, collective: Collective) -> list[int]:
+    """Return the steps whose differences do not add up to 0; all workers call this together."""
+    whole = collective.all_gather(np.array([differences.sum(dtype=np.uint64)]))
+    if not np.concatenate(whole).sum(dtype=np.uint64):
+        return []
+    everyone = np.sum(collective.all_gather(differences), axis=0, dtype=np.uint64)
+    return [int(step) for step in np.flatnonzero(everyone)]
 
 
 def _add_up(step: int, rows: Index, edges: Index) -> Sums:
     """Return the sum of the rows' hashes in each step, modulo 2^64."""
     steps = np.repeat(np.arange(step, step + len(edges) - 1, dtype=np.uint64), np.diff(edges))
-    hashes = rows.astype(np.uint64) * _ROWS + steps * _STEPS
+    # Of the first row in the first step, the hash would be 0.
+    hashes = (rows.astype(np.uint64) + np.uint64(1)) * _ROWS + steps * _STEPS
     for shift, key in _MIXES:
         hashes = (hashes ^ (hashes >> shift)) * key
     ends = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from test_exact_cases import LOGITS, OwnStep, Subclassed, X, Y, dense, stack, su
 
 import pybackend
 from pybackend.collective import Alone
+from pybackend.engine.audit_plan import AuditPlan
 from pybackend.engine.audit_rows import UnequalRows, pack_rows, unpack_rows
 from pybackend.engine.host import Exchanged
 from pybackend.engine.step_difference import compare, measure_gradient, measure_variable
@@ -848,3 +850,27 @@ def test_a_wrong_mean_of_any_kind_changes_its_projection() -> None:
     assert check([own[0][::-1], *own[1:]]) == [0]
     assert check([own[0], own[2], own[1]]) == [1, 2]
     assert check([np.zeros_like(own[0]), *own[1:]], 2**-6) == [0]
+
+
+def test_time_for_audits_is_spread_over_the_epoch() -> None:
+    clock = mock.Mock(side_effect=lambda: now)
+    now = 100.0
+    with mock.patch("pybackend.engine.audit_plan.time.monotonic", clock):
+        plan = AuditPlan()
+        chosen = []
+        plan.begin_epoch(100, 0, {0})
+        for step in range(100):
+            if plan.is_due(step):
+                found = step if plan.is_must(step) else plan.choose(step)
+                if found > step:
+                    plan.postpone(found)
+                else:
+                    plan.begin(step, step)
+                    plan.end(0.05)
+                    now += 0.05
+                    chosen.append(step)
+            now += 0.01
+    # A quarter of a second in any case: five audits, and none of the 2 % of a second.
+    assert len(chosen) == 5
+    assert chosen[0] == 0
+    assert max(np.diff([*chosen, 99])) <= 30

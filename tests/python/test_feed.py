@@ -72,6 +72,56 @@ def test_batches_are_cut_as_the_sharding_says(
             assert feed.total_rows.shape == (feed.steps,)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    st.data(),
+    st.integers(1, 60),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.sampled_from([True, False, "global", "elastic", "uneven"]),
+    st.booleans(),
+)
+def test_a_ledger_has_each_row_once_in_its_step(
+    data: Any, rows: int, workers: int, batch_size: int, shuffle: Any, is_limited: bool
+) -> None:
+    counts = count_sharded(rows, workers)
+    if shuffle == "uneven":
+        counts = counts[::-1]
+        counts[-1] += 3
+    has_all = shuffle in ("global", "elastic")
+    full = cut_shards(counts, batch_size).shape[1] - 1
+    options: Any = {"seed": 5, "limit": (full + 1) // 2 if is_limited else None}
+    options |= {"shuffle": shuffle if shuffle in (False, "global") else True}
+    feeds = [
+        Feed(
+            rows_of(sum(counts) if has_all else counts[rank]),
+            counts,
+            rank,
+            batch_size,
+            has_all=shuffle == "elastic",
+            **options,
+        )
+        for rank in range(workers)
+    ]
+    for epoch in range(2):
+        steps = feeds[0].steps
+        first = data.draw(st.integers(0, steps - 1))
+        last = data.draw(st.integers(first + 1, steps))
+        for feed in feeds:
+            feed.begin_epoch(epoch)
+            list(feed.dataset(first))
+        found = [feed.compare_rows(first, last) for feed in feeds]
+        assert not np.sum(found, axis=0, dtype=np.uint64).any()
+    for feed in feeds:
+        feed.begin_epoch(1)
+        list(feed.dataset())
+    rank = int(np.argmax(counts))
+    step = max(n for n in range(feeds[0].steps) if feeds[0].rows_at(n)[rank])
+    feeds[rank]._ledger.note(step, np.array([0]), np.array([0, 1]))  # a row more
+    found = [feed.compare_rows(0, feed.steps) for feed in feeds]
+    assert np.flatnonzero(np.sum(found, axis=0, dtype=np.uint64)).tolist() == [step]
+
+
 @pytest.mark.parametrize("kept_bytes", [0, 500, 40 << 20])
 def test_rows_of_a_spool_come_from_its_map_and_its_file(tmp_path: Path, kept_bytes: int) -> None:
     columns = {**rows_of(100), "y": np.arange(100)}
