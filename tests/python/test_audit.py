@@ -103,11 +103,15 @@ class Annealed(layers.Layer):
 
 
 class Raise(keras.callbacks.Callback):
-    """Raises the weight of a penalty after the first epoch."""
+    """Raises the weight of a penalty after some epochs."""
+
+    def __init__(self, after: int = 1) -> None:
+        super().__init__()
+        self.after = after
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         for layer in self.model.layers:
-            if isinstance(layer, Annealed):
+            if isinstance(layer, Annealed) and epoch + 1 == self.after:
                 layer.beta.assign(0.1)
 
 
@@ -507,6 +511,17 @@ DIFFERENT = {
             custom_objects={"Annealed": Annealed},
         ),
         "step 1 of epoch 2 was repeated",
+    ),
+    # By then audits have had their time, but they see the change.
+    "annealed late": (
+        Case(
+            stack(hidden, Annealed, output),
+            (X, Y),
+            epochs=60,
+            callbacks=[Raise(50)],
+            custom_objects={"Annealed": Annealed},
+        ),
+        "step 1 of epoch 51 was repeated",
     ),
     "largest": (
         Case(watched, (X, Y), custom_objects={"Watched": Watched, "Largest": Largest}),
