@@ -82,8 +82,8 @@ def barrier_evaluate(
     As in Keras itself, some values depend on which rows share a batch: a loss that compares rows or
     that leaves out masked time steps, a metric computed from one batch, and the loss of each of
     several outputs, which is a mean over batches. These values are those of Keras's ``evaluate``
-    with batches of ``workers * batch_size`` rows; of a Spark DataFrame, with batches of at most as
-    many rows.
+    with batches of ``workers * batch_size`` rows. Workers read ranges of files and partitions of a
+    Spark DataFrame, so their batches have other rows together.
     """
     launcher = launcher_for(spark)
     call = EvaluationCall(

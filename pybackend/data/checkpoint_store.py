@@ -19,7 +19,7 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.report import Audit, Generation
 from pybackend.words import call_of, show
 
-VERSION = 1
+VERSION = 2
 # Limit for a folder to which a training run writes faster than it can be read.
 _MOST_LISTINGS = 20
 _MANIFEST = re.compile(r"checkpoint-(\d{6})-(\d{9})\.json")

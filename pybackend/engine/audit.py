@@ -31,6 +31,7 @@ from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
 from pybackend.engine.merges import Merges
 from pybackend.engine.one_process import (
+    HALF,
     OneProcess,
     OwnSettings,
     StepState,
@@ -123,6 +124,7 @@ class Auditor:
         self._state = StepState(model, others)
         self._process = OneProcess(model, class_weight)
         self._is_mixed = any(map(is_mixed, find_layers(model)))
+        self._is_half = any(str(one.compute_dtype) in HALF for one in find_layers(model))
         self._process.type = "float32" if self._is_mixed else None
         self._step = TracedStep(replica, exchange, self._state, self._process, self.noise)
         self._settings = OwnSettings(model)
@@ -311,6 +313,7 @@ class Auditor:
             count = self._compared
             places = PLACES[count % len(PLACES) :][:1] if count else PLACES
         is_repeated = self._is_repeated(is_random)
+        is_rough = self._is_half or self._has_gpus
         has_learned = False
         for place in places:
             verdict = self._compare(window, after, place, is_repeated)
@@ -320,7 +323,7 @@ class Auditor:
                 name = name or "an attribute"
                 verdict = {"skipped": f"the step changes {name}, and the traced step does not"}
             if "error" in verdict and not is_repeated and not self._refuse(window, True):
-                verdict = self._step.confirm(window, after, verdict)
+                verdict = self._step.confirm(window, after, verdict, is_rough)
             self._settings.restore(settings)
             if verdict.get("has_learned", True):
                 self._obey(verdict, is_new=not has_learned)
@@ -329,7 +332,6 @@ class Auditor:
             self._compared += 1
             # Each rank's part of an optimizer is known to that rank alone.
             if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
-                is_rough = self._is_mixed or self._has_gpus
                 where = self._name(window)
                 self._obey(self._step.compare(window, after, where, is_rough), is_new=False)
                 self._settings.restore(settings)
@@ -379,7 +381,7 @@ class Auditor:
         """Audit a later step instead of this one, further ahead each time."""
         step = window.steps[-1] + 2**self._delays
         self._delays += 1
-        if step < self._feed.steps:
+        if step < self._plan.steps:
             self._plan.musts.add(step)
             self._plan.postpone(step)
         else:
@@ -459,8 +461,8 @@ class Auditor:
         limit = np.inf if self._limit is None else max(0.0, self._limit - read_memory())
         return _SHARE_OF_MEMORY * min(find_free_memory(), limit)
 
-    def _skip(self, reason: str) -> None:
-        self.report.undecided += 1
+    def _skip(self, reason: str, is_new: bool = True) -> None:
+        self.report.undecided += is_new
         if reason not in self.report.skipped:
             self.report.skipped.append(reason)
             self._emit(Note(_ABOUT_SKIPPING.format(self._epoch + 1, reason)))
@@ -483,7 +485,7 @@ class Auditor:
         """Record rank 0's result on all ranks."""
         report = self.report
         if "skipped" in verdict:
-            self._skip(verdict["skipped"])
+            self._skip(verdict["skipped"], is_new)
             return
         if is_new:
             report.steps += verdict["steps"]

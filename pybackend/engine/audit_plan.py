@@ -17,6 +17,8 @@ class AuditPlan:
 
     Attributes
     ----------
+    steps
+        Number of steps of this epoch that may be audited.
     musts
         Steps of this epoch to audit in any case.
     spent
@@ -26,7 +28,7 @@ class AuditPlan:
     def __init__(self) -> None:
         self.musts: set[int] = set()
         self.spent = 0.0
-        self._steps = 0
+        self.steps = 0
         self._share = _SHARE
         self._due: int | None = None
         # The last audited step of the epoch, and how long the last audit took.
@@ -48,12 +50,12 @@ class AuditPlan:
             First step that may be audited; None: no step may be.
         """
         self._share = _EARLY_SHARE if is_second else _SHARE
-        self._steps, self._due, self._last, self.musts = steps, first, None, set(musts)
+        self.steps, self._due, self._last, self.musts = steps, first, None, set(musts)
         self._epoch_began, self._spent_before = time.monotonic(), self.spent
 
     def is_due(self, last: int) -> bool:
         """Return whether a step up to this one is audited, if there is time."""
-        return self._due is not None and self._due <= min(last, self._steps - 1)
+        return self._due is not None and self._due <= min(last, self.steps - 1)
 
     def is_must(self, last: int) -> bool:
         """Return whether a step up to this one is audited in any case."""
@@ -86,6 +88,6 @@ class AuditPlan:
             return step + max(1, int(rate * (self._cost - room) / _SHARE))
         if self._last is None or not self._cost:
             return step
-        target = self._last + max(1, (self._steps - 1 - self._last) // int(room / self._cost))
+        target = self._last + max(1, (self.steps - 1 - self._last) // int(room / self._cost))
         later = step + max(1, int(rate * self._cost / _SHARE))  # there is time for another one
         return step if step >= target else min(target, later)

@@ -20,6 +20,7 @@ from pybackend.data.sharding import (
     Visits,
     count_sharded,
     count_used,
+    cut_batches,
     cut_shards,
     is_sharded_evenly,
     order_sharded,
@@ -145,6 +146,12 @@ class Feed:
         """True if this worker group takes steps in which a worker has no rows."""
         passes = [self._whole, *([self._rest[1]] if self._rest else [])]
         return any((np.diff(one.edges)[:, one.taken :] == 0).any() for one in passes)
+
+    @property
+    def begins_empty(self) -> bool:
+        """True if a worker has no rows in its first step of the epoch, or of the rest of one."""
+        passes = [self._whole, *([self._rest[1]] if self._rest else [])]
+        return any((np.diff(one.edges)[:, one.taken] == 0).any() for one in passes)
 
     @property
     def most_steps(self) -> int:
@@ -279,7 +286,10 @@ class Feed:
             shared = self._order_from(workers)
         edges = one.edges[rank]
         if shared is not None:
-            edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(one.totals)])
+            totals, (batch_size, batches) = one.totals, self._cutting
+            if one is self._whole and batches is None:
+                totals = np.array(cut_batches(sum(self.counts), workers * batch_size))
+            edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(totals)])
             taken = last - first
             first, last = first + taken * rank // workers, first + taken * (rank + 1) // workers
         at_once = max(1, _ROWS_AT_ONCE // max(1, int(np.diff(edges).max())))

@@ -43,19 +43,21 @@ class OverBatch:
 NOTHING = OverBatch()
 
 
-def check_runs_eagerly(model: Any, may_be_empty: bool) -> None:
-    """Reject a model that runs eagerly if a worker's first step may have no rows.
+def check_runs_eagerly(model: Any, begins_empty: bool) -> None:
+    """Reject a model that runs eagerly if a worker's first step has no rows.
+
+    In later steps it does what it did in its last step with rows.
 
     Raises
     ------
     InputError
         The model runs eagerly, so the worker would not know what the others exchange.
     """
-    if model.run_eagerly and may_be_empty:
+    if model.run_eagerly and begins_empty:
         raise InputError(
-            f"with {setting(run_eagerly=True)} every worker needs rows in each step, if the model "
-            "has its own train_step, or a loss, metrics or statistics of the global batch: pass "
-            "more rows, or omit run_eagerly"
+            f"with {setting(run_eagerly=True)} every worker needs rows in its first step, if the "
+            "model has its own train_step, or a loss, metrics or statistics of the global batch: "
+            "pass more rows, or omit run_eagerly"
         )
 
 

@@ -62,7 +62,8 @@ class Merges:
                 "others": [
                     name
                     for name, value in logged.items()
-                    if name in results and not np.array_equal(value, results[name], equal_nan=True)
+                    if name in results
+                    and not np.allclose(value, results[name], _ROUNDING, _ZERO, equal_nan=True)
                 ],
                 "metrics": [after[key] for key in metrics],
                 "changes": [_change(variable, last) for variable, last in statistics],
@@ -75,15 +76,17 @@ class Merges:
         if self._collective.rank == 0:
             ranks = [decode_state(part.tobytes()) for part in received]
             rows = [one["rows"] for one in ranks]
+            names = self._state.name_variables()
             for n, (variable, last) in enumerate(statistics):
                 mean = np.average([one["changes"][n] for one in ranks], axis=0, weights=rows)
-                error = np.linalg.norm(_change(variable, last) - mean)
-                if error > _ROUNDING * np.linalg.norm(mean) + _ZERO * np.linalg.norm(last):
+                if not _is_near(_change(variable, last), mean, last):
                     wrong.append(str(variable.path))
             for n, key in enumerate(metrics):
-                total = np.sum([one["metrics"][n] for one in ranks], axis=0)
-                self._state.write({key: total.astype(after[key].dtype)})
+                total = np.sum([one["metrics"][n].astype(np.float64) for one in ranks], axis=0)
+                if not _is_near(self._state.variables[key].numpy(), total, after[key]):
+                    wrong.append(names.get(key, "a metric"))
             others = {name for one in ranks for name in one["others"]}
+            # Results are compared with those of the merged variables: they may magnify rounding.
             wrong += [
                 name
                 for name, value in self._model.get_metrics_result().items()
@@ -94,9 +97,20 @@ class Merges:
         wrong = json.loads(broadcast_bytes(self._collective, json.dumps(wrong).encode()))
         if not wrong:
             return {}
-        names = ", ".join(map(show, wrong))
-        return {"error": f"in {place}, {names} were merged wrongly. {ABOUT_OWN_FAULT}"}
+        listed = ", ".join(map(show, wrong))
+        return {"error": f"in {place}, {listed} were merged wrongly. {ABOUT_OWN_FAULT}"}
 
 
 def _change(variable: Any, last: Any) -> Any:
     return variable.numpy().astype(np.float64) - last
+
+
+def _is_near(found: Any, expected: Any, last: Any) -> bool:
+    """Return whether numbers are equal up to rounding, in the type of ``last``."""
+    if last.dtype.kind in "iub":
+        return bool(np.array_equal(found, expected))
+    # Half precision has 8 bits or more.
+    rounding = _ZERO if last.dtype.itemsize >= 4 else 2.0**-6
+    size = np.linalg.norm(last.astype(np.float64)) + np.linalg.norm(expected)
+    error = np.linalg.norm(np.nan_to_num(found - expected))
+    return bool(error <= _ROUNDING * np.linalg.norm(expected) + rounding * size)

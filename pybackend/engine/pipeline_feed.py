@@ -87,6 +87,7 @@ class PipelineFeed:
         # A pipeline that was read once need not return the same number of batches again.
         is_sure = not any(unknown for _, unknown, _ in everyone)
         self.may_be_empty = not is_sure or any(0 <= count < self.steps for count in batches)
+        self.begins_empty = self.may_be_empty
         self.is_uneven = any(uneven for _, _, uneven in everyone)
         if self.is_uneven:  # rows of different arrays do not correspond
             leaves = {key: leaf[:0] for key, leaf in leaves.items()}

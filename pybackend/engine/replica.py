@@ -235,7 +235,7 @@ def make_replica(
         _report_metrics(model, metrics, emit)
         needs_rows = over != NOTHING or not has_keras_train_step(model)
         if needs_rows or find_synchronized(model):
-            check_runs_eagerly(model, feed.may_be_empty)
+            check_runs_eagerly(model, feed.begins_empty)
     seed(rank)
     plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:

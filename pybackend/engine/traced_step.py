@@ -28,6 +28,8 @@ _ABOUT_TRACED = (
     "the traced step computes other gradients than its Python code does now: Python values that it "
     "reads have changed since it was traced, or the traced step is wrong"
 )
+_ABOUT_HALF = "; in half precision, rounding alone may do that"
+_ABOUT_FAILED = "a worker cannot repeat the step that trained: it fails outside of a graph"
 _ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
 _ABOUT_UPDATE = "the optimizer has not made of the gradients what it makes of them again"
 # Relative errors of the exchange's sums: of half precision, and of float32.
@@ -95,17 +97,28 @@ class TracedStep:
             return {}
         if not all(all(self._feed.rows_at(step)) for step in window.steps):
             return {}  # a step without rows exchanges
-        with self._in_own_type():
-            found = self._repeat_alone(window, after, _AGAIN_IN_HALF if is_rough else _AGAIN)
+        failed = ""
+        try:
+            with self._in_own_type():
+                found = self._repeat_alone(window, after, _AGAIN_IN_HALF if is_rough else _AGAIN)
+        except Exception as error:  # e.g. an operation without a kernel for half precision
+            found, failed = "failed", describe_error(error)
+        finally:
             self._state.write(after)
-        kinds = all_sum(self._collective, [kind == found for kind in ("gradients", "update")])
+        kinds = all_sum(
+            self._collective, [kind == found for kind in ("gradients", "update", "failed")]
+        )
+        if kinds[2]:
+            return {"skipped": f"{_ABOUT_FAILED} ({failed or 'on another worker'})"}
         if kinds[0]:
-            return {"skipped": _ABOUT_TRACED}
+            return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
         if kinds[1]:
             return {"error": f"in {place}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
         return {}
 
-    def confirm(self, window: Window, after: Values, verdict: dict[str, Any]) -> dict[str, Any]:
+    def confirm(
+        self, window: Window, after: Values, verdict: dict[str, Any], is_rough: bool
+    ) -> dict[str, Any]:
         """Withdraw an error if a worker's own gradients are no longer those that were traced.
 
         Its gradients before the exchange: what the exchange makes of them is compared.
@@ -116,7 +129,9 @@ class TracedStep:
             [part for each in one for part in each.own] for one in (window.exchanged, again)
         )
         is_other = failed is None and is_another(own, now)
-        return {"skipped": _ABOUT_TRACED} if self._is_true_anywhere(is_other) else verdict
+        if not self._is_true_anywhere(is_other):
+            return verdict
+        return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
 
     def repeat(self, window: Window) -> tuple[Values, list[Exchanged], str | None]:
         """Let all workers repeat the steps, and exchange.
@@ -150,7 +165,7 @@ class TracedStep:
         keys = [key for key in now if key in window.before and key not in left_out]
         moved = [after[key].astype(np.float64) - window.before[key] for key in keys]
         again = [now[key].astype(np.float64) - window.before[key] for key in keys]
-        return "update" if is_another(moved, again) else None
+        return "update" if is_another(moved, again, tolerance) else None
 
     def _take(self, window: Window) -> None:
         self._state.write(window.before)

@@ -55,7 +55,7 @@ class Validation:
             return
         feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
         if self._over != NOTHING:
-            check_runs_eagerly(model, feed.may_be_empty)
+            check_runs_eagerly(model, feed.begins_empty)
         self._steps = StepsTogether(model, collective, feed, self._over)
 
     def evaluate(

@@ -18,6 +18,7 @@ from pybackend.collective import Collective, all_sum
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
 from pybackend.engine.overrides import override
+from pybackend.engine.step_difference import find_tolerance
 from pybackend.model.layers import find_optimizers
 
 Array = npt.NDArray[Any]
@@ -114,7 +115,7 @@ def check_sums(
     Parameters
     ----------
     tolerance
-        Relative rounding error of the exchange.
+        Relative rounding error of the exchange; of sparse gradients at least that of their type.
     """
     found: list[int] = []
     for one in exchanged:
@@ -126,11 +127,13 @@ def check_sums(
         places = [*one.needed, *range(count, len(own))]
         terms = [share * value for value, _ in own] + [share * norm for _, norm in own]
         sums = all_sum(collective, terms)
-        for n, (mean, _) in zip(places, means, strict=True):
+        kinds = [one.own[n if n < count else 2 * n - count + 1] for n in places]
+        for n, (mean, _), kind in zip(places, means, kinds, strict=True):
             expected, norm = sums[n], sums[len(own) + n]
             # Gradients that overflow in half precision are infinite on all workers.
             is_finite = np.isfinite(expected) and np.isfinite(norm)
-            is_equal = abs(mean - expected) <= tolerance * norm
+            allowed = max(tolerance, find_tolerance(kind)) if n >= count else tolerance
+            is_equal = abs(mean - expected) <= allowed * norm
             if not (is_equal if is_finite else not np.isfinite(mean)):
                 found.append(n)
     return found

@@ -217,9 +217,10 @@ class Exchange:
         (default): only between machines. False: never, for fast networks that you trust.
     audit
         True (default) repeats some steps in one process, on the rows of all workers, and compares
-        the results: the first and last step of the first epoch, the first step of the second, and
-        in later epochs as many steps as fit into 2 % of the time. A difference that rounding does
-        not explain raises an error; with ``"warn"``, it produces a note. Only the audit finds
+        the results: the first step of the first epoch and its last one, if that has another number
+        of rows, the first step of the second epoch, and as many steps as fit into 2 % of the time.
+        The numbers of the rows of all steps are checked, too. A difference that rounding does not
+        explain raises an error; with ``"warn"``, it produces a note. Only the audit finds
         losses that are not a mean over rows. With ``compression``, the repeated step is exchanged
         uncompressed. False: no audit.
     shard_optimizer

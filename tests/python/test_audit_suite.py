@@ -12,7 +12,6 @@ silently if it has neither a difference nor a reason why a step was not compared
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,11 +156,9 @@ def table(outcomes: Outcomes | None = None) -> list[tuple[str, ...]]:
 
 
 def list_kinds() -> Iterator[tuple[str, list[str]]]:
-    """Yield each fault of each size, and the names of its cases."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, reference in REFERENCES.items():
-        groups[name.removesuffix(f", {reference}")].append(name)
-    yield from groups.items()
+    """Yield each fault, and the names of its cases of all sizes."""
+    for kind in KINDS:
+        yield f"fault: {kind}", [name for name in FAULTS if name.startswith(f"{kind} ")]
 
 
 def _count(label: str, verdicts: list[str], errors: list[float]) -> tuple[str, ...]:

@@ -765,3 +765,76 @@ MODELS |= {
         lambda: layers.Rescaling(40.0), dense(32), OUT, optimizer=OPTIMIZERS["Nadam"], **LARGE
     ),
 }
+# Workers with 2/3 and 1/3 of the rows: their shares are no powers of two.
+UNEVEN = [slice(0, 30), slice(30, 45)]
+
+
+class Inverse(layers.Layer):
+    """Uses an operation that has no kernel in half precision outside of a graph."""
+
+    def call(self, x: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.math.erfinv(tf.tanh(x) * tf.cast(0.5, x.dtype))
+
+
+MODELS |= {
+    "bfloat16, batch normalization": Subject(
+        typed(
+            "bfloat16",
+            typed_dense,
+            lambda dtype: layers.BatchNormalization(dtype=dtype),
+            typed_out,
+        ),
+        (X, Y),
+        is_half=True,
+        is_comparable=False,
+    ),
+    "bfloat16, an uneven embedding with dropout": Subject(
+        typed(
+            "bfloat16",
+            lambda dtype: layers.Embedding(20, 12, dtype=dtype),
+            lambda dtype: layers.Flatten(dtype=dtype),
+            lambda dtype: layers.Dropout(0.3, dtype=dtype),
+            typed_out,
+            x=WORDS,
+        ),
+        (WORDS, Y),
+        is_half=True,
+        is_comparable=False,
+        shards=UNEVEN,
+    ),
+    "XLA in half precision without an eager kernel": Subject(
+        typed(
+            "mixed_bfloat16",
+            typed_dense,
+            lambda dtype: Inverse(dtype=dtype),
+            typed_out,
+            jit_compile=True,
+        ),
+        (X, Y),
+        is_half=True,
+        is_comparable=False,
+        custom_objects={"Inverse": Inverse},
+    ),
+    "a determination near zero, uneven": Subject(
+        stack(
+            lambda: layers.Dense(
+                1, kernel_initializer="zeros", bias_initializer=keras.initializers.Constant(10.0)
+            ),
+            loss="mse",
+            metrics=lambda: [keras.metrics.R2Score()],
+        ),
+        (X, 10 + 0.5 * X[:, :1]),
+        is_comparable=False,
+        shards=UNEVEN,
+    ),
+    "eager, a worker without rows in the last step": plain(
+        dense(),
+        OUT,
+        x=X[:33],
+        y=Y[:33],
+        run_eagerly=True,
+        settings={"exchange": Exchange(loss_over="global batch")},
+    ),
+}
