@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from threads import Threads
 
-from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part
+from pybackend.data.checkpoint_store import VERSION, CheckpointStore, Manifest, Part
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.report import Generation
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_gives_way_to_the_newer_on
 def test_a_newer_form_is_refused(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path))
     model = store.write_model(b"model", "h5")
-    newer = Manifest(1, 0, 2, 7, False, {}, model, "h5", "", None, version=2)
+    newer = Manifest(1, 0, 2, 7, False, {}, model, "h5", "", None, version=VERSION + 1)
     store.commit(newer, b"state")
     with pytest.raises(InputError, match="written by a newer release of tfdist"):
         store.find_newest()

@@ -17,7 +17,7 @@ from pybackend import Exchange, InputError, barrier_evaluate, barrier_train
 from pybackend.collective import Alone
 from pybackend.data.rows import ArrayRows
 from pybackend.engine.calls import StepCalls
-from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch
+from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch, check_runs_eagerly
 from pybackend.engine.probes import find_unsummable_metrics
 from pybackend.engine.step_means import build_losses
 from pybackend.model.layers import find_other_optimizers
@@ -244,13 +244,11 @@ def test_optimizers_that_no_step_uses_are_no_others() -> None:
     assert find_other_optimizers(scaled) == {}
 
 
-def test_eager_steps_without_rows_are_refused() -> None:
+def test_an_eager_first_step_without_rows_is_refused() -> None:
     model = compiled(loss=correlation)
     model.compile("sgd", correlation, run_eagerly=True)
-    with pytest.raises(Exception, match="run_eagerly=True every worker needs rows"):
-        barrier_train(
-            None, model, (X[:7], TARGETS[:7]), workers=2, batch_size=1, exchange=TOGETHER, verbose=0
-        )
+    with pytest.raises(InputError, match="run_eagerly=True every worker needs rows in its first"):
+        check_runs_eagerly(model, begins_empty=True)
 
 
 @keras.saving.register_keras_serializable("tests")
