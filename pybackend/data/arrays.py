@@ -67,7 +67,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
     columns: Columns = {}
     for part, value in zip(_PARTS, data, strict=False):
         if value is not None:
-            for key, array in _flatten_part(part, value):
+            for key, array in flatten_part(part, value):
                 columns[key] = to_array(key, array, floatx, name)
     parts = {key.partition("/")[0] for key in columns}
     if "x" not in parts:
@@ -82,7 +82,7 @@ def flatten_data(data: Any, floatx: str = "float32", name: str = "data") -> Colu
 
 def flatten_inputs(x: Any, floatx: str = "float32", *, may_be_empty: bool = False) -> Columns:
     """Check inputs without labels and flatten them, like `flatten_data`."""
-    columns = {key: to_array(key, value, floatx, "x") for key, value in _flatten_part("x", x)}
+    columns = {key: to_array(key, value, floatx, "x") for key, value in flatten_part("x", x)}
     if not columns:
         raise InputError("`x` has no inputs")
     _check_lengths(columns, "x")
@@ -109,7 +109,7 @@ def flatten(batch: Any) -> dict[str, Any]:
     # A batch (x,) is a list of one input, so that `nest` gives (x,), not x.
     is_x = not isinstance(batch, tuple) or (len(batch) == 1 and hasattr(batch[0], "shape"))
     parts = zip(_PARTS, (batch,) if is_x else batch, strict=False)
-    return {key: leaf for part, value in parts for key, leaf in _flatten_part(part, value)}
+    return {key: leaf for part, value in parts for key, leaf in flatten_part(part, value)}
 
 
 def count_rows(columns: Columns) -> int:
@@ -136,7 +136,8 @@ def check_enough_rows(
         )
 
 
-def _flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
+def flatten_part(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the named leaves of x, y or sample_weight."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or not key or "/" in key or key.startswith("#"):

@@ -281,7 +281,7 @@ class TensorReader:
             return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
         if missing.any():
-            what = "weight" if group.key == "sample_weight" else "label"
+            what = "weight" if group.key.startswith("sample_weight") else "label"
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
                 f"the {what} column {', '.join(map(show, group.columns))} contains NaN in "

@@ -53,16 +53,16 @@ def group_columns(
     for argument in ("tensors", "categories"):
         for column in set(getattr(spec, argument) or {}) - set(used):
             _check_known(column, kinds, name, f"it is in `{argument}`")
-    if spec.weight is not None:
-        if spec.weight in used:
-            raise InputError(f"{show(spec.weight)} is given as both the weight and the label")
-        targets["sample_weight"] = [spec.weight]
-        used.append(spec.weight)
+    weights = spec.weight_columns
+    if twice := set(used).intersection(weights):
+        raise InputError(f"{show(min(twice))} is given as both the weight and the label")
+    targets |= list_groups("sample_weight", spec.weight)
+    used += weights
     inputs = list_inputs(spec, kinds)
     for column in [column for columns in inputs.values() for column in columns]:
         _check_known(column, kinds, name)
         if column in used:
-            what = "weight" if column == spec.weight else "label"
+            what = "weight" if column in weights else "label"
             raise InputError(f"{show(column)} is given as both the {what} and a feature")
     for column in used:
         is_default = column == DEFAULT_LABEL
@@ -71,7 +71,7 @@ def group_columns(
             if is_default
             else "the label"
         )
-        hint = "the weight" if column == spec.weight else hint
+        hint = "the weight" if column in weights else hint
         _check_known(column, kinds, name, hint)
     if not any(inputs.values()):
         raise InputError(f"`{name}` has no feature columns, only the label {show(spec.label)}")
@@ -226,7 +226,7 @@ class _GroupBuilder:
         """
         kinds = [self.kinds[column] for column in group.columns]
         is_single = len(kinds) == 1 and not kinds[0].depth and group.shape is None
-        if group.key == "sample_weight":
+        if group.key.startswith("sample_weight"):
             return replace(group, dtype=self.floatx, is_flat=is_single)
         is_whole = group.shape is None and np.dtype(group.dtype).kind in "iu"
         is_bytes = kinds[0].holds == "binary"

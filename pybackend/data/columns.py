@@ -33,7 +33,7 @@ class ColumnSpec:
 
     features: Any = None
     label: Any = DEFAULT_LABEL
-    weight: str | None = None
+    weight: Any = None
     tensors: Mapping[str, Promise] | None = None
     categories: Mapping[str, Sequence[Any]] | None = None
     encode: str | Mapping[str, str] | None = None
@@ -48,11 +48,17 @@ class ColumnSpec:
         return [column for group in list_groups("y", self.label).values() for column in group]
 
     @property
+    def weight_columns(self) -> list[str]:
+        """The columns that hold weights."""
+        groups = list_groups("sample_weight", self.weight).values()
+        return [column for group in groups for column in group]
+
+    @property
     def named_columns(self) -> list[str]:
         """All columns that the arguments name."""
         groups = self.features.values() if isinstance(self.features, Mapping) else [self.features]
         names = [name for group in groups if group is not None for name in list_names(group)]
-        return [*names, *self.label_columns, *([self.weight] if self.weight else [])]
+        return [*names, *self.label_columns, *self.weight_columns]
 
 
 @dataclass(frozen=True)
@@ -188,8 +194,7 @@ def find_index(spec: ColumnSpec, columns: Iterable[str], index: Iterable[str] = 
 def list_inputs(spec: ColumnSpec, columns: Iterable[str]) -> dict[str, list[str]]:
     """Return the feature columns of a table with these columns, by tensor key."""
     if spec.features is None:
-        targets = list_groups("y", spec.label)
-        used = {spec.weight, *(column for group in targets.values() for column in group)}
+        used = {*spec.label_columns, *spec.weight_columns}
         return {"x": [column for column in columns if column not in used]}
     return list_groups("x", spec.features)
 

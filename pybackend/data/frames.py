@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pybackend.data.arrays import Columns, to_array
+from pybackend.data.arrays import Columns, flatten_part, to_array
 from pybackend.data.arrow import (
     TensorReader,
     Tensors,
@@ -32,6 +32,7 @@ from pybackend.data.columns import (
     ColumnSpec,
     TableRows,
     find_index,
+    input_name,
     list_columns,
     reject_duplicate_columns,
 )
@@ -177,20 +178,10 @@ def is_pandas(data: Any) -> bool:
 
 
 def holds_frame(data: Any) -> bool:
-    """Return whether x is a table, in data of the form x, (x,), (x, y) or (x, y, sample_weight).
-
-    A table with labels as a list or dict of arrays (several outputs) counts as arrays.
-    """
+    """Return whether x is a table, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
     if not isinstance(data, (list, tuple)):
         return is_frame(data)
-    is_short = 1 <= len(data) <= 3 and is_frame(data[0])
-    return is_short and not any(_is_nested(part) or is_frame(part) for part in data[1:])
-
-
-def _is_nested(part: Any) -> bool:
-    return isinstance(part, Mapping) or (
-        isinstance(part, (list, tuple)) and any(getattr(value, "shape", ()) for value in part)
-    )
+    return 1 <= len(data) <= 3 and is_frame(data[0])
 
 
 @dataclass(frozen=True)
@@ -262,45 +253,78 @@ def _add_targets(
     spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
 ) -> tuple[ColumnSpec, _Table]:
     """Add labels and weights as columns to the table that they are passed with."""
-    keys = {"y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL}
-    keys["sample_weight"] = spec.weight or "sample_weight"
-    parts = {key: part for key, part in zip(keys, targets, strict=False) if part is not None}
-    if "sample_weight" in parts and "y" not in parts:
+    parts = dict(zip(("y", "sample_weight"), targets, strict=False))
+    if parts["y"] is None and parts.get("sample_weight") is not None:
         raise InputError(
             f"`{name}` has sample weights but no labels: pass {term('(x, y, sample_weight)')}"
         )
-    added: dict[str, Any] = {}
-    for key, part in parts.items():
-        column = keys[key]
-        if column in table.names:
+    defaults = {
+        "y": spec.label if isinstance(spec.label, str) else DEFAULT_LABEL,
+        "sample_weight": spec.weight if isinstance(spec.weight, str) else "sample_weight",
+    }
+    added: dict[str, tuple[_Table, str]] = {}
+    roles: dict[str, Any] = {}
+    for part, given in parts.items():
+        if given is None:
+            continue
+        names: dict[str, Any] = {}
+        for key, value in flatten_part(part, given):
+            found = _read_targets(value, key, floatx, name)
+            if found.rows != table.rows:
+                raise InputError(
+                    f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, "
+                    f"{key}: {found.rows})"
+                )
+            output = input_name(key)
+            columns = [f"{part}.{output}" if output else defaults[part]]
+            if len(found.names) > 1:  # x may have columns of these names, such as earlier values
+                columns = [c if c not in table.names else f"{part}.{c}" for c in found.names]
+            if twice := {*table.names, *added}.intersection(columns):
+                raise InputError(
+                    f"the data frame in `{name}` has a column {show(min(twice))}, but {part} is "
+                    "also passed separately: drop the column, or pass the data frame alone"
+                )
+            added |= {c: (found, own) for c, own in zip(columns, found.names, strict=True)}
+            names[output] = columns if len(columns) > 1 else columns[0]
+        roles[part] = names.get("", names)
+    label = roles.get("y")
+    if spec.known_from and isinstance(spec.label, list) and isinstance(label, list):
+        if sorted(label) != sorted(spec.label):
             raise InputError(
-                f"the data frame in `{name}` has a column {show(column)}, but {key} is also passed "
-                "separately: drop the column, or pass the data frame alone"
+                f"the labels of `{name}` have the columns {', '.join(label)}, but those of "
+                f"{spec.known_from} have {', '.join(spec.label)}"
             )
-        array = _read_target(part, key, floatx, name)
-        if len(array) != table.rows:
-            raise InputError(
-                f"the arrays of `{name}` differ in their number of rows (x: {table.rows}, {key}: "
-                f"{len(array)})"
-            )
-        added[column] = array
-    spec = replace(
-        spec,
-        label=keys["y"] if "y" in parts else None,
-        weight=keys["sample_weight"] if "sample_weight" in parts else None,
-    )
+        label = spec.label
 
     def find(column: str) -> Sequence[Any] | None:
-        if column not in added:
-            return table.find_categories(column)
-        given = targets[0] if column == keys["y"] else None
-        return _categories(given) if hasattr(given, "dtype") else None
+        of, own = added.get(column, (table, column))
+        return of.find_categories(own)
 
     def read(column: str) -> Any:
-        return added[column] if column in added else table.read(column)
+        of, own = added.get(column, (table, column))
+        return of.read(own)
 
-    names = [*table.names, *added]
-    return spec, _Table(names, table.rows, read, table.describe, find)
+    spec = replace(spec, label=label, weight=roles.get("sample_weight"))
+    return spec, _Table([*table.names, *added], table.rows, read, table.describe, find)
+
+
+def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
+    """Return labels or weights as a table, of one column unless they are a data frame."""
+    if is_frame(part):
+        if is_pandas(part):
+            part = part.set_axis([str(column) for column in part.columns], axis=1)
+        table = _read_table(part, key)
+        if not table.names:
+            raise InputError(f"`{key}` of `{name}` is a data frame without columns")
+        return table
+    column = _read_target(part, key, floatx, name)
+    return _Table(
+        [key],
+        len(column),
+        lambda _: column,
+        lambda _: ColumnKind("other", None, 0, str(column.type)),
+        lambda _: _categories(part) if hasattr(part, "dtype") else None,
+    )
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:

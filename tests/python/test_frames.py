@@ -467,6 +467,9 @@ def test_labels_of_several_numbers_stay_rows() -> None:
         ({"a": [1.0, 2.0]}, (None, [1, 2]), "sample weights but no labels"),
         ({"a": [1.0, 2.0]}, (["x", None],), "'label'.*null"),
         ({"a": [1.0]}, ([1 + 2j],), "dtype complex128"),
+        ({"label": [1.0]}, (pd.DataFrame({"y": [1]}),), "has a column 'label', but y is also"),
+        ({"a": [1.0]}, (pd.DataFrame(index=[0]),), "`y` of `data` is a data frame without col"),
+        ({"a": [1.0]}, (pd.DataFrame({"p": [1, 2]}),), r"number of rows \(x: 1, y: 2\)"),
     ],
 )
 def test_labels_that_do_not_fit_their_table_are_refused(
@@ -476,13 +479,51 @@ def test_labels_that_do_not_fit_their_table_are_refused(
         FrameRows.of((pd.DataFrame(x), *parts), ColumnSpec(), "float32", "data")
 
 
-def test_labels_of_several_outputs_belong_to_arrays() -> None:
-    frame = pd.DataFrame({"a": [1.0]})
-    assert holds_frame((frame, [1, 2]))
-    assert not holds_frame((frame, {"left": np.ones(1)}))
-    assert not holds_frame((frame, [np.ones(1), np.ones(1)]))
-    assert not holds_frame((np.ones(1), frame))
-    assert not holds_frame(())
+FRAME_LABELS = {
+    "one column": (lambda y: y[["price"]], ["y"]),
+    "columns": (lambda y: y, ["y"]),
+    "columns named as the features": (lambda y: y.set_axis(["b", "a"], axis=1), ["y"]),
+    "unnamed columns": (lambda y: pd.DataFrame(y.to_numpy()), ["y"]),
+    "polars": (pl.from_pandas, ["y"]),
+    "outputs": (lambda y: {"left": y["price"], "right": y.to_numpy()}, ["y/left", "y/right"]),
+    "list of outputs": (lambda y: [y[["price"]], y["sold"]], ["y/#0", "y/#1"]),
+}
+
+
+@pytest.mark.parametrize("kind", FRAME_LABELS)
+def test_labels_in_any_form_keep_the_names_of_the_features(kind: str) -> None:
+    make, keys = FRAME_LABELS[kind]
+    x = pd.DataFrame({"b": [0.5, 1.5, 2.5], "a": [1.0, 2.0, 4.0]})
+    y = make(pd.DataFrame({"price": [1.5, 2.0, 3.0], "sold": [1.0, 0.0, 1.0]}))
+    assert holds_frame((x, y))
+    found = FrameRows.of((x, y), ColumnSpec(), "float32", "data")
+    assert found.summary["feature_names"] == ["b", "a"]
+    expected = flatten_data((x.to_numpy(), y.to_numpy() if is_frame(y) else y))
+    assert [key for key in found.columns if key != "x"] == keys
+    for key in keys:
+        values = found.columns[key]
+        assert np.array_equal(values, expected[key].reshape(values.shape)), key
+
+
+def test_weights_may_be_nested_as_the_labels() -> None:
+    x, y = pd.DataFrame({"a": [1.0, 2.0]}), {"left": [0, 1], "right": ["yes", "no"]}
+    weights = {"left": pd.Series([1.0, 2.0]), "right": np.array([3.0, 4.0])}
+    found = FrameRows.of((x, y, weights), ColumnSpec(), "float32", "data")
+    assert found.columns["sample_weight/right"].tolist() == [3.0, 4.0]
+    assert found.columns["y/right"].tolist() == [1, 0]
+    spec = narrow_columns(ColumnSpec(), found)
+    y = {"left": [0], "right": ["no"]}
+    validation = FrameRows.of((x[:1], y), spec, "float32", "validation_data")
+    assert validation.columns["y/right"].tolist() == [0]
+
+
+def test_columns_of_labels_validate_by_their_names() -> None:
+    x, y = pd.DataFrame({"a": [1.0, 2.0]}), pd.DataFrame({"p": [1.0, 2.0], "s": [3.0, 4.0]})
+    spec = narrow_columns(ColumnSpec(), FrameRows.of((x, y), ColumnSpec(), "float32", "data"))
+    found = FrameRows.of((x, y[["s", "p"]]), spec, "float32", "validation_data")
+    assert found.columns["y"].tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    with pytest.raises(InputError, match=r"`validation_data` have the columns p, t, but .* p, s"):
+        FrameRows.of((x, y.rename(columns={"s": "t"})), spec, "float32", "validation_data")
 
 
 def test_sparse_columns_and_matrices_are_dense() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -135,6 +136,25 @@ def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any)
     assert settings["seed"] == result.seed
     assert settings["versions"]["keras"] == keras.__version__
     assert "pyspark" not in settings["versions"]
+
+
+@pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame])
+def test_labels_as_a_frame_let_predictions_go_by_name(rows: Any, library: Any) -> None:
+    columns = {f"c{n}": rows[0][:20, n] for n in range(8)}
+    data = library(columns), library({"animal": rows[1][:20]})
+    result = barrier_train("local", build_dense(), data, workers=1, epochs=1, verbose=0)
+    assert result.feature_names == list(columns)
+    turned = library(dict(reversed(columns.items())))
+    expected = result.model.predict(rows[0][:20], verbose=0)
+    np.testing.assert_allclose(result.predict(turned, type="raw"), expected, atol=1e-6)
+    found = barrier_predict("local", result, turned, workers=1, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert result.evaluate((turned, data[1])) == pytest.approx(result.evaluate(data))
+    other = library({**columns, "other": columns["c0"]})[[*columns, "other"][1:]]
+    with pytest.raises(InputError, match="`x` has no column 'c0'"):
+        result.predict(other)
+    with pytest.raises(InputError, match="`x` has no column 'c0'"):
+        barrier_predict("local", result, other, workers=1)
 
 
 def test_all_kinds_of_rows_give_the_figures_of_keras(rows: Any, tmp_path: Any) -> None:
