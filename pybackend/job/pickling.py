@@ -25,8 +25,9 @@ import cloudpickle
 from pybackend.errors import InputError
 from pybackend.words import show
 
-# Limit for pickling parts to find those that fail: CPU time, so that it holds on busy machines.
+# Limits for pickling parts to find those that fail.
 _SECONDS = 10
+_MOST_PARTS = 10_000
 # Names of Keras's base classes in messages.
 _KINDS = {
     "Callback": "callback",
@@ -80,6 +81,7 @@ def _find_failing_part(
 
     A public attribute of an instance of a user-defined class is preferred, then the nearest part.
     Returns the part, its path, and the Keras object at the beginning of the path, if there is one.
+    If there are too many parts, it may be a container of the part that fails.
     """
     found: list[tuple[Any, str, Any]] = []
     tried: dict[int, tuple[Any, bool]] = {}
@@ -93,7 +95,7 @@ def _find_failing_part(
                 tried[id(part)] = part, True
         return tried[id(part)][1]
 
-    end = time.thread_time() + _SECONDS
+    end = time.monotonic() + _SECONDS  # models are pickled in another thread
     waiting = deque([(value, "", None)])
     while waiting:
         part, path, owner = waiting.popleft()
@@ -103,7 +105,7 @@ def _find_failing_part(
         failing = [
             (child, path + step, owner)
             for step, child in list_parts(part, is_user_code)
-            if time.thread_time() < end and fails(child)
+            if len(tried) < _MOST_PARTS and time.monotonic() < end and fails(child)
         ]
         # Containers and internal objects of Keras fail because of their parts.
         is_inner = isinstance(part, (Mapping, list, tuple, set)) or _find_base(part) == _OTHER

@@ -27,7 +27,7 @@ from pybackend.errors import InputError
 from pybackend.job.pickling import Pickler, explain_failure, is_sent, sending_code
 
 # Keras traces these when they are first needed; they are not sent.
-_TRACED = ("train_function", "test_function", "predict_function")
+TRACED = ("train_function", "test_function", "predict_function")
 # Name of a node in a functional model: it begins with the address of a layer in this process.
 _NODE = re.compile(r"(\d+)(\D.*)")
 # Stack that a thread reserves; only deeply nested objects use it.
@@ -146,7 +146,7 @@ class _Pickler(Pickler):
     def _attributes(self, value: Any) -> dict[str, Any]:
         attributes = dict(vars(value))
         if isinstance(value, keras.Model):
-            attributes |= {name: None for name in _TRACED if name in attributes}
+            attributes |= {name: None for name in TRACED if name in attributes}
         return {name: self._free(item) for name, item in attributes.items()}
 
     def _free(self, item: Any) -> Any:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from pybackend.model.by_value import TRACED
 from pybackend.model.layers import (
     find_custom_parts,
     find_layers,
@@ -35,7 +36,7 @@ _MOST = 5
 _DEEPEST = 8
 _NUMBER = re.compile(r"_\d+$")
 # What Keras sets on objects by itself: names, and the state of their use.
-_OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting"}
+_OF_USE = {"built", "name", "stop_training", "stop_evaluating", "stop_predicting", *TRACED}
 # Methods of Keras's layers by which `adapt` works; training and prediction never call them.
 _ADAPTING = {"adapt", "update_state", "finalize_state", "reset_state"}
 _STORING = {"__init__", "load_own_variables", "save_own_variables"}

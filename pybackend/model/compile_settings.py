@@ -201,12 +201,18 @@ def compile_as_written(
 
 def complete_archive(path: Path, model: Any) -> None:
     """Add the settings that Keras leaves out to a ``.keras`` file."""
-    if not _is_left_unscaled(model):
+    import keras
+
+    if type(model).compile is not keras.Model.compile and not _is_left_unscaled(model):
         return
-    members = read_members(path)
-    config = json.loads(members[_CONFIG])
-    config["compile_config"]["auto_scale_loss"] = False
-    write_members(path, {**members, _CONFIG: json.dumps(config).encode()})
+    known = model.get_compile_config() or {}
+    settings = _describe(model)  # with the optimizer, which Keras forgets when it writes HDF5
+    missing = {k: v for k, v in settings.items() if v is not None and known.get(k) is None}
+    if missing:
+        members = read_members(path)
+        config = json.loads(members[_CONFIG])
+        config["compile_config"] |= missing
+        write_members(path, {**members, _CONFIG: json.dumps(config).encode()})
 
 
 def _describe(model: Any) -> dict[str, Any]:

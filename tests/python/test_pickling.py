@@ -7,6 +7,8 @@ import linecache
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,15 @@ import tensorflow as tf
 
 import pybackend
 from pybackend.errors import InputError, TfdistError
-from pybackend.job.pickling import find_annotations, make_code, pickle_value, read_source
+from pybackend.job import pickling
+from pybackend.job.pickling import (
+    explain_failure,
+    find_annotations,
+    is_sent,
+    make_code,
+    pickle_value,
+    read_source,
+)
 
 
 def run_elsewhere(data: bytes, folder: Path) -> str:
@@ -211,3 +221,20 @@ def test_what_a_function_uses_is_named() -> None:
         pickle_value(lambda: locks, "`fn`")
     with pytest.raises(InputError, match=r"because of `lock` \(class lock\): .* inside the func"):
         pickle_value(lambda lock=lock: lock, "`fn`")
+
+
+@pytest.mark.parametrize(("name", "limit"), [("_SECONDS", 0.3), ("_MOST_PARTS", 30)])
+def test_the_search_for_the_part_ends(name: str, limit: float, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pickling, name, limit)
+    tried = []
+
+    def dump(part: Any) -> None:
+        tried.append(part)
+        with ThreadPoolExecutor(1) as executor:
+            executor.submit(time.sleep, 0.01).result()  # as a model is pickled
+        raise TypeError("cannot pickle it")
+
+    value = [{"one": [n]} for n in range(1000)]
+    message = explain_failure(value, "`data`", dump, TypeError("no"), is_sent)
+    assert message.startswith("`data` cannot be sent to the workers")
+    assert len(tried) <= 30

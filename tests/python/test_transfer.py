@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -255,6 +256,34 @@ def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -
     with pytest.raises(InputError, match="lock"):
         encode_objects(model, {})
     assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
+
+
+def _fit(model: Any) -> None:
+    model.fit(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+
+
+USES: dict[str, Callable[[Any, Path], object]] = {
+    "fit": lambda model, _: _fit(model),
+    "SavedModel": lambda model, path: model.export(path / "exported", verbose=False),
+    "ONNX": lambda model, path: model.export(path / "x.onnx", "onnx", verbose=False),
+    "HDF5": lambda model, path: model.save(path / "model.h5"),
+    "Keras": lambda model, path: model.save(path / "model.keras"),
+    "weights": lambda model, path: model.save_weights(path / "model.weights.h5"),
+    "summary": lambda model, _: model.summary(print_fn=lambda *_, **__: None),
+    "compile": lambda model, _: model.compile("adam", "mse"),
+    "int8": lambda model, _: model.quantize("int8"),
+    "clone": lambda model, _: keras.models.clone_model(model),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.filterwarnings("ignore")  # of Keras and tf2onnx, about themselves
+def test_the_file_has_all_of_a_model_that_was_used(use: str, tmp_path: Path) -> None:
+    model = _compiled(_stack(layers.Dense(2)))
+    _fit(model)
+    USES[use](model, tmp_path)
+    encode_file(model, {}, safe_mode=True, kind="train", rows=(X[:8], Y[:8]))
 
 
 FORGOTTEN: dict[str, tuple[Callable[[], Any], str]] = {
