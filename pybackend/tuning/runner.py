@@ -89,8 +89,10 @@ class TrialRunner:
         Chooses the arguments of each trial.
     prepare
         Returns the prepared training run of a trial, given its number and its arguments.
+    failed
+        The trials before the first one that could be prepared.
     first
-        Arguments of the first trial, and its prepared training run.
+        Arguments of that trial, and its prepared training run.
     launchers
         Launchers that may be used at once.
     metric
@@ -103,6 +105,7 @@ class TrialRunner:
 
     source: Source
     prepare: Callable[[int, Arguments], TrialCall]
+    failed: Sequence[Trial]
     first: tuple[Arguments, TrialCall]
     launchers: Sequence[Launcher]
     metric: str
@@ -114,7 +117,7 @@ class TrialRunner:
         self._stop = threading.Event()
         self._free = list(reversed(self.launchers))
         self._running: dict[int, _Running] = {}
-        self._started = 1
+        self._started = len(self.failed) + 1
         self._trials: list[Trial] = []
         self._models = ModelFiles()
 
@@ -124,7 +127,9 @@ class TrialRunner:
         If an observer raises an error, or on Ctrl-C, all trials are stopped.
         """
         try:
-            self._start(1, *self.first)
+            for trial in self.failed:
+                self._note(trial)
+            self._start(self._started, *self.first)
             self._start_more()
             while self._running:
                 with suppress(queue.Empty):
@@ -146,7 +151,7 @@ class TrialRunner:
                 planned = self.prepare(self._started, arguments)
             except Exception as error:
                 seed = self.first[1].prepared.request.job.seed
-                self._note(_make_trial(self._started, arguments, seed, began, error))
+                self._note(make_trial(self._started, arguments, seed, began, error))
             else:
                 self._start(self._started, arguments, planned)
 
@@ -174,7 +179,7 @@ class TrialRunner:
         """Return observers that pass events to the calling thread, and wait for its answer."""
         sees_epochs = self.source.sees_epochs or self.on_epoch is not None or running.observers
         # The first trial shows whether there is such a metric.
-        if not sees_epochs and running.number > 1:
+        if not sees_epochs and running.number > len(self.failed) + 1:
             return Observers()
 
         def ask(kind: type[EpochEnded | StepEnded], place: int, logs: dict[str, Any]) -> bool:
@@ -211,7 +216,7 @@ class TrialRunner:
         self._free.append(running.launcher)
         seed = running.planned.prepared.request.job.seed
         found = message.outcome
-        trial = _make_trial(
+        trial = make_trial(
             running.number,
             running.arguments,
             seed,
@@ -255,7 +260,7 @@ def _join(thread: threading.Thread | None) -> None:
         thread.join(_LOOK_SECONDS)
 
 
-def _make_trial(
+def make_trial(
     number: int,
     arguments: Arguments,
     seed: int,
@@ -263,6 +268,7 @@ def _make_trial(
     outcome: StoredResult | Exception,
     is_pruned: bool = False,
 ) -> Trial:
+    """Return a trial that has ended."""
     common: dict[str, Any] = {
         "number": number,
         "arguments": arguments,

@@ -25,7 +25,7 @@ from pybackend.job.messages import EpochEnded
 from pybackend.launchers import Checking, Dividing, Launcher
 from pybackend.tuning.grid import Arguments, ModelFunction
 from pybackend.tuning.result import Trial, Trials
-from pybackend.tuning.runner import TrialCall, TrialRunner
+from pybackend.tuning.runner import TrialCall, TrialRunner, make_trial
 from pybackend.tuning.source import Source
 from pybackend.words import show
 
@@ -94,9 +94,7 @@ class Search:
     def run(self) -> Trials:
         """Run all trials, and return them."""
         assert isinstance(self.launcher, Dividing)
-        arguments = self.source.ask(1)
-        assert arguments is not None
-        first = self._prepare(1, arguments)
+        failed, arguments, first = self._prepare_first()
         job = first.prepared.request.job
         if isinstance(self.launcher, Checking):
             self.launcher.check(job)
@@ -108,6 +106,7 @@ class Search:
             runner = TrialRunner(
                 source=self.source,
                 prepare=self._prepare,
+                failed=failed,
                 first=(arguments, first),
                 launchers=launchers,
                 metric=self.metric,
@@ -117,6 +116,20 @@ class Search:
             trials = runner.run()
         seconds = time.monotonic() - self._began
         return Trials(trials, self.metric, self.source.mode, len(launchers), seconds)
+
+    def _prepare_first(self) -> tuple[list[Trial], Arguments, TrialCall]:
+        """Prepare the first trial that can start; return it, and those before it, which failed."""
+        failed: list[Trial] = []
+        while (arguments := self.source.ask(len(failed) + 1)) is not None:
+            began = time.monotonic()
+            try:
+                return failed, arguments, self._prepare(len(failed) + 1, arguments)
+            except Exception as error:
+                if not failed:  # an error that all trials share is raised here
+                    prepare_training(replace(self.call, model=_build_nothing), self._read)
+                seed = self.call.seed or 0
+                failed.append(make_trial(len(failed) + 1, arguments, seed, began, error))
+        raise InputError(f"no trial can start; {failed[0].label} failed: {failed[0].error}")
 
     def _prepare(self, number: int, arguments: Arguments) -> TrialCall:
         own, options = self.model.split(arguments)
@@ -154,3 +167,7 @@ class Search:
 
     def _note_epoch(self, number: int, event: EpochEnded) -> None:
         say(f"trial {number}: {epoch_line(event)}", self.verbose)
+
+
+def _build_nothing() -> None:
+    """Stand for the function that builds a trial's model, which only workers call."""

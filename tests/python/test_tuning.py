@@ -113,6 +113,43 @@ def test_each_trial_has_the_result_of_its_own_training_and_a_failure_is_a_row(
     wait_for(lambda: not worker_processes())
 
 
+HERE = ModelFunction(lambda arguments, _: build(**arguments), ["units", "rate", "fails"])
+BAD = {
+    "model": ({"fails": True}, "ValueError: there is no such model"),
+    "option": ({"steps_per_epoch": 999}, "`steps_per_epoch` is 999, but 500 rows give"),
+}
+
+
+@pytest.mark.launcher(False)
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_trial_that_cannot_start_is_a_row_in_any_place(bad: str, place: int, rows: Any) -> None:
+    arguments, message = BAD[bad]
+    grid: list[dict[str, Any]] = [{"units": 2}, {"units": 3}]
+    grid[place:place] = [arguments, arguments]
+    told: list[int] = []
+    common = {"workers_per_trial": 1, "parallelism": 1, "verbose": 0}
+    trials = train_many(
+        "local", HERE, rows, grid=grid, on_trial=lambda one: told.append(one.number), **common
+    )
+    failed = [number in (place, place + 1) for number in range(4)]
+    assert [trial.status == "failed" for trial in trials] == failed
+    assert message in str(trials[place].error)
+    assert [trial.arguments for trial in trials] == grid
+    assert told == [1, 2, 3, 4]
+
+
+def test_an_error_of_all_trials_is_raised(rows: Any) -> None:
+    message = r"^no trial can start; trial 1 \(fails=True\) failed: ValueError: there is no"
+    with pytest.raises(InputError, match=message):
+        train_many("local", HERE, rows, grid={"fails": [True, True]}, verbose=0)
+    study = optuna.create_study()
+    grid = {"units": optuna.distributions.IntDistribution(1, 4)}
+    with pytest.raises(InputError, match=r"^`class_weight` has"):
+        train_many("local", build, rows, grid=grid, study=study, trials=9, class_weight={"a": 1.0})
+    assert len(study.trials) == 1
+
+
 @pytest.mark.full
 @pytest.mark.launcher(False)
 def test_poor_trials_end_early_with_the_model_of_their_last_epoch(rows: Any) -> None:
