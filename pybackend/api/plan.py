@@ -22,11 +22,10 @@ from pybackend.api.rendering import (
     write_table,
     write_text,
 )
-from pybackend.api.request import Request
 from pybackend.api.submit import find_detached
 from pybackend.api.train import barrier_train
 from pybackend.job.arguments import counted
-from pybackend.job.job import MODEL_OBJECTS, TrainingJob
+from pybackend.job.job import TrainingJob
 from pybackend.launchers import Describing, Submission
 
 # Number of workers that are printed; `Plan.workers` has all.
@@ -252,23 +251,11 @@ def describe_plan(prepared: PreparedTraining) -> Plan:
         rows=planned.rows,
         steps_per_epoch=planned.steps,
         which_rows=planned.which,
-        model=_describe_model(request, job),
+        model=request.describe_model(),
         settings={**prepared.settings, "seed": job.seed if job.is_seeded else None},
         documents=dict(found.documents),
         later=(*planned.later, *found.later, *_list_choices(job)),
     )
-
-
-def _describe_model(request: Request[TrainingJob], job: TrainingJob) -> str:
-    """Describe the model, and how it is sent to the workers."""
-    if job.model_source == "function":
-        name = getattr(request.model, "__name__", "a function")
-        return f"{name}() is called on each worker"
-    size = sum(map(len, request.files.values()))
-    way = "pickled, with its callbacks" if MODEL_OBJECTS in request.files else "as a Keras file"
-    parameters = request.model.count_params() if request.model.built else None
-    counted = "" if parameters is None else f" with {parameters:,} parameters"
-    return f"{request.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
 
 def _list_choices(job: TrainingJob) -> list[str]:

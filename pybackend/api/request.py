@@ -64,6 +64,8 @@ class Request(Generic[Kind]):
         Returns a copy of the model as it was sent, if it was pickled.
     observers
         Observers of the training in this session.
+    described
+        Result of `describe_model`, if the model itself is not in this process.
     """
 
     job: Kind
@@ -74,6 +76,19 @@ class Request(Generic[Kind]):
     custom_objects: Mapping[str, Any]
     snapshot: Callable[[], Any] | None
     observers: Observers
+    described: str | None = None
+
+    def describe_model(self) -> str:
+        """Describe the model, and how it is sent to the workers."""
+        if self.described is not None:
+            return self.described
+        if self.job.model_source == "function":
+            return f"{getattr(self.model, '__name__', 'a function')}() is called on each worker"
+        size = sum(map(len, self.files.values()))
+        way = "pickled, with its callbacks" if MODEL_OBJECTS in self.files else "as a Keras file"
+        parameters = self.model.count_params() if self.model.built else None
+        counted = "" if parameters is None else f" with {parameters:,} parameters"
+        return f"{self.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
     def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
         """Run the job to completion, and show its progress; ``listen`` also gets all events."""

@@ -166,6 +166,7 @@ def write_request(
         "functions": functions,
         "columns": request.columns,
         "model": model,
+        "described": request.describe_model(),
         "custom_objects": request.custom_objects,
         "snapshot": request.snapshot,
     }
@@ -205,5 +206,6 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
             custom_objects=rest["custom_objects"],
             snapshot=rest["snapshot"],
             observers=Observers(),
+            described=rest["described"],
         )
         yield PreparedTraining(request, launcher, rest["restarts"], rest["trackers"]), rest["began"]

@@ -16,9 +16,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from conftest import build_dense, wait_for
+from conftest import build_dense, full, wait_for
 
 from pybackend import (
+    Checkpoint,
+    Elastic,
     InputError,
     Observer,
     WorkerFailedError,
@@ -128,6 +130,66 @@ def test_a_run_of_mlflow_has_all_of_a_training(
     store: Any, rows: Any, tmp_path: Path, caplog: Any
 ) -> None:
     check_recorded(store, rows, tmp_path, caplog)
+
+
+def pickled() -> Any:
+    model = build_dense()
+    model.layers[0].kernel.trainable = False  # Keras's file does not have it
+    return model
+
+
+KINDS: dict[str, Any] = {"function": lambda: build_dense, "file": build_dense, "pickled": pickled}
+CALLS: dict[str, Any] = {
+    "detached": lambda model, rows, _, **settings: barrier_train(
+        "local", model, rows, detach=True, workers=1, **settings
+    ).result(verbose=0),
+    "resumed": lambda model, rows, path, **settings: [
+        barrier_train("local", model, rows, workers=1, **{**settings, **changes})
+        for changes in (
+            {"checkpoint": Checkpoint(path), "epochs": 1},
+            {"checkpoint": Checkpoint(path, resume=True)},
+        )
+    ][-1],
+    "elastic": lambda model, rows, _, **settings: barrier_train(
+        "local", model, rows, workers=Elastic(max=1), **settings
+    ),
+    "trial": lambda model, rows, _, **settings: (
+        train_many("local", model, rows, grid=[{}], workers_per_trial=1, **settings)[0].result
+    ),
+}
+# A search takes only functions.
+CROSSED = [(kind, call) for kind in KINDS for call in CALLS if kind == "function" or call != "trial"]
+
+
+@pytest.mark.launcher(False)
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [one if one == ("file", "detached") else full(*one) for one in CROSSED],
+)
+def test_trackers_record_any_kind_of_call(
+    kind: str, call: str, store: Any, rows: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    import wandb
+
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    mlflow = track_mlflow(experiment="any", tracking_uri=f"file://{tmp_path}/mlruns")
+    trackers = [mlflow, track_wandb(project="any")]
+    result = CALLS[call](
+        KINDS[kind](), rows, tmp_path / "checkpoint", epochs=2, callbacks=trackers, verbose=0
+    )
+    run, *_ = store.search_runs([store.get_experiment_by_name("any").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["tfdist.model_sha256"] == result.model_sha256
+    assert run.data.metrics["loss"] == result.history["loss"][-1]
+    names = {one.path for one in store.list_artifacts(run.info.run_id)}
+    assert {"plan.txt", "result.json", "report.html"} <= names
+    assert len(run.outputs.model_outputs) == 1
+    wandb.teardown()
+    written = [one.read_bytes() for one in tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
+    assert any(result.model_sha256.encode() in content for content in written)
 
 
 class Fails(keras.callbacks.Callback):
