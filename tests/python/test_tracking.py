@@ -158,7 +158,7 @@ CALLS: dict[str, Any] = {
     ),
 }
 # A search takes only functions.
-CROSSED = [(kind, call) for kind in KINDS for call in CALLS if kind == "function" or call != "trial"]
+CROSSED = [(k, call) for k in KINDS for call in CALLS if k == "function" or call != "trial"]
 
 
 @pytest.mark.launcher(False)
