@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import find_mismatch
+from pybackend.job.arguments import find_mismatch, name_arguments
 from pybackend.job.messages import Answer, EpochEnded, Event, GoOn, StepEnded, StopTraining
 from pybackend.words import call_of, show, term
 
 OnEnd = Callable[[int, dict[str, Any]], object]
 
 
+@name_arguments
 @dataclass(frozen=True)
 class Observer:
     """Functions that this session calls while the workers train.

@@ -5,17 +5,41 @@ Numbers of any type are accepted: 3 in R is a double, and 3.0 counts as a whole 
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import numbers
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from pybackend.errors import InputError
 from pybackend.words import call_of, either, listed, show
 
 MAX_WORKERS = 4096
+_Made = TypeVar("_Made", bound=Callable[..., Any])
+
+
+def name_arguments(made: _Made) -> _Made:
+    """Decorate a class or a function so that an unknown argument raises a helpful `InputError`."""
+    is_class = isinstance(made, type)
+    fn: Any = vars(made)["__init__"] if is_class else made
+    known = list(inspect.signature(made).parameters)
+
+    @wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                instead = f"did you mean `{near[0]}`?" if near else "see its help"
+                raise InputError(f"{made.__name__}() has no argument `{name}`: {instead}")
+        return fn(*args, **kwargs)
+
+    if not is_class:
+        return call  # type: ignore[return-value]
+    made.__init__ = call  # type: ignore[method-assign]
+    return made
 
 
 def counted(number: int, noun: str) -> str:

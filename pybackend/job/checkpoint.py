@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError, SerializationError, WorkerFailedError
-from pybackend.job.arguments import as_number, check_flag, check_whole_number
+from pybackend.job.arguments import as_number, check_flag, check_whole_number, name_arguments
 from pybackend.words import call_of, one_of, show
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 
+@name_arguments
 @dataclass(frozen=True, init=False)
 class Checkpoint:
     """Save the state of a training run, so that it can resume after an interruption.

@@ -17,12 +17,14 @@ from pybackend.job.arguments import (
     check_fraction,
     check_positive,
     check_whole_number,
+    name_arguments,
 )
 from pybackend.words import call_of, one_of, setting, show, term
 
 _RULES = ["linear", "sqrt"]
 
 
+@name_arguments
 @dataclass(frozen=True)
 class ScaleLearningRate:
     """Scale the learning rate with the number of workers.
@@ -120,6 +122,7 @@ ColumnEncoding = Literal["one_hot", "integer"]
 ENCODINGS: tuple[str, ...] = get_args(ColumnEncoding)
 
 
+@name_arguments
 @dataclass(frozen=True)
 class Elastic:
     """Let workers leave and join: a value for the argument ``workers``.
@@ -166,6 +169,7 @@ class Elastic:
             )
 
 
+@name_arguments
 @dataclass(frozen=True)
 class ParameterServer:
     """Train asynchronously on parameter servers: a value for the argument ``exchange``.
@@ -188,6 +192,7 @@ class ParameterServer:
         object.__setattr__(self, "servers", checked)
 
 
+@name_arguments
 @dataclass(frozen=True)
 class Exchange:
     """Average the gradients in every step, so that the result equals that of one process.
@@ -269,6 +274,7 @@ class Exchange:
         _set(self, bucket_mb=check_positive("bucket_mb", self.bucket_mb))
 
 
+@name_arguments
 @dataclass(frozen=True)
 class LocalSteps:
     """Let each worker take several steps before the weights are averaged (local SGD).
@@ -309,6 +315,7 @@ class LocalSteps:
         check_choice("encrypt", self.encrypt, choices=[None, True, False])
 
 
+@name_arguments
 @dataclass(frozen=True)
 class DataOptions:
     """Options for reading columns and files, and for storing rows on the workers.

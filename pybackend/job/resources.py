@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import as_number, check_flag, check_whole_number
+from pybackend.job.arguments import as_number, check_flag, check_whole_number, name_arguments
 from pybackend.words import call_of, one_of, show
 
 
@@ -32,6 +32,7 @@ _LEAST_MEMORY = 1 << 20
 THIS = "this"
 
 
+@name_arguments
 @dataclass(frozen=True)
 class Resources:
     """Resources of each worker, the same on every launcher.

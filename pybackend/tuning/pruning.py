@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_choice, check_whole_number
+from pybackend.job.arguments import check_choice, check_whole_number, name_arguments
 from pybackend.words import one_of, show
 
 Mode = Literal["min", "max"]
@@ -19,6 +19,7 @@ _LARGER_IS_BETTER = ("accuracy", "acc", "auc", "precision", "recall", "f1_score"
 Values = Mapping[int, float]
 
 
+@name_arguments
 @dataclass(frozen=True)
 class MedianPruning:
     """Stop a trial whose best value is worse than the median of other trials.
@@ -55,6 +56,7 @@ class MedianPruning:
         return _find_best(own, epoch) > statistics.median(reached)
 
 
+@name_arguments
 @dataclass(frozen=True)
 class SuccessiveHalving:
     """Stop all but the best trials after 1, 3, 9, ... epochs.

@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "x and y": (lambda: barrier_train(None, build, X, Y), "pass arrays together as (x, y)"),  # type: ignore[misc]
     "an option of Exchange": (train(loss_over="rows"), "pass `exchange=Exchange(loss_over=...)`"),
     "y by name": (train(y=Y), "has no argument `y`: pass `data=(x, y)`"),
+    "num_proc": (train(num_proc=3), "has no argument `num_proc`: pass `workers`"),
+    "multiprocessing": (train(use_multiprocessing=True), "each worker is a process: pass `work"),
     "epoch": (train(epoch=3), "has no argument `epoch`: did you mean `epochs`?"),
     "no data": (lambda: barrier_train(None, build), "barrier_train() needs `data`"),  # type: ignore[call-arg]
     "an argument of no fit": (train(rounds_of_tea=3), "has no argument `rounds_of_tea`: see"),

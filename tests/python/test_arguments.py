@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pybackend
 from pybackend.errors import InputError
 from pybackend.job.arguments import (
     check_choice,
@@ -89,3 +90,31 @@ def test_only_true_and_false_are_flags(value: Any) -> None:
 def test_other_than_the_choices_are_refused(value: Any) -> None:
     with pytest.raises(InputError, match=r"^`n` must be True or 'a', not "):
         check_choice("n", value, choices=[True, "a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "near"),
+    [
+        ("Exchange", "compresion", "compression"),
+        ("LocalSteps", "step", "steps"),
+        ("ParameterServer", "server", "servers"),
+        ("Elastic", "minimum", "min"),
+        ("ScaleLearningRate", "warmup_epoch", "warmup_epochs"),
+        ("DataOptions", "category", "categories"),
+        ("Checkpoint", "resumes", "resume"),
+        ("Resources", "cpu", "cpus"),
+        ("Observer", "on_epoch_ends", "on_epoch_end"),
+        ("MedianPruning", "warmup_trial", "warmup_trials"),
+        ("SuccessiveHalving", "factors", "factor"),
+        ("slurm", "partiton", "partition"),
+        ("hosts", "host_file", "hostfile"),
+        ("kubernetes", "name_space", "namespace"),
+        ("join", "secretfile", "secret_file"),
+    ],
+)
+def test_a_misspelled_argument_names_the_right_one(name: str, wrong: str, near: str) -> None:
+    message = rf"^{name}\(\) has no argument `{wrong}`: did you mean `{near}`\?$"
+    with pytest.raises(InputError, match=message):
+        getattr(pybackend, name)(**{wrong: 1})
+    with pytest.raises(InputError, match=r"has no argument `zzz`: see its help"):
+        getattr(pybackend, name)(zzz=1)

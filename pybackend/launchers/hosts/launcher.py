@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.errors import Failure, InputError
-from pybackend.job.arguments import counted, is_variable_name
+from pybackend.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
@@ -214,6 +214,7 @@ class _Slots:
             yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
 
 
+@name_arguments
 def hosts(
     hosts: str | Sequence[str] | None = None,
     *,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.arguments import name_arguments
 from pybackend.launchers.joined.place import (
     Place,
     find_mpi_place,
@@ -16,6 +17,7 @@ from pybackend.net.secret import FILE_VARIABLE, VARIABLE
 from pybackend.tf_config import ClusterSpec, make_tf_config, names_cluster, read_tf_config
 
 
+@name_arguments
 def join(addresses: Sequence[str] | str, index: int, *, secret_file: str | None = None) -> None:
     """Make this process one of several that train together and that you start yourself.
 

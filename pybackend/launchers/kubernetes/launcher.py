@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ClusterError
-from pybackend.job.arguments import check_whole_number
+from pybackend.job.arguments import check_whole_number, name_arguments
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
@@ -67,6 +67,7 @@ if not sys.stdin.readline():
 """
 
 
+@name_arguments
 def kubernetes(
     image: str,
     *,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError
+from pybackend.job.arguments import name_arguments
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import (
@@ -48,6 +49,7 @@ from pybackend.words import call_of
 _ENVIRONMENTS = "environments"
 
 
+@name_arguments
 def slurm(
     partition: str | None = None,
     *,
