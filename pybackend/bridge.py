@@ -294,7 +294,7 @@ def job_status(job: DetachedJob) -> str:
     return job.status
 
 
-def job_result(job: DetachedJob, seconds: float | None, verbose: int) -> Any:
+def job_result(job: DetachedJob, seconds: float | None, verbose: int | None) -> Any:
     """Wait for the result of a detached job."""
     try:
         return job.result(seconds, verbose=verbose)

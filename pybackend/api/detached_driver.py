@@ -68,7 +68,8 @@ def _train(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
     request = replace(prepared.request, observers=Observers([ask]))
     log = EventLog(folder)
     result = run_prepared(replace(prepared, request=request), began, log, log)
-    decode = result.decode and replace(result.decode, verbose=1)  # type: ignore[type-var]
+    verbose = folder.read_job().verbose
+    decode = result.decode and replace(result.decode, verbose=verbose)  # type: ignore[type-var]
     folder.decoder.write_bytes(pickle.dumps(decode))
     result.save(folder.result)
 

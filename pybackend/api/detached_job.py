@@ -117,7 +117,7 @@ class DetachedJob:
             show_event(event)
         return display.lines[start:]
 
-    def wait(self, timeout: float | None = None, *, verbose: int = 1) -> Status:
+    def wait(self, timeout: float | None = None, *, verbose: int | None = None) -> Status:
         """Wait until the job has ended, show its progress, and return its status.
 
         Ctrl-C only ends the waiting.
@@ -127,12 +127,14 @@ class DetachedJob:
         timeout
             Seconds to wait at most. None (default): any time.
         verbose
-            As in `barrier_train`.
+            As in `barrier_train`. None (default): as in the call that submitted the job.
         """
         self._check_exists()
         deadline = None if timeout is None else time.monotonic() + timeout
         patiently = partial(_call_patiently, self._folder.look_seconds, deadline)
-        job = replace(self._folder.read_job(), verbose=verbose)
+        job = self._folder.read_job()
+        if verbose is not None:
+            job = replace(job, verbose=verbose)
         display = choose_display(job)
         narrate = Narrator(display)
         try:
@@ -166,7 +168,7 @@ class DetachedJob:
             if isinstance(self._observers(event), StopTraining):
                 patiently(lambda: self._folder.ask("stop"))
 
-    def result(self, timeout: float | None = None, *, verbose: int = 1) -> TrainResult:
+    def result(self, timeout: float | None = None, *, verbose: int | None = None) -> TrainResult:
         """Wait for the result, and return it, or raise the error with which training ended.
 
         Parameters

@@ -16,7 +16,7 @@
 #'   variable `TFDIST_JOBS`, or `~/.local/state/tfdist/jobs`.
 #' @param job A job.
 #' @param seconds Maximum time to wait. `NULL` (default): any time.
-#' @param verbose As in [barrier_train()].
+#' @param verbose As in [barrier_train()]. `NULL` (default): as in the call that submitted the job.
 #'
 #' @return
 #' * `attach_job()`: an object of class `tfdist_job`.
@@ -90,9 +90,9 @@ job_logs <- function(job) as.character(unlist(call_job(job, "logs")))
 
 #' @rdname attach_job
 #' @export
-job_result <- function(job, seconds = NULL, verbose = getOption("tfdist.verbose", 1)) {
+job_result <- function(job, seconds = NULL, verbose = getOption("tfdist.verbose")) {
   seconds <- if (!is.null(seconds)) check_positive(seconds)
-  verbose <- check_verbose(verbose)
+  verbose <- if (!is.null(verbose)) check_verbose(verbose)
   call <- rlang::current_env()
   result <- call_python(
     pybackend(call)$bridge$job_result,

@@ -120,6 +120,14 @@ def test_a_session_that_is_killed_at_any_moment_leaves_a_job_or_nothing(
     wait_for(lambda: not drivers())
 
 
+def test_a_silent_job_stays_silent(capfd: Any) -> None:
+    job = submit(workers=1, epochs=1)
+    job.result()
+    assert capfd.readouterr() == ("", "")
+    pybackend.attach_job(job.id).result(verbose=1)
+    assert "loss" in "".join(capfd.readouterr())
+
+
 def test_half_a_submission_is_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.fork()
     if pid == 0:  # killed after it has written some of the request
