@@ -64,7 +64,7 @@ def evaluate_here(
         given = dict(zip(parts, _feed(found, model, "data"), strict=True))
         given["batch_size"] = job.batch_size
     with quiet_about_traces():
-        metrics = model.evaluate(**given, verbose=0, return_dict=True)
+        metrics = model.evaluate(**given, verbose=job.verbose, return_dict=True)
     # A metric such as F1Score has a value for each class.
     return {name: np.asarray(value).tolist() for name, value in metrics.items()}
 
@@ -86,7 +86,7 @@ def predict_here(
     complete = None
     if is_dataset(x):
         with quiet_about_traces():
-            outputs = find_model().predict(x, verbose=0)
+            outputs = find_model().predict(x, verbose=job.verbose)
     else:
         found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
         complete = getattr(found, "complete", None)
@@ -111,7 +111,7 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
         return empty_outputs(model)
     given = _feed(found, model, "x")[0]
     with quiet_about_traces():
-        return model.predict(given, batch_size=job.batch_size, verbose=0)
+        return model.predict(given, batch_size=job.batch_size, verbose=job.verbose)
 
 
 def spread_outputs(outputs: Any, complete: Any) -> Any:

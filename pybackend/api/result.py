@@ -252,12 +252,15 @@ class TrainResult:
     def evaluate(
         self,
         data: Any,
+        y: Any = None,
+        sample_weight: Any = None,
         *,
         batch_size: int = 32,
         features: Features | None = None,
         label: str | Mapping[str, str] | None = "label",
         weight: str | None = None,
         data_options: DataOptions | None = None,
+        verbose: Any = 0,
     ) -> dict[str, Any]:
         """Evaluate the model on other rows, in this process.
 
@@ -269,10 +272,14 @@ class TrainResult:
         data
             ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of arrays, a data frame, the path or URI
             of Parquet or TFRecord files, or a TensorFlow or Keras data set of batches.
+        y, sample_weight
+            Labels and weights, if ``data`` has only x.
         batch_size
             Rows per step. A data set has its own batches.
         features, label, weight, data_options
             As in `barrier_evaluate`: ``label`` and ``weight`` are not taken from the result.
+        verbose
+            As in Keras; 0 (default): silent.
 
         Returns
         -------
@@ -286,6 +293,8 @@ class TrainResult:
         """
         from pybackend.api.in_process import evaluate_here
 
+        if y is not None or sample_weight is not None:
+            data = (data, y) if sample_weight is None else (data, y, sample_weight)
         call = EvaluationCall(
             model=self,
             batch_size=batch_size,
@@ -293,6 +302,7 @@ class TrainResult:
             label=label,
             weight=weight,
             data_options=data_options,
+            verbose=verbose,
         )
         return evaluate_here(lambda: self.model, self, data, call)
 
@@ -304,6 +314,7 @@ class TrainResult:
         type: PredictionType | None = None,
         levels: Sequence[Any] | None = None,
         on_missing: OnMissing = "null",
+        verbose: Any = 0,
     ) -> Any:
         """Predict with the model, in this process.
 
@@ -329,6 +340,8 @@ class TrainResult:
             categories. ``"null"`` (default): its predictions are null (NaN in arrays). ``"error"``:
             as in training, a null or an unknown category raises an error, and a NaN is passed to
             the model.
+        verbose
+            As in Keras; 0 (default): silent.
 
         Returns
         -------
@@ -347,7 +360,12 @@ class TrainResult:
         from pybackend.api.in_process import predict_here
 
         call = PredictionCall(
-            model=self, batch_size=batch_size, type=type, levels=levels, on_missing=on_missing
+            model=self,
+            batch_size=batch_size,
+            type=type,
+            levels=levels,
+            on_missing=on_missing,
+            verbose=verbose,
         )
         return predict_here(lambda: self.model, self, x, call)
 
@@ -423,6 +441,9 @@ class TrainResult:
         if path is not None:
             save_figure(figure, path)
         return figure
+
+    def __str__(self) -> str:
+        return self.summary()
 
     def summary(self) -> str:
         """Return a few lines of text: the metrics of the last epoch and what each worker did."""

@@ -138,6 +138,22 @@ def test_a_training_on_a_frame_is_evaluated_and_predicts_as_its_model(rows: Any)
     assert "pyspark" not in settings["versions"]
 
 
+def test_a_result_takes_the_arguments_of_keras(rows: Any, capsys: Any) -> None:
+    model, x, y = build_dense(), rows[0][:40], rows[1][:40]
+    result, weight = of(model), np.linspace(0, 2, 40)
+    expected = model.evaluate(x, y, sample_weight=weight, verbose=0, return_dict=True)
+    assert result.evaluate(x, y, weight, verbose=0) == pytest.approx(expected, rel=1e-6)
+    assert result.evaluate(x, y) == pytest.approx(result.evaluate((x, y)))
+    assert np.array_equal(result.predict(x, verbose=0), model.predict(x, verbose=0))
+    assert capsys.readouterr().out == ""
+    result.predict(x, verbose="auto")
+    assert "2/2" in capsys.readouterr().out
+    with pytest.raises(InputError, match="sample weights but no labels"):
+        result.evaluate(x, sample_weight=weight)
+    with pytest.raises(InputError, match="`verbose` must be"):
+        result.evaluate(x, y, verbose="loud")
+
+
 @pytest.mark.parametrize("library", [pd.DataFrame, pl.DataFrame])
 def test_labels_as_a_frame_let_predictions_go_by_name(rows: Any, library: Any) -> None:
     columns = {f"c{n}": rows[0][:20, n] for n in range(8)}

@@ -176,6 +176,7 @@ def test_the_summary_has_last_figures_and_workers() -> None:
         "  worker 0 on 127.0.0.1 (pid 100): 50 rows, 4 steps, 1.2 s",
         "  worker 1 on 127.0.0.1 (pid 101): 50 rows, 4 steps, 1.2 s",
     ]
+    assert str(result()) == result().summary()
 
 
 def test_the_summary_names_the_worker_for_which_the_others_waited() -> None:
