@@ -148,6 +148,23 @@ def check_one_label(job: ModelJob, is_one: bool) -> None:
         )
 
 
+def check_classes_occur(job: TrainingJob, data: Any) -> None:
+    """Reject class weights if none of the labels in this process has one of the classes."""
+    columns = data.columns if isinstance(data, HELD_AS_COLUMNS) else data
+    labels = columns.get("y") if isinstance(columns, dict) and job.class_weight else None
+    if not isinstance(labels, np.ndarray) or labels.ndim > 2 or not job.class_weight:
+        return
+    is_one_hot = labels.size > len(labels)
+    found = np.unique(labels.argmax(axis=1) if is_one_hot else np.rint(labels))
+    classes = [int(code) for code, _ in job.class_weight]
+    if not np.isin(classes, found).any():
+        shown = ", ".join(f"{label:g}" for label in found[:_TRIED])
+        raise InputError(
+            f"`class_weight` has the class {classes[0]}, but the labels of `data` are {shown}"
+            f"{', ...' if len(found) > _TRIED else ''}"
+        )
+
+
 def check_weights(job: ModelJob, has_weights: bool) -> None:
     if isinstance(job, TrainingJob) and job.class_weight and has_weights:
         raise InputError(

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 from pybackend.api.calls import ModelCall, PredictionCall, TrainingCall
-from pybackend.api.data_checks import HELD_AS_COLUMNS, check_columns_exist, check_rows_fit
+from pybackend.api.data_checks import (
+    HELD_AS_COLUMNS,
+    check_classes_occur,
+    check_columns_exist,
+    check_rows_fit,
+)
 from pybackend.api.model import (
     add_custom_objects,
     check_callbacks,
@@ -168,7 +173,9 @@ def _resolve_training(job: TrainingJob, data: Any) -> TrainingJob:
     """Return the job with the steps that a data set of batches has, and class weights by code."""
     if isinstance(data, Batches):
         job = data.adapt(job)
-    return code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
+    job = code_classes(job, data.summary["levels"] if isinstance(data, TableRows) else None)
+    check_classes_occur(job, data)
+    return job
 
 
 def _encode(

@@ -484,7 +484,8 @@ def _class_weight(value: Any) -> tuple[tuple[int | str, float], ...]:
 def _class_number(key: Any, levels: Sequence[str] = ()) -> int:
     is_text = isinstance(key, str) and key.isdecimal()  # R's names are text
     number = float(key) if is_text else as_number(key)
-    if number is None or not number.is_integer() or number < 0:
+    is_code = number is not None and number.is_integer() and number >= 0
+    if number is None or not is_code or (levels and number >= len(levels)):
         expected = (
             f"use the levels of the label, {', '.join(levels)}" if levels else "use 0, 1, 2, ..."
         )

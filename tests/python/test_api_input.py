@@ -160,6 +160,14 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "class_weight list": (train(class_weight=[1, 2]), "`class_weight` must map classes to weights"),
     "class_weight text": (train(class_weight={"cat": 1}), "`class_weight` has the class 'cat'"),
+    "class_weight of no label": (
+        train(class_weight={70: 2.0, 80: 1.0}),
+        "`class_weight` has the class 70, but the labels of `data` are 0, 1,",
+    ),
+    "class_weight of no one-hot label": (
+        train(data=(X, np.eye(3)[[0, 2] * 10]), class_weight={1: 2.0}),
+        "`class_weight` has the class 1, but the labels of `data` are 0, 2",
+    ),
     "class_weight fraction": (train(class_weight={1.7: 1}), "`class_weight` has the class 1.7"),
     "features twice": (train(features=["a", "b", "a"]), "`features` lists the column 'a' twice"),
     "class_weight twice": (

@@ -186,6 +186,7 @@ def test_classes_are_named_by_level_or_code(given: Any, levels: Any, codes: Any)
         ({"yes": 1.0, "Yes": 1.0}, LEVELS, "the class 'Yes': use the levels"),
         ({"yes": 1.0}, None, "the class 'yes': use 0, 1, 2"),
         ({"0": 1.0, 0: 1.0}, None, "has the class 0 twice"),
+        ({3: 1.0}, LEVELS, "the class 3: use the levels of the label, no, yes, 1"),
     ],
 )
 def test_a_class_that_is_none_is_named(given: Any, levels: Any, message: str) -> None:
