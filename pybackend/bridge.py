@@ -21,6 +21,7 @@ from pybackend.api.in_process import evaluate_here, predict_here
 from pybackend.api.result_file import read_result, write_result
 from pybackend.api.returned_model import read_model_file
 from pybackend.data.files import check_writable
+from pybackend.data.predictions import Predictions
 from pybackend.doctor.machine import doctor
 from pybackend.doctor.probe import probe
 from pybackend.errors import (
@@ -205,30 +206,48 @@ def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
 
 
 def predict_columns(
-    model: Any, rows: Any, kind: str | None, levels: list[str] | None, batch_size: int
-) -> dict[str, Any]:
+    model: Any,
+    rows: Any,
+    kind: str | None,
+    levels: list[str] | None,
+    batch_size: int,
+    levels_of: dict[str, list[str]] | None = None,
+) -> dict[str, dict[str, Any]]:
     """Predict in this process: the columns that `predict_spark` would add, with classes as codes.
+
+    Parameters
+    ----------
+    levels_of
+        Of several outputs, the names of the classes of each output that has classes.
 
     Returns
     -------
     dict
-        ``names`` and ``columns`` of equal length; ``levels`` of the class if the first column is
-        the class, else None.
+        By output ("" for a single one): ``names`` and ``columns`` of equal length; ``levels`` of
+        the class if the first column is the class, else None.
     """
     from keras import tree
 
-    from pybackend.api.model_columns import check_levels, predictions_of
+    from pybackend.api.model_columns import check_levels, divide_predictions, predictions_of
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
     outputs = tree.flatten(predict_rows(model, rows, batch_size))
-    found = None
+    if len(predictions.outputs) == 1:
+        return {"": _show_predictions(predictions, outputs)}
+    parts = divide_predictions(model, predictions, levels_of or {})
+    pairs = zip(parts.items(), outputs, strict=True)
+    return {name: _show_predictions(part, [numbers]) for (name, part), numbers in pairs}
+
+
+def _show_predictions(predictions: Predictions, outputs: list[Any]) -> dict[str, Any]:
+    levels = None
     if predictions.has_class:
         codes = range(max(2, predictions.outputs[0].shape[0] or 0))
-        found = [str(name) for name in predictions.levels or codes]
+        levels = [str(name) for name in predictions.levels or codes]
     return {
         "names": [field.name for field in predictions.fields],
         "columns": predictions.columns(outputs),
-        "levels": found,
+        "levels": levels,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -151,6 +151,21 @@ def predictions_of(
     chosen = choose_predictions(outputs, classes, kind, levels, known, are_classes)
     shows_numbers = chosen.has_numbers and are_certain
     return replace(chosen, has_numbers=shows_numbers, are_logits=are_logits)
+
+
+def divide_predictions(
+    model: Any, predictions: Predictions, levels: Mapping[str, Sequence[str]]
+) -> dict[str, Predictions]:
+    """Return the predictions of each of a model's outputs, with classes if its levels are known."""
+    from pybackend.model.outputs import take_output
+
+    found = {}
+    for place, output in enumerate(predictions.outputs):
+        found[output.name] = Predictions((replace(output, name=""),))
+        names = check_levels(levels.get(output.name))
+        if names and (alone := take_output(model, output.name, place)) is not None:
+            found[output.name] = predictions_of(alone, None, None, names)
+    return found
 
 
 def choose_predictions(

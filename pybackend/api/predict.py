@@ -83,9 +83,10 @@ def predict_spark(
         Names of the classes 0, 1, 2, ... None (default): those of the `TrainResult`, or else
         numbers.
     on_missing
-        Treatment of a row that has a null, a NaN or a value outside its column's categories.
-        ``"null"`` (default): its predictions are null. ``"error"``: as in training, a null or an
-        unknown category raises an error, and a NaN is passed to the model.
+        Treatment of a row that has a null, a NaN, an infinite number or a value outside its
+        column's categories. ``"null"`` (default): its predictions are null. ``"error"``: as in
+        training, a null or an unknown category raises an error, and other values are passed to the
+        model.
     batch_size
         Number of rows that a task predicts at a time.
     runtime

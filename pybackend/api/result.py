@@ -336,10 +336,10 @@ class TrainResult:
         levels
             Names of the classes 0, 1, 2, ... None (default): `levels`, or else numbers.
         on_missing
-            Treatment of a data frame's row that has a null, a NaN or a value outside its column's
-            categories. ``"null"`` (default): its predictions are null (NaN in arrays). ``"error"``:
-            as in training, a null or an unknown category raises an error, and a NaN is passed to
-            the model.
+            Treatment of a data frame's row that has a null, a NaN, an infinite number or a value
+            outside its column's categories. ``"null"`` (default): its predictions are null (NaN in
+            arrays). ``"error"``: as in training, a null or an unknown category raises an error, and
+            other values are passed to the model.
         verbose
             As in Keras; 0 (default): silent.
 

@@ -134,9 +134,10 @@ def barrier_predict(
     model
         As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
     on_missing
-        Treatment of a data frame's row that has a null, a NaN or a value outside its column's
-        categories. ``"null"`` (default): its predictions are NaN. ``"error"``: as in training, a
-        null or an unknown category raises an error, and a NaN is passed to the model.
+        Treatment of a data frame's row that has a null, a NaN, an infinite number or a value
+        outside its column's categories. ``"null"`` (default): its predictions are NaN. ``"error"``:
+        as in training, a null or an unknown category raises an error, and other values are passed
+        to the model.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 

@@ -127,7 +127,7 @@ class TensorReader:
     def find_complete(self, batch: Any) -> Array:
         """Return whether each row of a batch has a value in every column.
 
-        Null, NaN and unknown categories do not count as values.
+        Null, NaN, infinite numbers and unknown categories do not count as values.
         """
         found = np.ones(batch.num_rows, bool)
         for group in self._groups:
@@ -312,13 +312,16 @@ def find_known(column: Any, name: str, categories: Sequence[Any]) -> Array:
 
 
 def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> Array:
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     column = _decode(column)
     if categories is None and _is_complete(column):  # at a fraction of the cost
         return np.ones(len(column), bool)
-    missing = pc.is_null(column, nan_is_null=True)
-    found: Array = ~missing.to_numpy(zero_copy_only=False)
+    has_value = pc.is_valid(column)
+    if pa.types.is_floating(column.type):
+        has_value = pc.fill_null(pc.is_finite(column), False)
+    found: Array = has_value.to_numpy(zero_copy_only=False)
     if categories is not None:
         return found & find_known(column, name, categories)
     if hasattr(column.type, "value_type"):
@@ -330,7 +333,7 @@ def _find_complete(column: Any, name: str, categories: Sequence[Any] | None) -> 
 
 
 def _is_complete(column: Any) -> bool:
-    """Return whether a column has neither nulls nor NaN, also within lists."""
+    """Return whether a column has only finite numbers and no nulls, also within lists."""
     import pyarrow as pa
 
     if column.null_count:
@@ -338,7 +341,8 @@ def _is_complete(column: Any) -> bool:
     if hasattr(column.type, "value_type"):
         return _is_complete(column.flatten())
     if len(column) and pa.types.is_floating(column.type):
-        return not np.isnan(column.to_numpy(zero_copy_only=False).min())
+        numbers = column.to_numpy(zero_copy_only=False)
+        return bool(np.isfinite(numbers.min()) and np.isfinite(numbers.max()))
     return True
 
 

@@ -85,7 +85,7 @@ def check_labels(
     """
     weights = columns.get("sample_weight")
     shapes = _find_shapes(model)
-    for key, loss in _match_losses(model).items():
+    for key, loss in match_losses(model).items():
         labels, shape = columns.get(key), shapes.get(key, ())
         if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "fiub":
             continue
@@ -95,8 +95,7 @@ def check_labels(
             _check_weights(weights, shape, name)
         if len(shape) != 1 or shape[0] is None:
             continue
-        if key == "y":
-            _check_one_hot(loss, labels, shape[0], name)
+        _check_count(loss, labels, shape[0], place)
         if _is_sparse(loss):
             _check_classes(loss, labels, shape[0], place)
 
@@ -177,7 +176,7 @@ def check_class_weight(
         classes = labels.shape[-1]
     else:
         check_are_classes(labels, name)
-        if _find_range(_match_losses(model).get("y")) is _BINARY:
+        if _find_range(match_losses(model).get("y")) is _BINARY:
             classes = 2
     beyond = [code for code in class_weight if classes is not None and code >= classes]
     if beyond:
@@ -203,21 +202,34 @@ def check_are_classes(labels: Any, name: str, *, names_rows: bool = True) -> Non
         )
 
 
-def _check_one_hot(loss: Any, labels: Any, units: int, name: str) -> None:
+def _check_count(loss: Any, labels: Any, units: int, place: _LabelPlace) -> None:
     """Reject rows whose number of labels differs from the outputs, if the loss pairs them.
 
-    Keras broadcasts a single label to all outputs, or fails in the first step.
+    Keras broadcasts one of them to the other, or fails in the first step. Keras's losses of numbers
+    may compare one label with several outputs.
     """
-    if _find_range(loss) not in (_BINARY, _CATEGORICAL) or not len(labels):
+    is_of_classes = _find_range(loss) in (_BINARY, _CATEGORICAL)
+    is_of_numbers = _find_range(loss) is not None or _name_function(loss) in _OF_NUMBERS
+    if not (is_of_classes or is_of_numbers) or not len(labels) or labels.ndim > 2:
         return
     count = labels.size // len(labels)
-    if labels.ndim > 2 or count == units:
+    if count == units or (count == 1 and not is_of_classes):
         return
+    cure = f"for {count} numbers, give the model {counted(count, 'output')}"
+    if is_of_classes:
+        cure = (
+            f"for class numbers, compile with {term('SparseCategoricalCrossentropy')}, or, for two "
+            "classes, give the model one output"
+        )
+    outputs = f"model's {counted(units, 'output')}"
+    if place.output:
+        outputs = f"{counted(units, 'number')}{place.output}"
+    pairs = f"the {outputs} with one label"
+    if units > 1:
+        pairs = f"each of the {outputs} with its own label"
     raise InputError(
-        f"`{name}` has {'one label' if count == 1 else f'{count} labels'} per row, but the loss "
-        f"{_name_loss(loss)} compares each of the model's {counted(units, 'output')} with its own "
-        f"label: for class numbers, compile with {term('SparseCategoricalCrossentropy')}, or, for "
-        "two classes, give the model one output"
+        f"`{place.argument}` has {'one label' if count == 1 else f'{count} labels'} per row, but "
+        f"the loss {_name_loss(loss)} compares {pairs}: {cure}"
     )
 
 
@@ -232,7 +244,7 @@ def check_levels(model: Any, levels: Sequence[Any], name: str) -> None:
         Names some of the values, and what the loss accepts.
     """
     classes = _count_sparse_classes(model)
-    loss = _match_losses(model).get("y")
+    loss = match_losses(model).get("y")
     if classes is None and loss is not None and _find_range(loss) is _BINARY:
         classes = 2
     if classes is not None and len(levels) > classes:
@@ -322,7 +334,7 @@ def _is_usual(model: Any) -> bool:
     return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 
-def _match_losses(model: Any) -> dict[str, Any]:
+def match_losses(model: Any) -> dict[str, Any]:
     """Return the losses passed to `compile`, by the keys of their labels, as far as known."""
     loss = getattr(model, "loss", None)
     if loss is None or not _is_usual(model):

@@ -98,15 +98,16 @@ take_rows <- function(x, rows) {
   do.call(`[`, c(list(x, rows), others, drop = FALSE))
 }
 
-# TRUE for each row without a missing value, in an array or in all arrays of a list.
+# TRUE for each row without a missing or infinite value, in an array or in all arrays of a list.
 complete_rows <- function(x) {
   if (is.list(x)) {
     return(Reduce(`&`, lapply(x, complete_rows)))
   }
-  if (!anyNA(x)) {
+  lacks <- if (is.double(x)) !is.finite(x) else is.na(x)
+  if (!any(lacks)) {
     return(rep(TRUE, count_rows(x)))
   }
-  rowSums(is.na(as.matrix(array(x, c(count_rows(x), length(x) / count_rows(x)))))) == 0L
+  rowSums(array(lacks, c(count_rows(x), length(x) / count_rows(x)))) == 0L
 }
 
 check_array_type <- function(x, arg, call, label, text) {

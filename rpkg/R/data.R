@@ -253,8 +253,18 @@ match_levels <- function(data, trained, arg = "data", call = caller_env()) {
       call = call
     )
   }
-  data$y <- factor(as.character(data$y), levels = trained)
+  data$y <- factor(as.character(data$y), levels = trained, ordered = is.ordered(data$y))
   data
+}
+
+# What predictions take from the label, or from that of each of several outputs.
+describe_labels <- function(y) {
+  describe_one <- function(y) {
+    list(levels = levels(y), ordered = is.ordered(y), columns = matrix_columns(y))
+  }
+  if (!is_python(y)) {
+    if (is.list(y)) lapply(y, describe_one) else list(describe_one(y))
+  }
 }
 
 # TRUE if the label is numeric and the training had a factor of numbers: they are its levels.

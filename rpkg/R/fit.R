@@ -115,6 +115,7 @@ new_fit <- function(
       features = columns$features %||% fields$features,
       levels = columns$levels %||% plain_levels(fields$levels),
       label = columns$label,
+      labels = columns$labels,
       tensors = columns$tensors,
       # Python found the values of columns in tables and files.
       categories = null_if_empty(utils::modifyList(
@@ -242,7 +243,7 @@ fit_element <- function(fit, name, call) {
 
 #' @export
 names.tfdist_fit <- function(x) {
-  c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding")))
+  c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding", "labels")))
 }
 
 # With the names above, not those of the list.

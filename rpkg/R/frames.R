@@ -73,7 +73,7 @@ frame_label <- function(data, columns, arg, call) {
     return(as_label(y))
   }
   codes <- category_codes(data, columns$label, values, arg, call)
-  factor(codes, levels = seq_along(values) - 1L, labels = as.character(values))
+  factor(codes, seq_along(values) - 1L, as.character(values), ordered = is.ordered(y))
 }
 
 # The levels of each of several labels, used to code later data.

@@ -79,5 +79,6 @@ encode_newdata <- function(newdata, model, on_missing, arg, call) {
     newdata <- take_rows(newdata, complete)
   }
   check_frame_features(newdata, features, arg, call, coded, "leave it out")
+  check_finite(newdata, features, arg, call)
   list(rows = frame_inputs(newdata, features, categories, coded$encode), complete = complete)
 }

@@ -15,15 +15,17 @@
 #'     column, or in one `.pred_<output>` column for each of several outputs;
 #'   * `NULL` (default): `"raw"` for arrays. For data frames and tables, the columns depend on the
 #'     model. A classifier returns the class and, if its outputs are probabilities, the
-#'     probabilities, too. Any other model, such as one for regression, returns `.pred`, or
-#'     `.pred_<output>` for each of several outputs. If the label of such an output was a factor,
-#'     the output's numbers are in the order of the label's levels in `object$categories`.
+#'     probabilities, too. Any other model, such as one for regression, returns `.pred`. If the
+#'     label was a matrix with column names, as from `cbind(mpg, hp) ~ wt`, it returns `.pred_mpg`
+#'     and `.pred_hp`. A model with several outputs returns `.pred_<output>` for each, or, if the
+#'     label of the output was a factor, `.pred_<output>_class` and `.pred_<output>_<level>`. For a
+#'     Spark table, each of several outputs is a number or an array.
 #' @param features,tensors,categories Columns of a Spark table to use, and their options; see
 #'   [barrier_train()] and [data_options()]. `NULL` (default): as in training or, if the fit has no
 #'   feature columns, all columns.
-#' @param on_missing How to handle a row that has a missing value, or a value outside its column's
-#'   categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"` raises an
-#'   error.
+#' @param on_missing How to handle a row that has a missing or infinite value, or a value outside its
+#'   column's categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"`
+#'   raises an error.
 #' @param batch_size Number of rows to compute at once. `NULL` (default): 32, or 256 for a Spark
 #'   table.
 #' @param runtime What computes the predictions of a Spark table. `"keras"` needs TensorFlow and
@@ -35,9 +37,10 @@
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
 #'   installed) with one row for each row of `newdata`, in the same order. `.pred_class` is a
-#'   factor. If an output has several numbers per row, its column is a matrix.
+#'   factor, ordered if the label was. If an output has several numbers per row, its column is a matrix.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
-#'   several outputs. Its columns are named after the levels of the label, if it was a factor.
+#'   several outputs. Its columns are named after the levels of the label, if it was a factor, or
+#'   after the label's columns.
 #' * For a Spark table: a `tbl_spark` with all columns of `newdata` and the predictions, for use
 #'   with dplyr. Spark evaluates it lazily and recomputes it each time you use it;
 #'   `dplyr::compute()` stores the rows. It is a temporary view that exists until the connection is
@@ -89,11 +92,13 @@ predict.tfdist_fit <- function(
     batch_size,
     call = call
   )
-  name_columns(spread_rows(scores, checked$complete), object$levels)
+  name_scores(spread_rows(scores, checked$complete), object)
 }
 
-# The columns that a Spark table would get.
+# The columns that a Spark table would get; for several outputs, also classes.
 predict_columns <- function(fit, rows, complete, type, batch_size, call) {
+  outputs <- c(character(), union(names(.subset2(fit, "labels")), names(fit$label)))
+  levels_of <- lapply(rlang::set_names(outputs), function(name) label_of(fit, name)$levels)
   found <- call_python(
     pybackend(call)$bridge$predict_columns,
     fit_model(fit, call),
@@ -101,16 +106,47 @@ predict_columns <- function(fit, rows, complete, type, batch_size, call) {
     type,
     as_list_or_null(fit$levels),
     batch_size,
+    if (is.null(type)) lapply(Filter(length, levels_of), as.list),
     call = call
   )
-  columns <- rlang::set_names(lapply(found$columns, as_column), as.character(unlist(found$names)))
+  columns <- Map(
+    function(one, name) name_output(one, name, label_of(fit, name)),
+    found,
+    names(found)
+  )
+  as_rows(lapply(do.call(c, unname(columns)), spread_rows, complete))
+}
+
+# What is known of the label of an output; "" is the only one.
+label_of <- function(fit, output) {
+  labels <- .subset2(fit, "labels")
+  if (!nzchar(output)) {
+    label <- if (is.null(names(labels))) unlist(labels, recursive = FALSE)
+    return(replace(as.list(label), "levels", list(fit$levels)))
+  }
+  label <- labels[[output]]
+  column <- as.list(fit$label)[[output]]
+  label$levels <- label$levels %||% if (!is.null(column)) fit$categories[[column]]
+  label
+}
+
+# The columns of one output, whose name follows `.pred` if there are several.
+name_output <- function(found, output, label) {
+  columns <- lapply(found$columns, as_column)
+  names <- as.character(unlist(found$names))
   if (!is.null(found$levels)) {
     levels <- as.character(unlist(found$levels))
     # The code of a class that is not known is -1.
-    codes <- ifelse(columns$.pred_class < 0L, NA, columns$.pred_class + 1L)
-    columns$.pred_class <- factor(levels[codes], levels)
+    codes <- ifelse(columns[[1L]] < 0L, NA, columns[[1L]] + 1L)
+    columns[[1L]] <- factor(levels[codes], levels, ordered = isTRUE(label$ordered))
+  } else if (is.matrix(columns[[1L]]) && ncol(columns[[1L]]) == length(label$columns)) {
+    names <- paste0(".pred_", label$columns)
+    columns <- lapply(seq_along(names), function(i) columns[[1L]][, i])
   }
-  as_rows(lapply(columns, spread_rows, complete))
+  if (nzchar(output)) {
+    names <- paste0(".pred_", output, substring(names, nchar(".pred") + 1L))
+  }
+  rlang::set_names(columns, names)
 }
 
 as_column <- function(numbers) {
@@ -128,6 +164,18 @@ as_rows <- function(
     return(tibble::new_tibble(columns, nrow = rows))
   }
   structure(columns, class = "data.frame", row.names = .set_row_names(rows))
+}
+
+# The model's numbers, with the names of their columns.
+name_scores <- function(scores, fit) {
+  name_one <- function(numbers, output) {
+    label <- label_of(fit, output)
+    name_columns(numbers, label$levels %||% label$columns)
+  }
+  if (is.list(scores) && !is.null(names(scores))) {
+    return(Map(name_one, scores, names(scores)))
+  }
+  if (is.list(scores)) scores else name_one(scores, "")
 }
 
 name_columns <- function(scores, levels) {

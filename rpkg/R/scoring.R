@@ -133,7 +133,8 @@ barrier_predict <- function(
   rows <- as_input(checked$rows, as_feature_array)
   call <- rlang::current_env()
   scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
-  name_columns(spread_rows(scores, checked$complete), fit_field(model, "levels"))
+  scores <- spread_rows(scores, checked$complete)
+  if (inherits(model, "tfdist_fit")) name_scores(scores, model) else scores
 }
 
 run_scoring <- function(name, launcher, model, rows, settings, call) {

@@ -387,6 +387,7 @@ prepare_training <- function(frame = caller_env()) {
     data <- match_levels(data, columns$levels, call = frame)
   }
   columns <- narrow_columns(columns, data)
+  columns$labels <- describe_labels(data$y)
   validation <- check_data(
     args$validation_data,
     columns,

@@ -280,10 +280,27 @@ def test_a_model_whose_shapes_are_unknown_is_left_to_the_workers() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "count"),
-    [("categorical_crossentropy", 3, 2), ("binary_crossentropy", 1, 2)],
+    [
+        ("categorical_crossentropy", 3, 2),
+        ("binary_crossentropy", 1, 2),
+        ("mse", 1, 2),
+        (keras.losses.Huber(), 3, 2),
+        (keras.losses.Hinge(), 3, 2),
+    ],
 )
-def test_more_or_fewer_labels_than_outputs_are_refused(loss: str, outputs: int, count: int) -> None:
+def test_more_or_fewer_labels_than_outputs_are_refused(loss: Any, outputs: int, count: int) -> None:
     labels = {"y": np.eye(count)[GOOD % count]}
     with pytest.raises(InputError, match=f"{count} labels per row, .* {outputs} output"):
         check_labels(model_with(loss, outputs), labels, "data")
     check_labels(model_with(loss, count), labels, "data")
+
+
+def test_labels_of_one_of_several_outputs_are_counted() -> None:
+    rows = keras.Input((8,))
+    outputs = {"price": keras.layers.Dense(1)(rows), "share": keras.layers.Dense(3)(rows)}
+    model = keras.Model(rows, outputs)
+    model.compile("sgd", {"price": "mse", "share": "mae"})
+    good = np.zeros((6, 3))
+    check_labels(model, {"y/price": good[:, :1], "y/share": good}, "data")
+    with pytest.raises(InputError, match=r"2 labels per row, .* 3 numbers of the output 'share'"):
+        check_labels(model, {"y/price": good[:, :1], "y/share": good[:, :2]}, "data")

@@ -51,6 +51,8 @@ test_that("rows are taken of arrays of any shape, and missing values found in th
   cube[1, 2, 2] <- NA
   expect_identical(complete_rows(cube), c(FALSE, TRUE))
   expect_identical(complete_rows(list(1:2, c(1, NA))), c(TRUE, FALSE))
+  cube[2, 3, 1] <- -Inf
+  expect_identical(complete_rows(cube), c(FALSE, FALSE))
   expect_identical(spread_rows(matrix(1:2, 1), c(FALSE, TRUE)), rbind(c(NA, NA), 1:2))
   expect_identical(spread_rows(factor("b"), c(TRUE, FALSE)), factor(c("b", NA)))
 })
@@ -115,6 +117,10 @@ test_that("a row without a value has no prediction, and no rows have none", {
   }
   expect_identical(dim(predict(fit, matrix(0, 0, 4))), c(0L, 3L))
   expect_error(predict(fit, rows, on_missing = "error"), "missing values, first in row 2")
+  rows[2, 3] <- Inf
+  expect_identical(predict(fit, rows), found)
+  expect_equal(predict(fit, as.matrix(rows)), raw, ignore_attr = TRUE)
+  expect_error(predict(fit, rows, on_missing = "error"), "infinite in row 2")
 })
 
 test_that("arrays that do not fit the model are named as such", {
@@ -199,4 +205,50 @@ test_that("regression gives a column for each output", {
   expect_named(found, c(".pred_one", ".pred_two"))
   expect_equal(found$.pred_two, predict(several, rows, type = "raw")[[2]])
   expect_error(predict(several, rows, type = "class"), class = "tfdist_error_input")
+})
+
+test_that("columns have the names of the labels, and a factor's output its classes", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  train <- function(model, loss, ...) {
+    model$compile("sgd", loss)
+    suppressMessages(barrier_train("local", model, ..., workers = 1, seed = 1, verbose = 0))
+  }
+  input <- keras$Input(reticulate::tuple(1L), name = "wt")
+  pair <- keras$layers$Dense(2L)(input)
+  fit <- train(keras$Model(input, pair), "mse", mtcars, cbind(mpg, hp) ~ wt)
+  raw <- predict(fit, mtcars, type = "raw")
+  expect_identical(colnames(raw), c("mpg", "hp"))
+  expect_identical(as.list(predict(fit, mtcars)), list(.pred_mpg = raw[, 1], .pred_hp = raw[, 2]))
+
+  classes <- keras$layers$Dense(3L)(input)
+  losses <- list(
+    pair = "mse",
+    cyl = keras$losses$SparseCategoricalCrossentropy(from_logits = TRUE)
+  )
+  labels <- list(pair = cbind(mpg = mtcars$mpg, hp = mtcars$hp), cyl = ordered(mtcars$cyl))
+  model <- keras$Model(input, list(pair = pair, cyl = classes))
+  fit <- train(model, losses, list(as.matrix(mtcars["wt"]), labels))
+  found <- predict(fit, mtcars)
+  raw <- predict(fit, mtcars, type = "raw")
+  expect_identical(colnames(raw$cyl), c("4", "6", "8"))
+  expect_identical(found$.pred_pair_hp, unname(raw$pair[, "hp"]))
+  expect_identical(found$.pred_cyl_class, ordered(max.col(raw$cyl), 1:3, colnames(raw$cyl)))
+  expect_equal(found$.pred_cyl_8, softmax(raw$cyl)[, 3], tolerance = 1e-6)
+})
+
+test_that("the class of an ordered label is ordered", {
+  skip_if_no_pybackend()
+  rows <- transform(iris, Species = ordered(Species))
+  fit <- train_flowers(rows, epochs = 1)
+  expect_identical(predict(fit, rows)$.pred_class[0], rows$Species[0])
+  expect_false(is.ordered(predict(update(fit, data = iris, epochs = 1), rows)$.pred_class))
+})
+
+test_that("several labels for a model of one output are refused", {
+  skip_if_no_pybackend()
+  keras <- reticulate::import("keras")
+  model <- keras$Sequential(list(keras$Input(reticulate::tuple(1L)), keras$layers$Dense(1L)))
+  model$compile("sgd", "mse")
+  expect_snapshot(error = TRUE, barrier_train("local", model, mtcars, cbind(mpg, hp) ~ wt))
 })
