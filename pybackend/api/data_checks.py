@@ -17,7 +17,7 @@ from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import count_steps
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
-from pybackend.job.arguments import find_mismatch
+from pybackend.job.arguments import counted, find_mismatch
 from pybackend.job.job import ModelJob, TrainingJob, argument_of
 from pybackend.launchers import is_spark_frame
 from pybackend.words import either, term
@@ -186,6 +186,6 @@ def _check_steps(rows: int, job: TrainingJob) -> None:
     full = count_steps([-(-rows // job.workers)], job.batch_size)
     if job.steps_per_epoch is not None and job.steps_per_epoch > full:
         raise InputError(
-            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give {full} steps of "
-            f"{job.workers} x {job.batch_size} rows"
+            f"`steps_per_epoch` is {job.steps_per_epoch}, but {rows} rows give "
+            f"{counted(full, 'step')} of {job.workers} x {job.batch_size} rows"
         )

@@ -112,7 +112,9 @@ def list_audit(audit: Audit | None, workers: Sequence[WorkerReport]) -> list[str
     found = f"largest relative difference {max(audit.weights, audit.metrics):.1g}"
     if audit.differences:
         found = f"{len(audit.differences)} of them different"
-    first = f"audited on {audit.steps} of {workers[0].steps:,} steps against one process: {found}"
+    plural = "" if workers[0].steps == 1 else "s"
+    steps = f"{audit.steps} of {workers[0].steps:,} step{plural}"
+    first = f"audited on {steps} against one process: {found}"
     more = [f"  undecided on {counted(audit.undecided, 'step')}: {reasons}"] if reasons else []
     return [first, *more, *(f"  not compared: {name}" for name in audit.left_out)]
 

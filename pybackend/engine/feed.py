@@ -29,6 +29,7 @@ from pybackend.data.sharding import (
 from pybackend.engine.ledger import Ledger, Sums, find_wrong
 from pybackend.engine.step_clock import Arrivals
 from pybackend.errors import InputError
+from pybackend.job.arguments import counted
 from pybackend.job.job import Shuffle
 from pybackend.model.labels import check_are_classes
 
@@ -121,7 +122,7 @@ class Feed:
         if limit is not None and limit > full:
             raise InputError(
                 f"`steps_per_epoch` is {limit}, but {sum(counts)} rows on {len(counts)} workers "
-                f"give {full} steps of {batch_size} rows per worker"
+                f"give {counted(full, 'step')} of {batch_size} rows per worker"
             )
         self._steps_of_all = full if limit is None else limit
         self._cutting = batch_size, batches

@@ -70,8 +70,9 @@ def check_feature_names(model: Any, names: Mapping[str, Any]) -> None:
         if (expected := int(np.prod(shape))) != len(found):
             what = f"input {show(key)}" if len(shapes) > 1 else "input"
             raise InputError(
-                f"the model's {what} takes {expected} numbers per row (shape {show(shape)}), but "
-                f"there are {len(found)} features: {_list_some(found)}"
+                f"the model's {what} takes {counted(expected, 'number')} per row (shape "
+                f"{show(shape)}), but there {'is' if len(found) == 1 else 'are'} "
+                f"{counted(len(found), 'feature')}: {_list_some(found)}"
             )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pybackend.job.arguments import counted
 from pybackend.job.report import PARTS
 from pybackend.reporting.charts import (
     Bar,
@@ -216,7 +217,8 @@ def _find_tiles(record: Record) -> Iterator[tuple[str, str]]:
     audit = record.get("audit")
     if audit and audit["steps"]:
         largest = max(to_float(audit["weights"]), to_float(audit["metrics"]))
-        yield f"{largest:.1g}", f"largest difference from one process, {audit['steps']} steps"
+        steps = counted(audit["steps"], "step")
+        yield f"{largest:.1g}", f"largest difference from one process, {steps}"
     rates = [worker.get("rows_per_second") for worker in workers]
     if rates and all(rate is not None for rate in rates):
         yield show_number(float(round(sum(rates)))), "rows per second, all workers"

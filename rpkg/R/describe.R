@@ -20,7 +20,7 @@ describe <- function(x) {
 
 describe_object <- function(x) {
   if (is.data.frame(x)) {
-    sprintf("a data frame of %d rows", nrow(x))
+    sprintf("a data frame of %s", format_count(nrow(x), "row"))
   } else if (is.object(x)) {
     sprintf("an object of class %s", class(x)[[1L]])
   } else if (is.list(x)) {

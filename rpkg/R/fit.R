@@ -60,7 +60,7 @@
 #' @param ... Must be empty.
 #'
 #' @seealso [predict.tfdist_fit()], [evaluate.tfdist_fit()], [update.tfdist_fit()],
-#'   [tidy.tfdist_fit], [export_fit].
+#'   [fitted.tfdist_fit()], [tidy.tfdist_fit], [export_fit].
 #' @return `summary()` returns a list of class `summary.tfdist_fit` with everything that it prints.
 #'   Its `history` has one row per epoch and one column per metric; other elements are `workers` and
 #'   `audit`. `print()` returns its argument, invisibly. `as.data.frame()` returns one row per epoch
@@ -228,7 +228,8 @@ worker_frame <- function(reports) {
 
 #' @export
 `[[.tfdist_fit` <- function(x, i, ...) {
-  if (rlang::is_string(i)) fit_element(x, i, caller_env()) else .subset2(x, i)
+  # Positions are those of names().
+  fit_element(x, if (is.character(i)) i else names(x)[[i]], caller_env())
 }
 
 fit_element <- function(fit, name, call) {
@@ -246,11 +247,19 @@ names.tfdist_fit <- function(x) {
   c("model", setdiff(names(unclass(x)), c("numbered", "decoded", "rebuilding", "labels")))
 }
 
+#' @export
+length.tfdist_fit <- function(x) length(names(x))
+
+# Without the model, which needs Python: lapply() calls this.
+#' @export
+as.list.tfdist_fit <- function(x, ...) {
+  unclass(x)[setdiff(names(x), "model")]
+}
+
 # With the names above, not those of the list.
 #' @exportS3Method utils::str
 str.tfdist_fit <- function(object, ...) {
-  fields <- unclass(object)
-  utils::str(fields[setdiff(names(object), "model")], ...)
+  utils::str(as.list(object), ...)
 }
 
 abort_no_element <- function(name, known, call) {

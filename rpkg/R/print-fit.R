@@ -5,10 +5,10 @@
 print.tfdist_fit <- function(x, ...) {
   check_dots_empty(...)
   cat(sprintf(
-    "<tfdist_fit> %s, %s, %s rows, %.1f s\n",
+    "<tfdist_fit> %s, %s, %s, %.1f s\n",
     format_count(nrow(x$workers), "worker"),
     format_count(x$epochs, "epoch"),
-    format_number(sum(x$workers$rows)),
+    format_count(sum(x$workers$rows), "row"),
     x$seconds
   ))
   last <- last_metrics(x)
@@ -96,9 +96,9 @@ format_audit <- function(fit) {
   if (length(audit$differences)) {
     found <- sprintf("%d of them different", length(audit$differences))
   }
-  steps <- format_number(fit$workers$steps[[1L]])
+  steps <- format_count(fit$workers$steps[[1L]], "step")
   c(
-    sprintf("%d of %s steps against one process", audit$steps, steps),
+    sprintf("%d of %s against one process", audit$steps, steps),
     found,
     if (isTRUE(audit$undecided > 0L)) {
       sprintf("%d undecided: %s", audit$undecided, toString(audit$skipped))
@@ -113,12 +113,16 @@ format_balance <- function(workers) {
     return(character())
   }
   c(
-    sprintf("%s rows", format_range(workers$rows)),
-    sprintf("%s steps", format_range(workers$steps)),
+    format_counts(workers$rows, "row"),
+    format_counts(workers$steps, "step"),
     if (!anyNA(workers$waited)) {
       sprintf("%s s waiting", format_range(workers$waited, function(x) sprintf("%.1f", x)))
     }
   )
+}
+
+format_counts <- function(counts, noun) {
+  sprintf("%s %s%s", format_range(counts), noun, if (max(counts) == 1L) "" else "s")
 }
 
 format_range <- function(x, as_text = format_number) {

@@ -66,11 +66,12 @@ check_update_names <- function(names, call) {
     what <- if (nzchar(unknown[[1L]])) {
       sprintf("`%s` is not an argument of `barrier_train()` that can change.", unknown[[1L]])
     } else {
-      "The arguments of `update()` must be named."
+      sprintf("The arguments of %s must be named.", name_called(call))
     }
     is_other <- unknown[[1L]] %in% c("", "model", "model_fn")
     near <- if (!is_other) name_near(unknown[[1L]], takes)
-    example <- "For example `update(fit, epochs = 10)` or `update(fit, data = rows)`."
+    called <- sub("()`", "", name_called(call), fixed = TRUE)
+    example <- sprintf("For example %1$s(fit, epochs = 10)` or %1$s(fit, data = rows)`.", called)
     abort_input(c(what, i = near %||% example), call = call)
   }
 }

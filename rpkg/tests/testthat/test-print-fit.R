@@ -28,7 +28,19 @@ test_that("a summary is an object, and names are those that can be used", {
   names <- setdiff(names(fit), "model")
   expect_no_error(lapply(names, function(name) fit[[name]]))
   expect_in(c("model", "history", "workers"), names(fit))
-  expect_false(any(c("decoded", "rebuilding", "numbered") %in% names(fit)))
+  expect_false(any(c("decoded", "rebuilding", "numbered", "labels") %in% names(fit)))
+  expect_length(fit, length(names(fit)))
+  expect_identical(fit[[match("epochs", names(fit))]], fit$epochs)
+  expect_identical(names(lapply(fit, class)), names)
+})
+
+test_that("one row and one step are singular", {
+  fit <- example_fit()
+  fit$workers$rows <- 1:0
+  fit$workers$steps <- c(1L, 1L)
+  shown <- utils::capture.output(print(fit))
+  expect_match(shown[[1L]], "2 epochs, 1 row,", fixed = TRUE)
+  expect_match(shown, "0 to 1 row, 1 step,", fixed = TRUE, all = FALSE)
 })
 
 test_that("settings that are not the defaults are shown, and how even the work was", {

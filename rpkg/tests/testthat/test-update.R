@@ -19,6 +19,7 @@ test_that("what a fit cannot know is asked for by name", {
     update(known, 10)
     update(known, epochs = 0)
     generics::fit(known, epoch = 2)
+    generics::fit(known, iris)
   })
 })
 
