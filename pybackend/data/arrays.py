@@ -20,7 +20,7 @@ from pybackend.data.ragged import Ragged
 from pybackend.data.sharding import shard_slice
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.words import row_number, show, term
+from pybackend.words import row_number, setting, show, term
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -131,7 +131,7 @@ def check_enough_rows(
         raise InputError(f"`{name}` has no rows")
     if rows < workers:
         raise InputError(
-            f"`{name}` has {counted(rows, 'row')}, fewer than {argument}={workers}: "
+            f"`{name}` has {counted(rows, 'row')}, fewer than {setting(**{argument: workers})}: "
             f"use at most {counted(rows, 'worker')}"
         )
 

@@ -18,6 +18,7 @@ from pybackend.model.compile_settings import compile_without_state
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
+from pybackend.words import either, show
 
 
 @dataclass(frozen=True)
@@ -134,5 +135,11 @@ def configure_keras(job: ModelJob) -> None:
 def _build(function: Any) -> Any:
     model = function()
     if not isinstance(model, keras.Model):
-        raise InputError(f"the `model` function returned {type(model).__name__}, not a Keras model")
+        note = ""
+        if model is None:
+            end = either("end it with `return model`", "its last line must be the model")
+            compiling = either("model.compile()", "model$compile()")
+            note = f": {end}, as `{compiling}` returns {show(None)}"
+        found = show(None) if model is None else type(model).__name__
+        raise InputError(f"the `model` function returned {found}, not a Keras model{note}")
     return model

@@ -73,6 +73,7 @@ barrier_apply <- function(
   verbose = getOption("tfdist.verbose", 2),
   timeout = 300
 ) {
+  check_given()
   route <- check_sc(sc)
   check_worker_function(f)
   check_strings(packages, allow_null = TRUE)

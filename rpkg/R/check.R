@@ -15,6 +15,9 @@ check_count <- function(
   fits <- fits && x >= min && x <= .Machine$integer.max
   if (!fits) {
     expected <- sprintf("a whole number of at least %d", min)
+    if (is_number(x) && x > .Machine$integer.max) {
+      expected <- sprintf("a whole number from %d to %d", min, .Machine$integer.max)
+    }
     abort_expected(x, expected, allow_null, arg, call)
   }
   invisible(as.integer(x))

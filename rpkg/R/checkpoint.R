@@ -42,6 +42,7 @@
 #' model <- load_checkpoint("/shared/run-1")
 #' }
 checkpoint <- function(uri, every = "epoch", keep = 2, resume = FALSE) {
+  check_given()
   check_string(uri)
   fields <- list(
     uri = expand_path(uri),

@@ -30,6 +30,7 @@ make_tf_config <- function(
   ps = NULL,
   evaluator = NULL
 ) {
+  check_given()
   index <- check_count(index, min = 0L, allow_null = TRUE)
   check_one_of(role, c("worker", "chief", "ps", "evaluator"))
   named <- list(

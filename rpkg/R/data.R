@@ -12,6 +12,7 @@ check_data <- function(
   if (is.null(data) && allow_null) {
     return(NULL)
   }
+  check_no_database(data, arg, call)
   if (!is.null(columns$preparation)) {
     check_can_prepare(columns$preparation, data, arg, call)
   }
@@ -30,6 +31,23 @@ check_data <- function(
     column_source("path", check_data_path(data, arg, call), columns)
   } else {
     abort_data(data, allow_null, arg, call)
+  }
+}
+
+# A table of dbplyr, of which tables of sparklyr are a kind.
+check_no_database <- function(data, arg, call, predicts = FALSE) {
+  is_table <- inherits(data, "tbl_lazy") && !inherits(data, "tbl_spark")
+  if (is_table || inherits(data, "DBIConnection")) {
+    what <- if (is_table) "table in" else "connection to"
+    fetching <- if (is_table) "dplyr::collect()" else "DBI::dbReadTable()"
+    abort_input(
+      c(
+        sprintf("`%s` is a %s a database, whose rows are not in this session.", arg, what),
+        i = sprintf("Fetch them with `%s`.", fetching),
+        i = if (predicts) "Or predict in the database, with `augment_sql(table, fit)`."
+      ),
+      call = call
+    )
   }
 }
 

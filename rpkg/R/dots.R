@@ -4,7 +4,7 @@
 check_dots_empty <- function(..., call = caller_env()) {
   given <- rlang::enquos(..., .ignore_empty = "all")
   if (!length(given)) {
-    return(invisible())
+    return(check_given(call))
   }
   name <- rlang::names2(given)[[1L]]
   called <- name_called(call)
@@ -22,6 +22,26 @@ check_dots_empty <- function(..., call = caller_env()) {
   instead <- find_instead(name, setdiff(known, "..."))
   abort_input(c(sprintf("%s has no argument `%s`.", called, name), i = instead), call = call)
 }
+
+# Arguments without a default.
+check_given <- function(call = caller_env()) {
+  required <- required_arguments(rlang::frame_fn(call))
+  is_absent <- function(name) eval(as.call(list(quote(missing), as.name(name))), call)
+  absent <- Filter(is_absent, required)
+  if (length(absent)) {
+    named <- sub("(.*), ", "\\1 and ", toString(sprintf("`%s`", absent)))
+    starts_workers <- "workers" %in% names(formals(rlang::frame_fn(call)))
+    advice <- if (absent[[1L]] != "sc" || starts_workers) required_advice[[absent[[1L]]]]
+    abort_input(c(sprintf("%s needs %s.", name_called(call), named), i = advice), call = call)
+  }
+}
+
+required_advice <- list(
+  sc = "`sc = \"local\"` starts the workers on this machine. See `?barrier_train` for clusters.",
+  newdata = "Pass the rows to predict; `fitted()` predicts the training rows.",
+  con = "Pass a connection from `DBI::dbConnect()`.",
+  model = "Pass a fit, as from `barrier_train()`, or a Keras model."
+)
 
 # "`barrier_train()`"; "The function" if do.call() received a function without a name.
 name_called <- function(frame) {

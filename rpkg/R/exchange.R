@@ -80,6 +80,7 @@ local_steps <- function(
   compression = NULL,
   encrypt = NULL
 ) {
+  check_given()
   fields <- list(
     steps = steps,
     learning_rate = learning_rate,

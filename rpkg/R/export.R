@@ -23,6 +23,7 @@ NULL
 #' @rdname export_fit
 #' @exportS3Method tensorflow::export_savedmodel
 export_savedmodel.tfdist_fit <- function(object, export_dir_base, ...) {
+  check_given()
   check_string(export_dir_base)
   call <- rlang::current_env()
   path <- path.expand(export_dir_base)

@@ -46,7 +46,6 @@ read_formula <- function(formula, data, weight, options, call) {
     abort_input(
       c(
         sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
-        i = if (inherits(data, "tbl_lazy")) "Fetch its rows with `dplyr::collect()`.",
         i = if (is.matrix(data)) "Pass `as.data.frame(data)`, with the label as a column.",
         i = "Pass a data frame, a Spark table or the path of files."
       ),

@@ -42,6 +42,7 @@
 #' fit <- job_result(job)
 #' }
 attach_job <- function(id, callbacks = NULL, folder = NULL) {
+  check_given()
   check_string(id)
   check_string(folder, allow_null = TRUE)
   callbacks <- check_callbacks(callbacks)
@@ -152,6 +153,7 @@ call_job <- function(job, method, ..., call = caller_env()) {
 }
 
 find_job <- function(job, call) {
+  check_given(call)
   if (!inherits(job, "tfdist_job")) {
     abort_expected(job, "a job, as `attach_job()` returns it", FALSE, "job", call)
   }

@@ -32,6 +32,7 @@
 #' fit <- train_mnist(NULL)
 #' }
 join_workers <- function(addresses, index, secret_file = NULL) {
+  check_given()
   check_strings(unlist(addresses), arg = "addresses")
   index <- check_count(index, min = 0L)
   check_string(secret_file, allow_null = TRUE)

@@ -161,6 +161,7 @@ as_train_options <- function(options, call) {
 #' @rdname ml_keras
 #' @export
 ml_add <- function(x, stage) {
+  check_given()
   sc <- pipeline_connection(x)
   stages <- if (inherits(x, "tfdist_ml_pipeline")) x$stages
   if (inherits(x, "ml_pipeline") && length(sparklyr::ml_stages(x))) {
@@ -175,6 +176,7 @@ ml_add <- function(x, stage) {
 #' @rdname ml_keras
 #' @export
 ml_load_keras <- function(sc, path) {
+  check_given()
   check_string(path)
   session <- open_session(check_pipeline_connection(sc))
   stages <- pybackend_ml()$stages

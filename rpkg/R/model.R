@@ -36,6 +36,7 @@
 #' write_model(fit, tempfile(fileext = ".h5"))
 #' again <- read_fit(write_model(fit, tempfile(fileext = ".json")))
 model_to_base64 <- function(model, format = "h5", include_optimizer = FALSE) {
+  check_given()
   check_model_object(model)
   check_one_of(format, c("h5", "keras"))
   check_flag(include_optimizer)
@@ -57,6 +58,7 @@ model_from_base64 <- function(
   sha256 = NULL,
   compile = TRUE
 ) {
+  check_given()
   check_string(text)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
@@ -68,9 +70,8 @@ model_from_base64 <- function(
 #' @rdname model_to_base64
 #' @export
 write_model <- function(x, path) {
-  rlang::check_required(x)
-  rlang::check_required(path)
-  is_text <- rlang::is_string(x) && nzchar(x)
+  check_given()
+  is_text <- rlang::is_string(x) && nzchar(x) && !is_saved_model(x)
   if (!is_text) {
     check_model_object(x)
   }
@@ -94,6 +95,7 @@ write_model <- function(x, path) {
 #' @rdname model_to_base64
 #' @export
 read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
+  check_given()
   check_string(path)
   check_custom_objects(custom_objects)
   check_flag(safe_mode)
@@ -210,7 +212,7 @@ check_model <- function(
     return(check_model_object(model, arg, call))
   }
   if (!is.function(model)) {
-    abort_expected(model, expected, FALSE, arg, call)
+    abort_no_model(model, expected, arg, call)
   }
   required <- required_arguments(model)
   if (length(required)) {
@@ -230,10 +232,23 @@ check_model <- function(
 
 check_model_object <- function(model, arg = caller_arg(model), call = caller_env()) {
   if (!is_keras_model(model) && !inherits(model, "tfdist_fit")) {
-    abort_expected(model, "a Keras model (a Python object) or a tfdist_fit", FALSE, arg, call)
+    abort_no_model(model, "a Keras model (a Python object) or a tfdist_fit", arg, call)
   }
   invisible(model)
 }
+
+abort_no_model <- function(model, expected, arg, call) {
+  advice <- if (is_saved_model(model)) {
+    reader <- if (endsWith(model, ".json")) "read_fit" else "keras3::load_model"
+    sprintf("Load the file: `%s(\"%s\")`.", reader, model)
+  }
+  abort_input(
+    c(sprintf("`%s` must be %s, not %s.", arg, expected, describe(model)), i = advice),
+    call = call
+  )
+}
+
+is_saved_model <- function(x) rlang::is_string(x) && grepl("[.](keras|h5|hdf5|json)$", x)
 
 # Python functions that return a model are accepted, too.
 is_keras_model <- function(model) {
@@ -260,7 +275,15 @@ as_python_model <- function(model, call, seed = NULL) {
   built <- model()
   if (!is_keras_model(built)) {
     abort_input(
-      sprintf("The `model` function must return a compiled Keras model, not %s.", describe(built)),
+      c(
+        sprintf(
+          "The `model` function must return a compiled Keras model, not %s.",
+          describe(built)
+        ),
+        i = if (is.null(built)) {
+          "Its last line must be the model: `model$compile()` returns `NULL`."
+        }
+      ),
       call = call
     )
   }

@@ -12,6 +12,7 @@ check_newdata <- function(
   force(arg)
   check_one_of(on_missing, c("null", "error"), arg = "on_missing", call = call)
   check_no_table(newdata, arg, call)
+  check_no_database(newdata, arg, call, predicts = TRUE)
   complete <- NULL
   if (is.data.frame(newdata)) {
     reject_duplicate_columns(newdata, arg, call)

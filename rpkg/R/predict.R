@@ -23,9 +23,9 @@
 #' @param features,tensors,categories Columns of a Spark table to use, and their options; see
 #'   [barrier_train()] and [data_options()]. `NULL` (default): as in training or, if the fit has no
 #'   feature columns, all columns.
-#' @param on_missing How to handle a row that has a missing or infinite value, or a value outside its
-#'   column's categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark). `"error"`
-#'   raises an error.
+#' @param on_missing How to handle a row that has a missing or infinite value, or a value outside
+#'   its column's categories. `"null"` (default): its predictions are `NA` (`NULL` in Spark).
+#'   `"error"` raises an error.
 #' @param batch_size Number of rows to compute at once. `NULL` (default): 32, or 256 for a Spark
 #'   table.
 #' @param runtime What computes the predictions of a Spark table. `"keras"` needs TensorFlow and
@@ -37,7 +37,8 @@
 #' @return
 #' * For types other than `"raw"`: a tibble (or a data frame, if the tibble package is not
 #'   installed) with one row for each row of `newdata`, in the same order. `.pred_class` is a
-#'   factor, ordered if the label was. If an output has several numbers per row, its column is a matrix.
+#'   factor, ordered if the label was. If an output has several numbers per row without names, its
+#'   column is a matrix.
 #' * `"raw"`: an array with a row for each row of `newdata`; a list of arrays for a model with
 #'   several outputs. Its columns are named after the levels of the label, if it was a factor, or
 #'   after the label's columns.

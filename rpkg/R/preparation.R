@@ -6,6 +6,7 @@
 # `weight`; those that the call leaves out are NULL.
 choose_columns <- function(given, formula, data_options, data, call = caller_env()) {
   check_options(data_options, "data_options", "data_options", call)
+  check_no_database(data, "data", call)
   if (inherits(data, "recipe")) {
     abort_input(
       c("`data` is a recipe.", i = "Write `barrier_train(sc, model, data_frame, recipe)`."),

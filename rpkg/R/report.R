@@ -25,8 +25,6 @@
 #' )
 #' }
 report <- function(x, path, ..., title = NULL) {
-  rlang::check_required(x)
-  rlang::check_required(path)
   check_dots_empty(...)
   is_failure <- inherits(x, "tfdist_error_worker_failed")
   if (!is_failure && !inherits(x, "tfdist_fit")) {

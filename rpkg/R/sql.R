@@ -88,6 +88,7 @@ deploy_model <- function(
   type = NULL,
   levels = NULL
 ) {
+  check_given()
   check_string(name)
   call <- rlang::current_env()
   database <- open_database(con, "con", call)
@@ -107,6 +108,7 @@ deploy_model <- function(
 #' @rdname deploy_model
 #' @export
 undeploy_model <- function(con, name, version = NULL) {
+  check_given()
   check_string(name)
   version <- check_count(version, allow_null = TRUE)
   call <- rlang::current_env()
@@ -118,6 +120,7 @@ undeploy_model <- function(con, name, version = NULL) {
 #' @rdname deploy_model
 #' @export
 augment_sql <- function(x, model, features = NULL, type = NULL, levels = NULL) {
+  check_given()
   check_installed("dplyr", "A query", rlang::current_env())
   check_installed("dbplyr", "A query", rlang::current_env())
   if (!inherits(x, "tbl_lazy")) {
@@ -152,6 +155,7 @@ to_sql <- function(
   levels = NULL,
   weights = "model_weights"
 ) {
+  check_given()
   call <- rlang::current_env()
   check_string(weights)
   table <- check_table_name(table, dialect, call)

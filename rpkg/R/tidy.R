@@ -45,9 +45,11 @@ glance.tfdist_fit <- function(x, ...) {
 #' @rdname tidy.tfdist_fit
 #' @exportS3Method generics::augment
 augment.tfdist_fit <- function(x, new_data, ...) {
+  check_given()
   if (inherits(new_data, "tbl_spark")) {
     return(stats::predict(x, new_data, ...))
   }
+  check_no_database(new_data, "new_data", rlang::current_env(), predicts = TRUE)
   if (!is.data.frame(new_data)) {
     abort_expected(
       new_data,

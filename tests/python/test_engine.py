@@ -485,9 +485,16 @@ def test_one_worker_may_do_what_several_cannot() -> None:
     )
 
 
-def test_a_model_function_is_checked_on_the_workers(rows: Any) -> None:
-    with pytest.raises(WorkerFailedError, match="returned int, not a Keras model") as caught:
-        barrier_train(None, lambda: 5, rows, workers=2, verbose=0)
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (5, "returned int, not a Keras model"),
+        (None, "returned None, not a Keras model: end it with `return model`"),
+    ],
+)
+def test_a_model_function_is_checked_on_the_workers(rows: Any, built: Any, message: str) -> None:
+    with pytest.raises(WorkerFailedError, match=message) as caught:
+        barrier_train(None, lambda: built, rows, workers=2, verbose=0)
     assert caught.value.exception_type == "InputError"
 
 

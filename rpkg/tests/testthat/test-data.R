@@ -124,3 +124,17 @@ test_that("the codes of the levels are reported", {
   expect_snapshot(inform_levels(letters))
   expect_no_message(inform_levels(NULL))
 })
+
+test_that("tables of a database are fetched, or predicted there", {
+  table <- structure(list(), class = c("tbl_SQLiteConnection", "tbl_sql", "tbl_lazy", "tbl"))
+  connection <- structure(list(), class = c("SQLiteConnection", "DBIConnection"))
+  fit <- example_fit()
+  expect_snapshot(error = TRUE, {
+    barrier_train("local", fit, table)
+    barrier_train("local", fit, mtcars, label = "mpg", validation_data = table)
+    predict(fit, table)
+    predict(fit, connection)
+    generics::augment(fit, table)
+    barrier_predict("local", fit, table)
+  })
+})

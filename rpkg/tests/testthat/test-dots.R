@@ -21,5 +21,22 @@ test_that("misspelt arguments, those of option objects, others and values withou
     barrier_train("local", model, rows, NULL, 10)
     do.call(barrier_train, list("local", epoch = 2))
   })
-  expect_null(check_dots_empty())
+  takes_dots <- function(...) check_dots_empty(...)
+  expect_null(takes_dots())
+})
+
+test_that("arguments without a default are asked for by name", {
+  fit <- example_fit()
+  expect_snapshot(error = TRUE, {
+    barrier_train(data = iris)
+    barrier_predict("local", fit)
+    predict(fit)
+    deploy_model(fit)
+    to_sql(fit)
+    augment_sql()
+    read_tfrecords(path = "a")
+    write_model(fit)
+    job_result()
+    generics::augment(fit)
+  })
 })

@@ -35,6 +35,9 @@ test_that("arguments are checked before Python is used", {
     write_model("QUJD", "model.onnx")
     write_model(example_fit(), "no/such/directory/model.onnx")
     write_model(example_fit(), "no/such/directory/fit.json")
+    write_model("model.keras", "copy.h5")
+    barrier_train("local", "models/model.keras", iris)
+    barrier_predict("local", "fit.json", iris)
   })
   folder <- withr::local_tempdir()
   Sys.chmod(folder, "500")
@@ -68,7 +71,10 @@ test_that("a model function takes no arguments", {
 })
 
 test_that("a model function must return a model", {
-  expect_snapshot(error = TRUE, as_python_model(function() 3, NULL))
+  expect_snapshot(error = TRUE, {
+    as_python_model(function() 3, NULL)
+    as_python_model(function() NULL, NULL)
+  })
 })
 
 test_that("a model survives the round trip through text and file", {
