@@ -59,13 +59,47 @@ find_variables <- function(f, arg, call) {
 }
 
 find_globals <- function(f) {
-  found <- globals::globalsOf(f, envir = environment(f), mustExist = FALSE, recursive = TRUE)
+  found <- globals::globalsOf(
+    f,
+    envir = environment(f),
+    tweak = mark_unpacked,
+    mustExist = FALSE,
+    recursive = TRUE
+  )
   found <- globals::cleanup(found)
   list(
     values = as.list(unclass(found)),
     where = attr(found, "where"),
     packages = globals::packagesOf(found)
   )
+}
+
+# Code in which `.[x, y] %<-% data` and `tape() %as% t`, of keras3 and zeallot, assign with `<-`:
+# globalsOf() would search for `x`, `y` and `t` in the session.
+mark_unpacked <- function(expr) {
+  if (is.primitive(expr)) {
+    return(expr)
+  }
+  if (is.function(expr)) {
+    body(expr) <- mark_unpacked(body(expr))
+    return(expr)
+  }
+  for (i in seq_along(expr)) {
+    if (is.call(expr) && is.call(expr[[i]])) {
+      expr[[i]] <- mark_unpacked(expr[[i]])
+    }
+  }
+  operator <- if (rlang::is_call(expr, n = 2L)) rlang::call_name(expr)
+  place <- match(operator, c("%<-%", "%<<-%", "%->%", "%as%"))
+  if (!length(place) || is.na(place)) {
+    return(expr)
+  }
+  target <- if (place <= 2L) 2L else 3L
+  variables <- lapply(all.vars(expr[[target]]), as.name)
+  # The operator and the dot still count: their packages are attached on the workers.
+  is_dot <- vapply(variables, identical, NA, quote(.))
+  assign <- lapply(variables[!is_dot], function(name) call("<-", name, NULL))
+  as.call(c(quote(`{`), expr[[5L - target]], expr[[1L]], variables[is_dot], assign))
 }
 
 # Functions in lists, in which globalsOf() does not search.

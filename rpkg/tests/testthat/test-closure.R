@@ -101,6 +101,30 @@ test_that("Python objects of this session are rejected, with what to do instead"
   })
 })
 
+test_that("variables that keras3's operators assign are not those of the session", {
+  x <- y <- tape <- structure(list(), class = "python.builtin.object")
+  step <- function(data) {
+    .[x, list(y = y)] %<-% data
+    with(new_tape() %as% tape, tape$watch(x[, 1]))
+    function() c(x, y) %<-% data
+  }
+  find <- function(f) names(find_globals(f)$values)
+  expect_identical(intersect(c("x", "y", "tape"), find(step)), character())
+  expect_identical(intersect("x", find(function(data) step(data))), character())
+  # Used before it is assigned.
+  expect_in(
+    "x",
+    find(function(data) {
+      first <- x
+      c(x, y) %<-% data
+    })
+  )
+  expect_identical(mark_unpacked(sum), sum)
+  skip_if_not_installed("keras3")
+  environment(step) <- rlang::env(asNamespace("keras3"))
+  expect_in(c("%<-%", "%as%", "."), find(step))
+})
+
 test_that("a class of keras3 that was made in this session is rejected by its name", {
   skip_if_no_pybackend()
   skip_if_not_installed("keras3")
