@@ -75,14 +75,20 @@ signal_kept_warnings <- function() {
 
 # TRUE if the console can change its last line; not in a document or a script.
 is_live_console <- function() {
-  rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting()
+  rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting() && !is_silenced()
+}
+
+# Progress is no condition, because of what handlers do to Python; see keep_conditions().
+is_silenced <- function() {
+  is_call <- function(frame) identical(sys.function(frame), suppressMessages)
+  any(vapply(seq_len(sys.nframe()), is_call, NA))
 }
 
 # Above a bar, if there is one: cli redraws the bar at the bottom.
 show_line <- function(text) {
   if (is_live_console()) {
     cli::cli_verbatim(text)
-  } else {
+  } else if (!is_silenced()) {
     cat(text, "\n", sep = "")
   }
 }

@@ -113,7 +113,8 @@
 #'   does not need this permission.
 #' @param verbose 0 shows nothing, 1 shows progress, and 2 also shows what the workers print. In an
 #'   interactive console, progress is a bar with the loss, rows per second and the remaining time;
-#'   elsewhere it is a line for each epoch. See [tfdist_options].
+#'   elsewhere it is a line for each epoch. `suppressMessages()` also hides it. See
+#'   [tfdist_options].
 #' @param timeout Seconds that workers wait for each other to start. A worker that is stopped, or
 #'   whose machine does not answer, is considered lost after the same number of seconds. If a worker
 #'   is only slow, the others wait up to six hours for it, and a message names it once a minute.

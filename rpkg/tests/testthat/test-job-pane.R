@@ -179,11 +179,11 @@ test_that("calls of Python end their job", {
   )
   for (outcome in c("succeeded", "failed", "cancelled")) {
     ide$jobs <- list()
-    expect_output(suppressMessages(tryCatch(
+    expect_output(tryCatch(
       call_python(main$searches, outcome),
       interrupt = function(interrupt) NULL,
       tfdist_error = function(error) NULL
-    )))
+    ))
     expect_identical(ide$jobs[["job-1"]]$state, outcome, info = outcome)
   }
 })

@@ -11,6 +11,15 @@ test_that("without a live console progress is lines", {
   expect_silent(progress("end"))
 })
 
+test_that("suppressMessages() hides progress", {
+  progress <- new_progress()
+  expect_silent(suppressMessages(progress("epoch", list(text = "epoch 1/2"))))
+  local_mocked_bindings(is_dynamic_tty = function() TRUE, .package = "cli")
+  withr::local_options(rlang_interactive = TRUE, knitr.in.progress = FALSE)
+  expect_true(progress("is_live"))
+  expect_false(suppressMessages(progress("is_live")))
+})
+
 test_that("speed and the time left follow from the last reports of an epoch", {
   now <- rlang::env(recent = list())
   expect_null(describe_speed(now, step_event()))
