@@ -157,7 +157,7 @@ def divide_predictions(
     model: Any, predictions: Predictions, levels: Mapping[str, Sequence[str]]
 ) -> dict[str, Predictions]:
     """Return the predictions of each of a model's outputs, with classes if its levels are known."""
-    from pybackend.model.outputs import take_output
+    from pybackend.model.labels import take_output
 
     found = {}
     for place, output in enumerate(predictions.outputs):

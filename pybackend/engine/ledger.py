@@ -36,7 +36,7 @@ class Ledger:
     """
 
     def __init__(self, steps: int) -> None:
-        self._found = np.zeros(steps, np.uint64)
+        self.sums = np.zeros(steps, np.uint64)
 
     def note(self, step: int, rows: Index, edges: Index) -> None:
         """Note that rows were read for some steps, the first of which is ``step``.
@@ -48,7 +48,7 @@ class Ledger:
         edges
             First row of each step among these, and the end of the last one.
         """
-        self._found[step : step + len(edges) - 1] += _add_up(step, rows, edges)
+        self.sums[step : step + len(edges) - 1] += _add_up(step, rows, edges)
 
     def subtract(self, expected: Iterable[tuple[int, Index, Index]]) -> Sums:
         """Return how the sums of all steps differ from those of other rows, as `note` takes them.
@@ -56,10 +56,10 @@ class Ledger:
         Over the workers, the differences of a step add up to 0, modulo 2^64, if these are all of
         its rows.
         """
-        right = Ledger(len(self._found))
+        right = Ledger(len(self.sums))
         for one in expected:
             right.note(*one)
-        return self._found - right._found
+        return self.sums - right.sums
 
 
 def find_wrong(differences: Sums, collective: Collective) -> list[int]:

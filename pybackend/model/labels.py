@@ -334,6 +334,18 @@ def _is_usual(model: Any) -> bool:
     return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
 
 
+def take_output(model: Any, name: str, place: int) -> Any:
+    """Return a model of one of several outputs, compiled with its loss; None if not known."""
+    losses = match_losses(model)
+    loss = losses.get(f"y/{name}", losses.get("y"))
+    outputs = getattr(model, "output", None)
+    if loss is None or outputs is None:
+        return None
+    alone = keras.Model(model.inputs, keras.tree.flatten(outputs)[place])
+    alone.compile(loss=flatten(loss)[0])
+    return alone
+
+
 def match_losses(model: Any) -> dict[str, Any]:
     """Return the losses passed to `compile`, by the keys of their labels, as far as known."""
     loss = getattr(model, "loss", None)

@@ -41,20 +41,6 @@ def list_outputs(model: Any) -> tuple[Output, ...]:
     return tuple(outputs)
 
 
-def take_output(model: Any, name: str, place: int) -> Any:
-    """Return a model of one of several outputs, compiled with its loss; None if not known."""
-    from pybackend.model.labels import match_losses
-
-    losses = match_losses(model)
-    loss = losses.get(f"y/{name}", losses.get("y"))
-    outputs = getattr(model, "output", None)
-    if loss is None or outputs is None:
-        return None
-    alone = keras.Model(model.inputs, keras.tree.flatten(outputs)[place])
-    alone.compile(loss=flatten(loss)[0])
-    return alone
-
-
 def empty_outputs(model: Any) -> Any:
     """Return the model's predictions for zero rows, in the structure of its outputs.
 
