@@ -115,7 +115,10 @@ def list_audit(audit: Audit | None, workers: Sequence[WorkerReport]) -> list[str
     plural = "" if workers[0].steps == 1 else "s"
     steps = f"{audit.steps} of {workers[0].steps:,} step{plural}"
     first = f"audited on {steps} against one process: {found}"
-    more = [f"  undecided on {counted(audit.undecided, 'step')}: {reasons}"] if reasons else []
+    undecided = "not compared"
+    if audit.undecided:
+        undecided = f"undecided on {counted(audit.undecided, 'step')}"
+    more = [f"  {undecided}: {reasons}"] if reasons else []
     return [first, *more, *(f"  not compared: {name}" for name in audit.left_out)]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_choice, check_whole_number
+from pybackend.job.arguments import check_choice, check_flag, check_whole_number
 from pybackend.job.job import Shuffle
 from pybackend.job.report import Generation, list_groups
 from pybackend.words import show
@@ -358,14 +358,16 @@ def replay_batches(
     InputError
         An argument is invalid. The message names it and the expected value.
     """
-    check_whole_number("rows", rows, least=1)
-    check_whole_number("batch_size", batch_size, least=1)
-    if shuffle or seed is not None:
-        check_whole_number("seed", seed, least=0)
-    check_whole_number("epoch", epoch, least=0)
+    rows = check_whole_number("rows", rows, least=1)
+    batch_size = check_whole_number("batch_size", batch_size, least=1)
+    if shuffle and seed is None:
+        raise InputError("`seed` must be that of the training: `result.seed`")
+    seed = check_whole_number("seed", seed or 0, least=0)
+    epoch = check_whole_number("epoch", epoch, least=0)
+    check_flag("files", files)
     check_choice("shuffle", shuffle, choices=[True, False, "shard", "global"])
     *earlier, (last, _) = _find_groups(workers, epoch)
-    order = EpochOrder(rows, seed or 0, shuffle, earlier[0][0] if earlier else last)
+    order = EpochOrder(rows, seed, shuffle, earlier[0][0] if earlier else last)
     batches: list[Any] = []
     for number, (count, steps) in enumerate([*earlier, (last, None)]):
         used = sum(count_used(rows, earlier[:number], batch_size))
@@ -382,7 +384,9 @@ def replay_batches(
 
 
 def _find_groups(workers: Any, epoch: int) -> list[tuple[int, int]]:
-    if isinstance(workers, Sequence) and not isinstance(workers, str) and len(workers):
+    if isinstance(workers, Sequence) and not isinstance(workers, str):
+        if not workers or not all(isinstance(one, Generation) for one in workers):
+            raise InputError("`workers` must be a whole number, or `result.generations`")
         groups = list_groups(workers, epoch + 1)
         if not groups:
             raise InputError(f"`epoch` must be one of the trained epochs, not {show(epoch)}")

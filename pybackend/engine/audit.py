@@ -48,7 +48,7 @@ from pybackend.engine.replica import (
     read_peak_memory,
 )
 from pybackend.engine.stand_ins import PLACES, Noise, stand_in_noise
-from pybackend.engine.state import find_trained, uses_gpus
+from pybackend.engine.state import find_differing, find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import count_accumulated_steps
 from pybackend.engine.sync import EpochSync
@@ -59,8 +59,8 @@ from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
-from pybackend.model.layers import find_custom_parts, find_layers
-from pybackend.words import setting
+from pybackend.model.layers import find_custom_parts, find_layers, find_optimizers
+from pybackend.words import setting, show
 
 # Share of the free memory.
 _SHARE_OF_MEMORY = 0.5
@@ -325,6 +325,7 @@ class Auditor:
             if "error" in verdict and not is_repeated and not self._refuse(window, True):
                 verdict = self._step.confirm(window, after, verdict, is_rough)
             self._settings.restore(settings)
+            verdict = self._name_culprit(window, after, verdict)
             if verdict.get("has_learned", True):
                 self._obey(verdict, is_new=not has_learned)
                 has_learned = True
@@ -333,13 +334,36 @@ class Auditor:
             # Each rank's part of an optimizer is known to that rank alone.
             if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
                 where = self._name(window)
-                self._obey(self._step.compare(window, after, where, is_rough), is_new=False)
+                verdict = self._step.compare(window, after, where, is_rough)
+                self._obey(self._name_culprit(window, after, verdict))
                 self._settings.restore(settings)
             if window.steps[0] == 0:
                 self._obey(self._merges.compare(after, window.steps, logs, self._name(window)))
                 self._state.write(after)
         else:
             self._delay(window, "no weight changed, or weights became NaN or infinite")
+
+    def _name_culprit(
+        self, window: Window, after: Values, verdict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the error that weights differed before the step, if this explains a verdict's."""
+        if "error" not in verdict:
+            return verdict
+        model, is_sharded = self._model, self._exchange.shards is not None
+        optimizers = [] if is_sharded else find_optimizers(model)
+        variables = [*model.trainable_variables, *(v for one in optimizers for v in one.variables)]
+        self._state.write(window.before)
+        differing = find_differing(variables, self._collective)[0]
+        self._state.write(after)
+        if not differing:
+            return verdict
+        ranks, name = ", ".join(map(str, differing)), show(min(differing.values()))
+        error = (
+            f"before {self._name(window)}, the variable {name} of worker {ranks} differed from "
+            "that of worker 0: a callback, a layer or a custom train_step changed it on only one "
+            "worker"
+        )
+        return {**verdict, "error": error}
 
     def _compare(
         self, window: Window, after: Values, place: float, is_repeated: bool

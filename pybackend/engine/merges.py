@@ -98,7 +98,8 @@ class Merges:
         if not wrong:
             return {}
         listed = ", ".join(map(show, wrong))
-        return {"error": f"in {place}, {listed} were merged wrongly. {ABOUT_OWN_FAULT}"}
+        error = f"in {place}, the workers' values of {listed} were merged wrongly"
+        return {"error": f"{error}. {ABOUT_OWN_FAULT}"}
 
 
 def _change(variable: Any, last: Any) -> Any:
@@ -111,6 +112,12 @@ def _is_near(found: Any, expected: Any, last: Any) -> bool:
         return bool(np.array_equal(found, expected))
     # Half precision has 8 bits or more.
     rounding = _ZERO if last.dtype.itemsize >= 4 else 2.0**-6
-    size = np.linalg.norm(last.astype(np.float64)) + np.linalg.norm(expected)
-    error = np.linalg.norm(np.nan_to_num(found - expected))
+    is_finite = np.isfinite(expected)
+    if not np.array_equal(is_finite, np.isfinite(found)):
+        return False
+    found, expected, last = (
+        np.asarray(one, np.float64)[is_finite] for one in (found, expected, last)
+    )
+    size = np.linalg.norm(np.nan_to_num(last)) + np.linalg.norm(expected)
+    error = np.linalg.norm(found - expected)
     return bool(error <= _ROUNDING * np.linalg.norm(expected) + rounding * size)

@@ -96,7 +96,7 @@ def find_differing_weights(
 
     Weights, and ``others``, are compared by checksums (CRC-32).
     """
-    return _find_differing([*model.weights, *others], collective)[0]
+    return find_differing([*model.weights, *others], collective)[0]
 
 
 def undo_drift(
@@ -117,7 +117,7 @@ def undo_drift(
     """
     optimizers = [] if is_sharded else find_optimizers(model)
     variables = [*model.weights, *(v for one in optimizers for v in one.variables)]
-    found, places = _find_differing(variables, collective)
+    found, places = find_differing(variables, collective)
     largest, is_other = 0.0, False
     for place in places:
         own = np.array(variables[place].numpy(), order="C")
@@ -140,7 +140,7 @@ def _measure(own: Any, first: Any) -> float:
     return float(distance / size) if distance and size else (np.inf if distance else 0.0)
 
 
-def _find_differing(
+def find_differing(
     variables: Sequence[Any], collective: Collective
 ) -> tuple[dict[int, str], list[int]]:
     """Return ranks that differ from rank 0, with the first such variable, and all positions."""

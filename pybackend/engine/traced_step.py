@@ -28,6 +28,10 @@ _ABOUT_TRACED = (
     "the traced step computes other gradients than its Python code does now: Python values that it "
     "reads have changed since it was traced, or the traced step is wrong"
 )
+_ABOUT_DRAWS = (
+    "; a layer may draw other random numbers outside of a graph, as recurrent layers with dropout "
+    "do"
+)
 _ABOUT_HALF = "; in half precision, rounding alone may do that"
 _ABOUT_FAILED = "a worker cannot repeat the step that trained: it fails outside of a graph"
 _ABOUT_SUM = "the mean of the workers' gradients is not what was exchanged"
@@ -111,7 +115,8 @@ class TracedStep:
         if kinds[2]:
             return {"skipped": f"{_ABOUT_FAILED} ({failed or 'on another worker'})"}
         if kinds[0]:
-            return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
+            why = _ABOUT_DRAWS * self._noise.is_drawn + _ABOUT_HALF * is_rough
+            return {"skipped": _ABOUT_TRACED + why}
         if kinds[1]:
             return {"error": f"in {place}, {_ABOUT_UPDATE}. {ABOUT_OWN_FAULT}"}
         return {}

@@ -88,12 +88,12 @@ def train(
     tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []
     began, waited = time.monotonic(), collective.waited
     clock = StepClock(replica.feed.arrivals)
+    why = _explain_no_audit(job, collective)
+    if why is not None and why not in lifecycle.audit.skipped:
+        lifecycle.audit.skipped.append(why)  # earlier groups or runs may have been audited
     history, steps, auditor = fit(replica, lifecycle, clock, tensorboard, answers)
     seconds, waited = time.monotonic() - began, collective.waited - waited
     waited -= auditor.waited if auditor else 0.0
-    audit = lifecycle.audit
-    if auditor is None and not audit.steps:  # else earlier groups or runs were audited
-        audit = Audit(skipped=[_explain_no_audit(job, collective)])
     is_timed = not job.needs_tensorflow_server
     step_times = clock.agree(collective, _read_costs(collective)) if is_timed else None
     if step_times is not None and isinstance(collective, Mesh):
@@ -110,19 +110,18 @@ def train(
         inputs=replica.inputs,
         waited=waited if is_timed else None,
         step_times=step_times,
-        audit=audit if replica.rank == 0 else None,
+        audit=lifecycle.audit if replica.rank == 0 else None,
         discard=lifecycle.close(replica),
     )
 
 
-def _explain_no_audit(job: TrainingJob, collective: Collective) -> str:
-    """Return why no step of a training is compared with one process."""
+def _explain_no_audit(job: TrainingJob, collective: Collective) -> str | None:
+    """Return why no step of a training is compared with one process; None: steps are."""
     if not isinstance(job.exchange, Exchange):
         return "with `LocalSteps`, workers take steps of their own"
     if not job.is_audited:
         return f"`{setting(audit=False)}`"
-    assert collective.world_size == 1
-    return "one worker is one process"
+    return "one worker is one process" if collective.world_size == 1 else None
 
 
 def _write_model(replica: Replica, lifecycle: Lifecycle, folder: Path, weights: str) -> str | None:

@@ -100,8 +100,10 @@ format_audit <- function(fit) {
   c(
     sprintf("%d of %s against one process", audit$steps, steps),
     found,
-    if (isTRUE(audit$undecided > 0L)) {
-      sprintf("%d undecided: %s", audit$undecided, toString(audit$skipped))
+    if (length(audit$skipped)) {
+      undecided <- audit$undecided > 0L
+      label <- if (isTRUE(undecided)) paste(audit$undecided, "undecided") else "not compared"
+      paste0(label, ": ", toString(audit$skipped))
     },
     if (length(audit$left_out)) paste("not compared:", toString(audit$left_out))
   )

@@ -79,7 +79,7 @@ def test_the_session_is_killed_and_another_one_gets_the_same_model(
     program = f"""
     import pybackend
     job = pybackend.attach_job({name!r})
-    result = job.result(120)
+    result = job.result(120, verbose=1)
     weights = [w.tolist() for w in result.model.get_weights()]
     print("RESULT", result.model_sha256, result.history, weights, job.status, sep="|")
     """

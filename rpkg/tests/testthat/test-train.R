@@ -113,7 +113,10 @@ test_that("two workers train on arrays, and the fit has all of it", {
   expect_gt(fit$audit$steps, 0L)
   expect_lt(max(fit$audit$weights, fit$audit$metrics), 2e-5)
   expect_identical(fit$audit$skipped, character())
-  expect_output(print(fit), "audit +[0-9]+ of 10 steps against one process, largest relative difference")
+  expect_output(
+    print(fit),
+    "audit +[0-9]+ of 10 steps against one process, largest relative difference"
+  )
 
   scores <- predict(fit, iris_arrays()[[1]])
   expect_identical(dim(scores), c(150L, 3L))

@@ -838,3 +838,25 @@ MODELS |= {
         settings={"exchange": Exchange(loss_over="global batch")},
     ),
 }
+
+
+@keras.saving.register_keras_serializable("tests")
+def pairwise(y_true: Any, y_pred: Any) -> Any:
+    """A ranking loss: the true gradient of the last bias is zero."""
+    signs = keras.ops.sign(y_true - keras.ops.transpose(y_true))
+    return keras.ops.mean(keras.ops.softplus((keras.ops.transpose(y_pred) - y_pred) * signs))
+
+
+MODELS |= {
+    "ranking over the global batch": plain(
+        dense(),
+        ONE,
+        y=REAL,
+        loss=pairwise,
+        settings={"exchange": Exchange(loss_over="global batch")},
+        epochs=6,
+    ),
+    "a metric that is NaN": plain(
+        dense(), ONE, y=REAL, loss="mse", metrics=lambda: [keras.metrics.PearsonCorrelation()]
+    ),
+}
