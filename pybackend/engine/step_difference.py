@@ -132,9 +132,9 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
             most = max(_BOUND, 4 * one.tolerance) * one.scale
             zero = _ZERO * whole if one.is_gradient else 0.0
             bound = max(most, zero)
-            if exact is not None and _norm(truth) <= _EXACT_ZERO * whole:
-                allowed = max(allowed, zero)  # it is zero: float32 may find this by chance
-            overflows = not np.isfinite(error) and not _norm(truth) < _VAST
+            is_zero = exact is not None and _norm(truth) <= _EXACT_ZERO * whole
+            if is_zero and noise >= _BOUND * one.scale:  # float32 may find exactly 0 by chance
+                allowed = max(allowed, zero)
             # Rounding errors that grow in a deep network are spread unevenly.
             most_of_noise = allowed * (_GROWN if one.is_gradient and spread > _BOUND else 1.0)
             if overflows or (noise > bound and (error <= most_of_noise or exact is None)):

@@ -23,11 +23,11 @@
 #'   it only on fast networks that you trust.
 #' @param audit `TRUE` (default) repeats some steps in one process, on the rows of all workers, and
 #'   compares the results. It repeats the first step of the first epoch and its last one, if that
-#'   has another number of rows, the first step of the second epoch, and as many steps as fit into 2%
-#'   of the training time. The numbers of the rows of all steps are checked, too. A difference that
-#'   rounding cannot explain raises an error. `"warn"` shows a note instead of raising the error.
-#'   Only the audit detects losses that are not a mean over rows. With `compression`, the repeated
-#'   step exchanges uncompressed gradients. `FALSE`: no audit.
+#'   has another number of rows, the first step of the second epoch, and as many steps as fit into
+#'   2% of the training time. The numbers of the rows of all steps are checked, too. A difference
+#'   that rounding cannot explain raises an error. `"warn"` shows a note instead of raising the
+#'   error. Only the audit detects losses that are not a mean over rows. With `compression`, the
+#'   repeated step exchanges uncompressed gradients. `FALSE`: no audit.
 #' @param shard_optimizer `TRUE`: each worker holds the optimizer's state for only a part of the
 #'   weights. It updates this part, and receives the new values of the other weights (ZeRO, stage
 #'   1). With N workers, Adam's state takes 2/N instead of 2 times the size of the weights, unless a
