@@ -53,7 +53,7 @@ from pybackend.engine.step_clock import StepClock
 from pybackend.engine.steps import count_accumulated_steps
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.traced_step import TracedStep
-from pybackend.engine.verdict import ABOUT_OWN_FAULT, Judge, Window
+from pybackend.engine.verdict import ABOUT_OWN_FAULT, Judge, Window, describe_error
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
@@ -84,6 +84,7 @@ _ABOUT_ROWS = (
     "{} of epoch {}, the first is step {}, trained on other rows than those that `replay_batches` "
     "lists"
 )
+_ABOUT_JUDGE = "tfdist failed to compare it ({}): please report it"
 _ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
 
 
@@ -393,6 +394,8 @@ class Auditor:
                     ).judge(self._name(window))
                 except UnequalRows as error:
                     verdict = {"skipped": str(error)}
+                except Exception as error:  # it must not end a training that may be right
+                    verdict = {"skipped": _ABOUT_JUDGE.format(describe_error(error))}
                 finally:
                     self._state.write(after)
         text = broadcast_bytes(self._collective, json.dumps(verdict).encode())

@@ -135,6 +135,7 @@ def compare(measures: Mapping[Key, Measure], again: Again) -> Comparison:
             is_zero = exact is not None and _norm(truth) <= _EXACT_ZERO * whole
             if is_zero and noise >= _BOUND * one.scale:  # float32 may find exactly 0 by chance
                 allowed = max(allowed, zero)
+            overflows = not np.isfinite(error) and not _norm(truth) < _VAST
             # Rounding errors that grow in a deep network are spread unevenly.
             most_of_noise = allowed * (_GROWN if one.is_gradient and spread > _BOUND else 1.0)
             if overflows or (noise > bound and (error <= most_of_noise or exact is None)):
