@@ -101,6 +101,17 @@ def all_sum(collective: Collective, values: Any, dtype: str = "float64") -> Arra
     return flat.reshape(array.shape)
 
 
+def is_true_anywhere(collective: Collective, value: bool) -> bool:
+    """Return on all ranks whether a value is true on any of them."""
+    return bool(all_sum(collective, [value])[0])
+
+
+def gather_bytes(collective: Collective, content: bytes) -> list[bytes]:
+    """Return the contents of all ranks on rank 0, and nothing elsewhere."""
+    received = collective.gather(np.frombuffer(content, np.uint8).copy())
+    return [part.tobytes() for part in received]
+
+
 def broadcast_bytes(collective: Collective, content: bytes) -> bytes:
     """Return rank 0's content on all ranks; the other ranks' content is ignored."""
     size = np.array([len(content)], np.int64)

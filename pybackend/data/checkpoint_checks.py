@@ -139,7 +139,7 @@ def _was_cut_alike(saved: Manifest, job: TrainingJob) -> bool:
     counts = [count for count, _ in saved.job.get(argument_of("train")) or ()]
     if job.batches is not None or job.is_asynchronous or not counts:
         return True
-    is_even = len(counts) == 1 or is_sharded_evenly(counts)
+    is_even = is_sharded_evenly(counts)
     return not is_even or sum(counts) % (saved.workers * job.batch_size) == 0
 
 

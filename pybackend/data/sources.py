@@ -132,7 +132,7 @@ class FileRows(TableRows):
         with RowStoreWriter(folder) as writer:
             for place, batch in self.files.pieces(ranges, columns):
                 first = (rank - place) % step
-                if first >= batch.num_rows:
+                if step > 1 and first >= batch.num_rows:
                     continue
                 chosen = batch.take(list(range(first, batch.num_rows, step))) if step > 1 else batch
                 name = lambda row, place=place + first: self._name_row(place, row * step)  # noqa: E731

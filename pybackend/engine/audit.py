@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import all_sum, broadcast_bytes
+from pybackend.collective import all_sum, broadcast_bytes, gather_bytes, is_true_anywhere
 from pybackend.data.state_file import encode_state
 from pybackend.engine.audit_plan import AuditPlan
 from pybackend.engine.audit_rows import UnequalRows, pack_rows
@@ -307,7 +307,7 @@ class Auditor:
         if reason is not None:
             self._skip(reason)
             return
-        after = self._state.read()
+        after, where = self._state.read(), self._name(window)
         settings = self._settings.read()
         places: tuple[float, ...] = PLACES[:1]
         if is_random:  # in the first comparison all places, then each in turn
@@ -319,7 +319,7 @@ class Auditor:
         for place in places:
             verdict = self._compare(window, after, place, is_repeated)
             name = self._settings.restore(settings)
-            if self._is_true_anywhere(name is not None) and "error" in verdict:
+            if is_true_anywhere(self._collective, name is not None) and "error" in verdict:
                 # For example a loss that counts its calls: each run of its code is another step.
                 name = name or "an attribute"
                 verdict = {"skipped": f"the step changes {name}, and the traced step does not"}
@@ -334,12 +334,11 @@ class Auditor:
             self._compared += 1
             # Each rank's part of an optimizer is known to that rank alone.
             if (is_repeated or self._step.has_parts) and "skipped" not in verdict:
-                where = self._name(window)
                 verdict = self._step.compare(window, after, where, is_rough)
                 self._obey(self._name_culprit(window, after, verdict))
                 self._settings.restore(settings)
             if window.steps[0] == 0:
-                self._obey(self._merges.compare(after, window.steps, logs, self._name(window)))
+                self._obey(self._merges.compare(after, window.steps, logs, where))
                 self._state.write(after)
         else:
             self._delay(window, "no weight changed, or weights became NaN or infinite")
@@ -378,7 +377,7 @@ class Auditor:
                 reason = reason or failed
                 self._state.write(after)
             packed = self._pack(window, found, exchanged)
-            received = self._collective.gather(np.frombuffer(packed, np.uint8).copy())
+            received = gather_bytes(self._collective, packed)
             verdict: dict[str, Any] = {"skipped": reason}
             if self._collective.rank == 0 and reason is None:
                 try:
@@ -389,7 +388,7 @@ class Auditor:
                         self._process,
                         replace(window, exchanged=exchanged),
                         found,
-                        [part.tobytes() for part in received],
+                        received,
                         self._feed.is_sharded,
                     ).judge(self._name(window))
                 except UnequalRows as error:
@@ -414,9 +413,6 @@ class Auditor:
         else:
             self._skip(reason)
 
-    def _is_true_anywhere(self, value: bool) -> bool:
-        return bool(all_sum(self._collective, [value])[0])
-
     def _refuse(self, window: Window, is_random: bool) -> str | None:
         """Return why steps cannot be compared, or None; the same on all workers."""
         if isinstance(self._feed, PipelineFeed) and window.steps != [0]:
@@ -431,7 +427,9 @@ class Auditor:
         if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
-        if self._is_true_anywhere(not model.run_eagerly and self._traced != self._read_traced()):
+        if is_true_anywhere(
+            self._collective, not model.run_eagerly and self._traced != self._read_traced()
+        ):
             changed = self._settings.list_changed(self._traced[1])
             name = self._settings.name(changed) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"

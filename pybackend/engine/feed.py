@@ -128,12 +128,13 @@ class Feed:
         self._cutting = batch_size, batches
         self._seeding = seed, shuffle
         self.is_sharded = not shuffle
-        self._has_all = has_all or shuffle == "global"
         visits: Visits | SharedVisits
-        if self._has_all:
+        if has_all or shuffle == "global":
             visits = SharedVisits(self._order_from(workers), 0, workers, rank)
         else:
             visits = Visits(len(self._columns), seed, rank, bool(shuffle))
+        # Each worker has only its own rows, but these are shards of one order.
+        self._is_dealt = isinstance(visits, Visits) and is_sharded_evenly(counts)
         self._whole = _Pass(edges, np.diff(edges.sum(axis=0)), visits)
         self._rest: tuple[int, _Pass] | None = None
         self._first_epoch: int | None = None
@@ -150,9 +151,8 @@ class Feed:
 
     @property
     def begins_empty(self) -> bool:
-        """True if a worker has no rows in its first step of the epoch, or of the rest of one."""
-        passes = [self._whole, *([self._rest[1]] if self._rest else [])]
-        return any((np.diff(one.edges)[:, one.taken] == 0).any() for one in passes)
+        """True if a worker has no rows in the first step of an epoch."""
+        return bool((np.diff(self._whole.edges)[:, 0] == 0).any())
 
     @property
     def most_steps(self) -> int:
@@ -274,16 +274,14 @@ class Feed:
 
     def _number(self, visits: Index) -> Index:
         """Return the numbers in the order of all rows of rows that this worker visits."""
-        if self._has_all or not is_sharded_evenly(self.counts):
-            return visits
-        return visits * len(self.counts) + self._rank
+        return visits * len(self.counts) + self._rank if self._is_dealt else visits
 
     def _list_rows(self, first: int, last: int) -> Iterator[tuple[int, Index, Index]]:
         """Yield the rows of steps, as `Ledger` notes them; of all workers', this one's share."""
         one, workers, rank = self._pass, len(self.counts), self._rank
         seed, shuffle = self._seeding
         shared = one.visits.order if isinstance(one.visits, SharedVisits) else None
-        if shared is None and is_sharded_evenly(self.counts):
+        if self._is_dealt:
             shared = self._order_from(workers)
         edges = one.edges[rank]
         if shared is not None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pybackend.collective import broadcast_bytes
+from pybackend.collective import broadcast_bytes, gather_bytes
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.exchange import GradientExchange
-from pybackend.engine.metrics import to_plain
 from pybackend.engine.one_process import StepState, Values
 from pybackend.engine.replica import Replica
 from pybackend.engine.sync import EpochSync
@@ -26,18 +26,14 @@ from pybackend.words import show
 _ROUNDING, _ZERO = 1e-4, 1e-6
 
 
+@dataclass(frozen=True)
 class Merges:
     """Comparison of merged values in one training run."""
 
-    def __init__(
-        self, replica: Replica, exchange: GradientExchange, state: StepState, sync: EpochSync
-    ) -> None:
-        self._model = replica.model
-        self._collective = replica.collective
-        self._feed = replica.feed
-        self._exchange = exchange
-        self._state = state
-        self._sync = sync
+    replica: Replica
+    exchange: GradientExchange
+    state: StepState
+    sync: EpochSync
 
     def compare(
         self, after: Values, steps: Sequence[int], logs: Mapping[str, Any] | None, place: str
@@ -51,55 +47,55 @@ class Merges:
         logs
             What the steps logged.
         """
-        metrics = self._state.list_metrics(self._exchange.shared_variables)
-        statistics = self._sync.list_statistics()
-        logged = dict(logs or {})
-        results = self._model.get_metrics_result()
-        own = encode_state(
-            {
-                "rows": self._feed.count_rows(),
-                # A train_step of a model's own may log other values by the name of a metric.
-                "others": [
-                    name
-                    for name, value in logged.items()
-                    if name in results
-                    and not np.allclose(value, results[name], _ROUNDING, _ZERO, equal_nan=True)
-                ],
-                "metrics": [after[key] for key in metrics],
-                "changes": [_change(variable, last) for variable, last in statistics],
-            }
-        )
-        received = self._collective.gather(np.frombuffer(own, np.uint8).copy())
-        merged = self._sync.merge_logs(logged, steps[-1])
-        self._sync.agree_on_statistics()
-        wrong: list[str] = []
-        if self._collective.rank == 0:
-            ranks = [decode_state(part.tobytes()) for part in received]
-            rows = [one["rows"] for one in ranks]
-            names = self._state.name_variables()
-            for n, (variable, last) in enumerate(statistics):
-                mean = np.average([one["changes"][n] for one in ranks], axis=0, weights=rows)
-                if not _is_near(_change(variable, last), mean, last):
-                    wrong.append(str(variable.path))
-            for n, key in enumerate(metrics):
-                total = np.sum([one["metrics"][n].astype(np.float64) for one in ranks], axis=0)
-                if not _is_near(self._state.variables[key].numpy(), total, after[key]):
-                    wrong.append(names.get(key, "a metric"))
-            others = {name for one in ranks for name in one["others"]}
-            # Results are compared with those of the merged variables: they may magnify rounding.
-            wrong += [
+        collective, logged = self.replica.collective, dict(logs or {})
+        metrics = self.state.list_metrics(self.exchange.shared_variables)
+        results = self.replica.model.get_metrics_result()
+        own = {
+            "rows": self.replica.feed.count_rows(),
+            # A train_step of a model's own may log other values by the name of a metric.
+            "others": [
                 name
-                for name, value in self._model.get_metrics_result().items()
-                if name in merged
-                and name not in others
-                and not np.allclose(merged[name], to_plain(value), _ROUNDING, _ZERO, equal_nan=True)
-            ]
-        wrong = json.loads(broadcast_bytes(self._collective, json.dumps(wrong).encode()))
+                for name, value in logged.items()
+                if name in results and not _is_close(value, results[name])
+            ],
+            "metrics": [after[key] for key in metrics],
+            "changes": [_change(variable, last) for variable, last in self.sync.list_merged()],
+        }
+        ranks = [decode_state(part) for part in gather_bytes(collective, encode_state(own))]
+        merged = self.sync.merge_logs(logged, steps[-1])
+        self.sync.agree_on_statistics()
+        wrong = [] if collective.rank else self._find_wrong(ranks, metrics, merged)
+        wrong = json.loads(broadcast_bytes(collective, json.dumps(wrong).encode()))
         if not wrong:
             return {}
         listed = ", ".join(map(show, wrong))
         error = f"in {place}, the workers' values of {listed} were merged wrongly"
         return {"error": f"{error}. {ABOUT_OWN_FAULT}"}
+
+    def _find_wrong(
+        self, ranks: Sequence[Any], metrics: Sequence[int], merged: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the names of what was merged wrongly, given the values of each rank."""
+        wrong = []
+        rows, names = [one["rows"] for one in ranks], self.state.name_variables()
+        for n, (variable, last) in enumerate(self.sync.list_merged()):
+            mean = np.average([one["changes"][n] for one in ranks], axis=0, weights=rows)
+            if not _is_near(_change(variable, last), mean, last):
+                wrong.append(str(variable.path))
+        for n, key in enumerate(metrics):
+            values = [one["metrics"][n] for one in ranks]
+            total = np.sum([value.astype(np.float64) for value in values], axis=0)
+            if not _is_near(self.state.variables[key].numpy(), total, values[0]):
+                wrong.append(names.get(key, "a metric"))
+        others = {name for one in ranks for name in one["others"]}
+        # Results are compared with those of the merged variables: they may magnify rounding.
+        results = self.replica.model.get_metrics_result()
+        logged = set(results) & set(merged) - others
+        return wrong + [n for n in results if n in logged and not _is_close(merged[n], results[n])]
+
+
+def _is_close(one: Any, other: Any) -> bool:
+    return bool(np.allclose(one, other, _ROUNDING, _ZERO, equal_nan=True))
 
 
 def _change(variable: Any, last: Any) -> Any:

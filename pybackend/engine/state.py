@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pybackend.collective import Collective, all_sum
+from pybackend.collective import Collective, is_true_anywhere
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers, find_optimizers, find_variables
@@ -127,7 +127,7 @@ def undo_drift(
         variables[place].assign(first)
         if place < len(model.weights):
             largest, is_other = max(largest, distance), is_other or not distance <= _DRIFT
-    seen = all_sum(collective, [float(is_other)])[0]
+    seen = is_true_anywhere(collective, is_other)
     largest = max(part[0] for part in collective.all_gather(np.array([largest])))
     return (found if seen else {}), float(largest)
 
@@ -158,4 +158,4 @@ def find_differing(
 
 def uses_gpus(collective: Collective) -> bool:
     """Return whether any worker has a GPU; the same on all workers."""
-    return bool(all_sum(collective, [float(len(tf.config.list_logical_devices("GPU")))])[0])
+    return is_true_anywhere(collective, bool(tf.config.list_logical_devices("GPU")))

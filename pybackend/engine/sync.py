@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, all_sum
+from pybackend.collective import Collective, all_sum, is_true_anywhere
 from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import (
@@ -203,7 +203,7 @@ class EpochSync(keras.callbacks.Callback):
         shared = self._synchronizer.shared_variables
         return combine_logs(self.model, logs, self._collective, rows, shared)
 
-    def list_statistics(self) -> list[tuple[Any, Any]]:
+    def list_merged(self) -> list[tuple[Any, Any]]:
         """Return the statistics that the end of an epoch merges, and their values before it.
 
         Only their change is averaged, so weights that do not change, such as those of frozen
@@ -221,7 +221,7 @@ class EpochSync(keras.callbacks.Callback):
         if self._collective.world_size == 1:
             return
         share = self._feed.share()
-        for variable, last in self.list_statistics():
+        for variable, last in self.list_merged():
             before = last.astype(np.float64)
             change = (np.array(variable.numpy()).astype(np.float64) - before) * share
             agreed = before + all_sum(self._collective, change)
@@ -315,7 +315,7 @@ class StopTogether(keras.callbacks.Callback):
             )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._asks_each_step and all_sum(self._collective, [float(self.model.stop_training)])[0]:
+        if self._asks_each_step and is_true_anywhere(self._collective, self.model.stop_training):
             self.model.stop_training = True
             return
         agreement = self._agreement
@@ -333,7 +333,7 @@ class StopTogether(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         asked = self._agreement.is_requested or bool(self.model.stop_training)
         if self._preemption is None:
-            self.model.stop_training = bool(all_sum(self._collective, [float(asked)])[0])
+            self.model.stop_training = is_true_anywhere(self._collective, asked)
         else:
             self.model.stop_training = self._preemption.agree_at_end(asked)
         # The weights of other parts are equal in any case; what they were made with may not be.

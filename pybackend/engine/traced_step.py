@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pybackend.collective import all_sum
+from pybackend.collective import all_sum, is_true_anywhere
 from pybackend.data.arrays import nest
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
@@ -95,9 +95,9 @@ class TracedStep:
         if not self._exchange.adds_up:
             rounding = _OF_COMPRESSED if self._exchange.is_compressed else _OF_SUMS
             wrong = check_sums(window.exchanged, self._collective, rounding)
-            if self._is_true_anywhere(bool(wrong)):
+            if is_true_anywhere(self._collective, bool(wrong)):
                 return {"error": f"in {place}, {_ABOUT_SUM}. {ABOUT_OWN_FAULT}"}
-        if self._is_true_anywhere(self.draws_others):
+        if is_true_anywhere(self._collective, self.draws_others):
             return {}
         if not all(all(self._feed.rows_at(step)) for step in window.steps):
             return {}  # a step without rows exchanges
@@ -134,7 +134,7 @@ class TracedStep:
             [part for each in one for part in each.own] for one in (window.exchanged, again)
         )
         is_other = failed is None and is_another(own, now)
-        if not self._is_true_anywhere(is_other):
+        if not is_true_anywhere(self._collective, is_other):
             return verdict
         return {"skipped": _ABOUT_TRACED + _ABOUT_HALF * is_rough}
 
@@ -152,7 +152,7 @@ class TracedStep:
             reason = (
                 f"it has to be repeated, but fails outside of a graph ({describe_error(error)})"
             )
-        if self._is_true_anywhere(reason is not None):
+        if is_true_anywhere(self._collective, reason is not None):
             reason = reason or "it has to be repeated, but fails on another worker"
         return self._state.read(), self._exchange.take_exchanges(), reason
 
@@ -174,11 +174,11 @@ class TracedStep:
 
     def _take(self, window: Window) -> None:
         self._state.write(window.before)
-        for batch, changed in zip(self.read_batches(window), window.changed, strict=True):
+        for batch, changed in zip(self._read_batches(window), window.changed, strict=True):
             self._state.write(changed)
             self._process.take(self._model.train_step, batch)
 
-    def read_batches(self, window: Window) -> Sequence[Any]:
+    def _read_batches(self, window: Window) -> Sequence[Any]:
         """Return this worker's rows of the steps."""
         return [nest(self._feed.read_step(step)[0]) for step in window.steps]
 
@@ -191,6 +191,3 @@ class TracedStep:
             yield
         finally:
             self._process.type = own
-
-    def _is_true_anywhere(self, value: bool) -> bool:
-        return bool(all_sum(self._collective, [value])[0])

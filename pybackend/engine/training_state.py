@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from pybackend.collective import Collective, broadcast_bytes
+from pybackend.collective import Collective, broadcast_bytes, gather_bytes
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.replica import Replica
 from pybackend.engine.steps import has_keras_train_step
@@ -261,14 +261,14 @@ class TrainingState:
                 **self._read_own(),
             }
         )
-        received = collective.gather(np.frombuffer(own, np.uint8).copy())
+        received = gather_bytes(collective, own)
         if self._shards is not None:
             first = self._count_before_optimizers()
             for number, value in enumerate(self._shards.gather(), first):
                 arrays[number] = value
         if collective.rank:
             return b""
-        ranks = [decode_state(part.tobytes()) for part in received]
+        ranks = [decode_state(part) for part in received]
         return encode_state({"variables": arrays, "ranks": ranks})
 
     def read(self, collective: Collective) -> bytes:

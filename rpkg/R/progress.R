@@ -78,7 +78,8 @@ is_live_console <- function() {
   rlang::is_interactive() && cli::is_dynamic_tty() && !is_knitting() && !is_silenced()
 }
 
-# Progress is no condition, because of what handlers do to Python; see keep_conditions().
+# Progress does not use conditions: a handler could jump over Python's frames, as
+# keep_conditions() explains.
 is_silenced <- function() {
   is_call <- function(frame) identical(sys.function(frame), suppressMessages)
   any(vapply(seq_len(sys.nframe()), is_call, NA))
