@@ -177,7 +177,7 @@ class Auditor:
         copied = 2 * together * self._state.count_trained_bytes()
         needed = self._copies * (4 * self._state.count_bytes() + copied)
         small = self._state.read_small() if self._small else {}
-        has_changed = not _are_equal(self._small, small)
+        has_changed = not _are_equal(self._small, small) or self._is_outdated()
         counts = all_sum(self._collective, [needed > self._find_room(), has_changed])
         if counts[1] and first is not None:  # a callback has changed what a loss may use
             musts = {0}
@@ -278,6 +278,11 @@ class Auditor:
     def _read_traced(self) -> Any:
         """Return the Python values of a model that a traced step has read."""
         return find_trained(self._model), self._settings.read()
+
+    def _is_outdated(self) -> bool:
+        """Return whether Python values that the traced step has read have changed."""
+        traced = None if self._model.run_eagerly else self._traced
+        return traced is not None and traced != self._read_traced()
 
     def _read_numbers(self) -> Values:
         found = self._state.variables
@@ -427,9 +432,7 @@ class Auditor:
         if len(window.steps) > 1 and self._exchange.needs_others_in_each_step:
             return "with `shard_optimizer`, steps that run together need the other workers' weights"
         model = self._model
-        if is_true_anywhere(
-            self._collective, not model.run_eagerly and self._traced != self._read_traced()
-        ):
+        if is_true_anywhere(self._collective, self._is_outdated()):
             changed = self._settings.list_changed(self._traced[1])
             name = self._settings.name(changed) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"
