@@ -85,7 +85,16 @@ def resolve_checkpoint(call: TrainingCall) -> TrainingCall:
     InputError
         There are checkpoints, but the call does not resume.
     """
-    call = _adopt_backup(call)
+    adopted = _adopt_backup(call)
+    try:
+        return _resolve(adopted)
+    except InputError as error:
+        if adopted is call:
+            raise
+        raise InputError(f"BackupAndRestore is replaced by `checkpoint`: {error}") from None
+
+
+def _resolve(call: TrainingCall) -> TrainingCall:
     checkpoint = check_checkpoint(call.checkpoint)
     if checkpoint is None:
         return call

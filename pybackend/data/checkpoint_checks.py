@@ -13,6 +13,7 @@ from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.options import LocalSteps, ParameterServer
+from pybackend.model.structure import Difference, list_differences
 from pybackend.words import call_of, setting, show, term
 
 _SETTINGS = (
@@ -75,8 +76,7 @@ def check_is_same(
     for name in described:
         if how := _compare(name, saved, job, described[name]):
             raise InputError(
-                f"{which} belongs to a different training run: its {how}, or choose another "
-                "folder for `checkpoint`"
+                f"{which} belongs to a different training run: its {how}, or choose another folder"
             )
     if saved.generations and saved.step and not job.is_elastic:
         elastic = setting(workers=call_of("Elastic", ...))
@@ -96,6 +96,12 @@ def check_is_same(
         raise InputError(f"{which} is beyond {setting(epochs=job.epochs)}: increase `epochs`")
 
 
+def find_rate_change(saved: Manifest, described: Mapping[str, Any]) -> Difference | None:
+    """Return how the learning rate of a resumed training run differs from the checkpoint's."""
+    there, here = saved.job.get("model", ""), described.get("model", "")
+    return next((one for one in list_differences(there, here) if one.may_change), None)
+
+
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
     """Reject a checkpoint whose data sets had different numbers of rows; None: not known yet."""
     for name, here in rows.items():
@@ -107,7 +113,7 @@ def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | N
             raise InputError(
                 f"the checkpoint of {saved.place} at {show(uri)} belongs to a different training "
                 f"run: its `{argument}` had {there} rows, but now has {here}. Repeat the original "
-                "call, or choose another folder for `checkpoint`"
+                "call, or choose another folder"
             )
 
 
@@ -116,6 +122,9 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     there = saved.job.get(name)
     if name == "exchange":
         there = _select(there)
+    if name == "model":
+        found = [one for one in list_differences(there or "", here) if not one.may_change]
+        return f"model differs: {found[0]}. Build and compile it as before" if found else None
     if name == "cut" and there is None and _was_cut_alike(saved, job):
         return None
     if name not in _ROWS:
@@ -151,11 +160,6 @@ def _explain(name: str, there: Any, here: Any) -> str:
     if name in _KERAS_SETTINGS:
         setter = f"keras.config.set_{name}({show(there)})"
         return f"{_KERAS_SETTINGS[name]} {differs}: call {setter} first"
-    if name == "model":
-        return (
-            "model has different compile settings or layer arguments: build and compile it as "
-            "before"
-        )
     if name == "cut":
         return (
             "batches were cut by an older release of tfdist, so that a resumed run would train "

@@ -14,7 +14,7 @@ from pybackend.collective import Collective, is_true_anywhere
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers, find_optimizers, find_variables
-from pybackend.model.structure import digest_model
+from pybackend.model.structure import describe_structure, digest_text
 
 # The state of these is each worker's own.
 _EACH_WORKERS = (tf.random.Generator, keras.random.SeedGenerator, keras.metrics.Metric)
@@ -52,7 +52,7 @@ def check_structure(model: Any, collective: Collective) -> None:
     InputError
         The models differ; raised on every rank.
     """
-    own = np.frombuffer(digest_model(model).encode(), np.uint8).copy()
+    own = np.frombuffer(digest_text(describe_structure(model)).encode(), np.uint8)
     everyone = [part.tobytes().decode() for part in collective.all_gather(own)]
     differing = [rank for rank, digest in enumerate(everyone) if digest != everyone[0]]
     if differing:

@@ -72,7 +72,7 @@ def restore_callback(callback: Any, state: Mapping[str, Any], first: Mapping[str
             raise InputError(
                 f"callback {type(callback).__name__}: its {name} is {there} in the checkpoint, "
                 f"but {own} now. Pass the old value, set it in `on_train_begin` if it is not a "
-                "setting, or choose another folder for `checkpoint`"
+                "setting, or choose another folder"
             )
     unchanged = (here - set(state["changed"])) | _find_derived_paths(callback)
     operations = {name: getattr(keras.ops, one) for name, one in state["operations"].items()}
@@ -191,6 +191,8 @@ def cut_log(callback: Any, size: int | None) -> None:
 _DIGEST_BYTES = 16
 # Position of Keras's history among the callbacks.
 HISTORY = -1
+# Key of a learning rate that replaces the saved one.
+RATE = "learning_rate"
 
 
 def keep_callbacks(replica: Replica) -> dict[int, Any]:
@@ -336,6 +338,8 @@ class TrainingState:
             if variable is not None and (is_same_group or id(variable) not in seeds):
                 value = own["differing"].get(number, state["variables"][number])
                 variable.assign(value)
+        if RATE in state:
+            self._model.optimizer.learning_rate = state[RATE]
         known = {**ranks[0]["callbacks"], **own["callbacks"]}
         self._others = {n: one for n, one in known.items() if n not in self._callbacks}
         for number, callback in self._callbacks.items():

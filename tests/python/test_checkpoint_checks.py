@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +13,27 @@ from pybackend.data.checkpoint_checks import (
     check_is_same,
     check_rows_are_as_many,
     describe_settings,
+    find_rate_change,
 )
 from pybackend.data.checkpoint_store import Manifest, Part
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation
+from pybackend.model.structure import describe_config, digest_text, shorten
 
 JOB = TrainingJob(2, epochs=3, seed=5, batches=(20, 20, 10))
-OF_MODEL = {"model": "a1", "weights": ["float32 (6, 3)", "float32 (3,)"]}
+
+
+def described(**settings: Any) -> str:
+    """Describe a model of one layer, as `describe_structure` does."""
+    layer = {"units": 3, "activation": "relu", "name": "dense_1"} | settings
+    optimizer = {"class_name": "Adam", "config": {"learning_rate": layer.pop("rate", 0.01)}}
+    layers = [{"class_name": "Dense", "config": layer}]
+    return shorten(describe_config([{"config": {"layers": layers}}, {"optimizer": optimizer}]))
+
+
+OF_MODEL = {"model": described(), "weights": ["float32 (6, 3)", "float32 (3,)"]}
 KEPT = Manifest(
     1, 0, 2, 5, False, {**describe_settings(JOB), **OF_MODEL}, Part("model", ""), "h5", "", None
 )
@@ -31,7 +45,13 @@ KEPT = Manifest(
         ({"seed": 8}, {}, "`seed` was 5, but is now 8: pass seed=5, or choose another folder"),
         ({"floatx": "float16"}, {}, r"call keras.config.set_floatx\('float32'\) first"),
         ({"batches": (20, 10, 20)}, {}, "its data set had batches of different sizes"),
-        ({}, {"model": "b2"}, "its model has different compile settings or layer arguments"),
+        (
+            {},
+            {"model": described(units=4, activation="tanh")},
+            "its model differs: `units` of Dense 'dense' was 3, but is now 4. Build and compile it",
+        ),
+        ({}, {"model": ""}, "its model differs: it has different compile settings or layer arg"),
+        ({}, {"model": described(rate=[0.1])}, "`learning_rate` of Adam was 0.01, but is now"),
         (
             {},
             {"weights": ["float32 (6, 3)"]},
@@ -44,6 +64,20 @@ def test_what_differs_is_named(settings: Any, of_model: Any, message: str) -> No
     job = replace(JOB, **settings)
     with pytest.raises(InputError, match=message):
         check_is_same("run", KEPT, job, {**describe_settings(job), **OF_MODEL, **of_model})
+
+
+def test_the_learning_rate_may_differ_and_older_releases_stored_a_digest() -> None:
+    here = {**describe_settings(JOB), **OF_MODEL, "model": described(rate=0.001)}
+    check_is_same("run", KEPT, JOB, here)
+    change = find_rate_change(KEPT, here)
+    assert change is not None
+    assert change.rate == 0.001
+    assert find_rate_change(KEPT, {**here, **OF_MODEL}) is None
+    text = zlib.decompress(base64.b64decode(here["model"])).decode()
+    older = replace(KEPT, job={**KEPT.job, "model": digest_text(text)})
+    check_is_same("run", older, JOB, here)
+    with pytest.raises(InputError, match="it has different compile settings"):
+        check_is_same("run", older, JOB, {**here, **OF_MODEL})
 
 
 def test_an_older_release_cut_other_batches() -> None:

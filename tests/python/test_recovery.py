@@ -369,3 +369,42 @@ def test_a_variant_resumes_bit_for_bit(name: str, variants: tuple[Any, Any]) -> 
         [v.numpy().tobytes() for v in one.model.optimizer.variables] for one in (whole, resumed)
     ]
     assert optimizers[0] == optimizers[1]
+
+
+def test_a_training_may_resume_with_another_learning_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compiled(rate: Any, activation: str = "relu") -> Any:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(5, activation=activation), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(rate), "mse")
+        return model
+
+    def resume(rate: Any, epochs: int, **settings: Any) -> Any:
+        kept = Checkpoint(tmp_path / "kept", resume=True)
+        options = {"workers": 2, "batch_size": 20, "shuffle": False, "seed": 1, "verbose": 2}
+        return barrier_train(
+            "local", compiled(rate, **settings), (X, Y), epochs=epochs, checkpoint=kept, **options
+        )
+
+    resume(0.01, 1)
+    with pytest.raises(
+        WorkerFailedError, match="`activation` of Dense 'dense' was 'relu', but is now"
+    ):
+        resume(0.01, 2, activation="tanh")
+    with pytest.raises(WorkerFailedError, match=r"was 0\.01, but is now CosineDecay\. Build"):
+        resume(keras.optimizers.schedules.CosineDecay(0.01, 8), 2)
+    resume(0.002, 2)
+    shown = capsys.readouterr().out
+    assert "`learning_rate` of Adam 'adam' was 0.01, but is now 0.002: the new one app" in shown
+    lowered = resume(0.002, 3)  # it is the checkpoint's by now
+    assert "the new one applies" not in capsys.readouterr().out
+    alone = compiled(0.01)
+    alone.fit(X, Y, batch_size=40, epochs=1, shuffle=False, verbose=0)
+    alone.optimizer.learning_rate = 0.002
+    alone.fit(X, Y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(lowered.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert float(lowered.model.optimizer.learning_rate) == np.float32(0.002)

@@ -21,7 +21,7 @@ from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FileRows
 from pybackend.job.codec import encode
 from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
-from pybackend.model.structure import digest_config
+from pybackend.model.structure import describe_config, digest_text
 from pybackend.words import show
 
 # These may differ: only the first process writes files, and the rest concerns one process only.
@@ -114,7 +114,7 @@ def describe_columns(columns: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _digest_file(content: bytes) -> str:
     with zipfile.ZipFile(BytesIO(content)) as archive:
-        return digest_config(json.loads(archive.read("config.json")))
+        return digest_text(describe_config(json.loads(archive.read("config.json"))))
 
 
 def _describe_callbacks(content: bytes) -> list[Any]:
