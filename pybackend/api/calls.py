@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from pybackend.errors import InputError
+from pybackend.errors import InputError, TfdistError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
 from pybackend.job.options import (
@@ -164,7 +164,8 @@ _NEEDED = {
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
 
-    The traceback of an `InputError` or Ctrl-C is removed.
+    The traceback of tfdist's own errors and of Ctrl-C is removed: what failed on a worker is in the
+    message, and our frames would only hide the caller's line.
     """
     signature = inspect.signature(fn)
 
@@ -177,7 +178,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         _open_standard_streams()
         try:
             return fn(*args, **kwargs)
-        except (InputError, KeyboardInterrupt) as error:  # its traceback does not help
+        except (TfdistError, KeyboardInterrupt) as error:
             raise error.with_traceback(None) from error.__cause__
 
     return call

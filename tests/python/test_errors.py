@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import traceback
 
 import pytest
 
@@ -144,3 +145,4 @@ def test_an_exception_without_text_arrives_with_its_traceback() -> None:
     assert caught.value.exception_type == "Mute"
     assert "in fail_without_text" in caught.value.worker_traceback
     assert caught.value.log == ["2/2 done"]
+    assert len(traceback.extract_tb(caught.tb)) == 2  # this line, and that which raises
