@@ -164,11 +164,11 @@ _NEEDED = {
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
 
-    The traceback of tfdist's own errors and of Ctrl-C is removed: what failed on a worker is in the
-    message, and our frames would only hide the caller's line.
+    The errors are those of `hide_frames`.
     """
     signature = inspect.signature(fn)
 
+    @hide_frames
     @wraps(fn)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -176,6 +176,19 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
         _open_standard_streams()
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that tfdist's own errors, and Ctrl-C, come without its frames.
+
+    What failed on a worker is in the message. Our frames would only hide the caller's line.
+    """
+
+    @wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return fn(*args, **kwargs)
         except (TfdistError, KeyboardInterrupt) as error:

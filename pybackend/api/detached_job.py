@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pybackend.api.calls import Place
+from pybackend.api.calls import Place, hide_frames
 from pybackend.api.display import Lines, choose_display
 from pybackend.api.job_copy import JobCopy, list_jobs
 from pybackend.api.job_folder import (
@@ -168,6 +168,7 @@ class DetachedJob:
             if isinstance(self._observers(event), StopTraining):
                 patiently(lambda: self._folder.ask("stop"))
 
+    @hide_frames
     def result(self, timeout: float | None = None, *, verbose: int | None = None) -> TrainResult:
         """Wait for the result, and return it, or raise the error with which training ended.
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pybackend.api.calls import suggest
+from pybackend.api.calls import hide_frames, suggest
 from pybackend.api.data_checks import check_takes
 from pybackend.api.progress import printer
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnSpec
@@ -120,6 +120,7 @@ def _keep_type(group: ColumnGroup, kind: Any) -> ColumnGroup:
 _OPTIONS = ("workers", "roles", "data", "resources", "verbose", "timeout")
 
 
+@hide_frames
 def barrier_run(
     spark: Any,
     fn: Callable[..., Any] | str | os.PathLike[str],
