@@ -113,14 +113,8 @@ def _read_batches(data: Any, name: str, job: ModelJob) -> Batches:
         return batches
     epochs = range(job.initial_epoch, job.epochs)
     passes = len(epochs) if name == "data" else sum(map(job.validates, epochs))
-    batches = read_batches(data, job.floatx, name, passes=passes)
-    steps = len(batches.sizes)
-    if name == "data" and job.steps_per_epoch not in (None, steps):
-        raise InputError(
-            f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of {steps} "
-            f"batches: omit `steps_per_epoch`, or use data.take({job.steps_per_epoch}) for fewer "
-            "steps"
-        )
+    steps = job.steps_per_epoch if name == "data" else None
+    batches = read_batches(data, job.floatx, name, passes=passes, steps=steps)
     # The batches define the steps.
     _check_arrays(batches.columns, name, replace(job, steps_per_epoch=None))
     return batches

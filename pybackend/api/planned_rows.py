@@ -70,7 +70,7 @@ def plan_rows(data: Any, job: TrainingJob) -> PlannedRows:
     steps = job.steps_per_epoch or count_steps(counts, job.batch_size)
     which = f"every {_ordinal(job.workers)} row, starting with the row of its rank"
     if isinstance(data, Batches):
-        steps = len(data.sizes)
+        steps = job.steps_per_epoch or len(data.sizes)
         which = "its share of each batch"
     elif job.shuffle == "global":
         which = "all rows, and trains on a different share of them in each epoch"

@@ -114,8 +114,9 @@ def barrier_train(
         rest. `replay_batches` lists them. If workers' shares differ in size, as the partitions of a
         Spark DataFrame do, rows are spread evenly over as many steps as the largest share needs.
     steps_per_epoch
-        Steps per epoch. The next epoch continues with the rows that follow. None (default): as many
-        as it takes to use all rows.
+        Steps per epoch. The next epoch continues with the rows that follow, and after the last ones
+        with the first, also within an epoch: Keras would end that epoch early. None (default): as
+        many as it takes to use all rows.
     validation_data
         As ``data``. All workers evaluate it together after each epoch.
     validation_split
@@ -243,10 +244,11 @@ def barrier_train(
       (``"day=*/rows.parquet"``), or a list of them. The workers read the files themselves;
     - a ``tf.data.Dataset`` or ``keras.utils.PyDataset`` of global batches ``x``, ``(x, y)`` or
       ``(x, y, sample_weight)``. This process reads all of it, and the workers share the rows of
-      each batch; ``batch_size`` and ``shuffle`` are ignored. A `PyDataset`'s ``on_epoch_begin`` and
-      ``on_epoch_end`` are called as in Keras. A model with its own ``train_step``
-      may use two or three tensors of a batch as its inputs, such as ``(anchor, positive,
-      negative)``;
+      each batch; ``batch_size`` and ``shuffle`` are ignored. With ``steps_per_epoch``, a
+      ``tf.data.Dataset`` may be infinite: only the steps of all epochs are read. A `PyDataset`'s
+      ``on_epoch_begin`` and ``on_epoch_end`` are called as in Keras. A model with its own
+      ``train_step`` may use two or three tensors of a batch as its inputs, such as ``(anchor,
+      positive, negative)``;
     - a function ``data(context)``, called on each worker with a `WorkerContext`, that returns a
       ``tf.data.Dataset`` of local batches. They are used unchanged; ``batch_size``, ``shuffle`` and
       ``in_memory`` are ignored. A worker whose data ends earlier adds nothing to the remaining

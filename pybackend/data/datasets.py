@@ -78,7 +78,8 @@ class Batches:
         if job.steps_per_epoch is not None and job.steps_per_epoch > len(self.sizes):
             raise InputError(
                 f"`steps_per_epoch` is {job.steps_per_epoch}, but `data` is a data set of "
-                f"{len(self.sizes)} batches"
+                f"{len(self.sizes)} batches: omit `steps_per_epoch`, or repeat the batches "
+                "(.repeat() of a tf.data.Dataset)"
             )
         share = -(-max(self.sizes) // job.workers)
         return replace(job, batch_size=share, batches=self.sizes, shuffle=False)
@@ -95,8 +96,10 @@ def describe_uneven(name: str, counts: Mapping[str, int]) -> str:
     return f"a batch of `{name}` has arrays of different lengths ({listed})"
 
 
-def read_batches(data: Any, floatx: str, name: str, *, passes: int) -> Batches:
-    """Read all batches of a data set.
+def read_batches(
+    data: Any, floatx: str, name: str, *, passes: int, steps: int | None = None
+) -> Batches:
+    """Read the batches of a data set.
 
     Parameters
     ----------
@@ -107,6 +110,9 @@ def read_batches(data: Any, floatx: str, name: str, *, passes: int) -> Batches:
         Number of epochs or evaluations that use its rows. They must be the same in each, so the
         data set is read twice. A `PyDataset` is read as often as Keras reads it, with its
         ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
+    steps
+        Batches of each pass, if each continues where the one before ended, as with Keras's
+        ``steps_per_epoch``. Of a ``tf.data.Dataset``, only these are read, so it may be infinite.
 
     Raises
     ------
@@ -114,6 +120,10 @@ def read_batches(data: Any, floatx: str, name: str, *, passes: int) -> Batches:
         The data set is endless, is larger than `MOST_BYTES`, yields different rows when it is read
         again, or has elements with a different structure.
     """
+    is_continued = steps is not None and not _is_keras(data)
+    needed = passes * (steps or 0)
+    if is_continued:
+        data = data.take(needed)
     _check_ends(data, name)
     _check_structure(data, name)
     parts: list[Mapping[str, Any]] = []
@@ -135,7 +145,7 @@ def read_batches(data: Any, floatx: str, name: str, *, passes: int) -> Batches:
     if not parts:
         raise InputError(f"`{name}` has no rows")
     state = _digest_state(data)
-    for _ in range(1, passes):
+    for _ in range(1, -(-needed // len(parts)) if is_continued else passes):
         _check_repeats(data, digests, name)
         before, state = state, _digest_state(data)
         if state is not None and state == before:
@@ -163,9 +173,13 @@ def _check_ends(data: Any, name: str) -> None:
         is_endless = int(data.cardinality()) == sys.modules["tensorflow"].data.INFINITE_CARDINALITY
     if is_endless:
         raise InputError(
-            f"`{name}` is an infinite data set: limit it (.take(), or a PyDataset's __len__). "
-            f"{_instead()}"
+            f"`{name}` is an infinite data set: limit it (.take(), or a PyDataset's __len__)"
+            f"{_or_steps(data, name)}. {_instead()}"
         )
+
+
+def _or_steps(data: Any, name: str) -> str:
+    return "" if _is_keras(data) or name != "data" else ", or pass `steps_per_epoch`"
 
 
 def _length(data: Any) -> int | None:

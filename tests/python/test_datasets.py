@@ -342,6 +342,39 @@ def test_a_job_that_cannot_keep_the_batches_is_rejected() -> None:
         found.adapt(TrainingJob(2, scale_lr=ScaleLearningRate()))
 
 
+def endless() -> Any:
+    def generate() -> Any:
+        while True:
+            for first in range(0, 201, 50):
+                yield X[first : first + 50], Y[first : first + 50]
+
+    shapes = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
+    return tf.data.Dataset.from_generator(generate, output_signature=shapes)
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "epochs"),
+    [(endless, 7, 2), (lambda: batches().repeat(), 3, 2), (batches, 2, 1), (Slices, 5, 2)],
+)
+def test_steps_per_epoch_are_those_of_fit(make: Any, steps: int, epochs: int) -> None:
+    alone = build_dense()
+    result = barrier_train(
+        None, alone, make(), workers=2, epochs=epochs, steps_per_epoch=steps, verbose=0
+    )
+    fitted = alone.fit(make(), epochs=epochs, steps_per_epoch=steps, shuffle=False, verbose=0)
+    assert largest_difference(alone, result.model) <= 1e-6
+    assert result.history["loss"] == pytest.approx(fitted.history["loss"], abs=1e-6)
+    assert result.workers[0].steps == steps * epochs
+
+
+def test_with_steps_per_epoch_no_more_is_read_than_they_need() -> None:
+    assert read_batches(endless(), "float32", "data", passes=2, steps=3).sizes[-2:] == (1, 50)
+    # The third epoch would begin again, with other rows.
+    with pytest.raises(InputError, match="yields different rows each time"):
+        read_batches(batches().shuffle(5), "float32", "data", passes=3, steps=2)
+    assert read_batches(batches().shuffle(5), "float32", "data", passes=2, steps=2).sizes
+
+
 def test_only_data_sets_are_data_sets() -> None:
     assert is_dataset(batches())
     assert is_dataset(Slices())

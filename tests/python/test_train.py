@@ -81,8 +81,8 @@ def test_a_data_set_is_cut_over_the_workers(rows: Any, dense_model: Any, kind: s
     [
         ({"validation_split": 0.5}, "`data` is a data set: pass another data set"),
         (
-            {"steps_per_epoch": 2},
-            r"a data set of 5 batches: omit `steps_per_epoch`, or use data.take\(2\)",
+            {"steps_per_epoch": 7},
+            r"a data set of 5 batches: omit `steps_per_epoch`, or repeat the batches",
         ),
         ({"workers": 302}, "`data` has 301 rows, fewer than workers=302"),
     ],
