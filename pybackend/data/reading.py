@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,8 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
     data = source.fn(context)
     if not isinstance(data, tf.data.Dataset):
         raise InputError(
-            f"the `{name}` function returned {type(data).__name__}; expected a tf.data.Dataset"
+            f"the `{name}` function returned {type(data).__name__}; expected a tf.data.Dataset of "
+            f"batches, such as {_show_dataset(data)}"
         )
     spec = data.element_spec
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
@@ -135,6 +136,20 @@ def call_pipeline(source: FunctionRows, context: WorkerContext, name: str) -> An
                 "batches of dense tensors: use .batch(), and pad ragged tensors"
             )
     return data
+
+
+def _show_dataset(data: Any) -> str:
+    """Return the line that makes a data set of batches of what a function has returned."""
+    is_loader = type(data).__module__.partition(".")[0] == "torch"
+    if is_loader or isinstance(data, keras.utils.PyDataset | Iterator):
+        batches = "(data[n] for n in range(len(data)))"
+        if isinstance(data, Iterator):
+            batches = "generate()"  # a new iterator for each epoch
+        elif is_loader:
+            batches = "((x.numpy(), y.numpy()) for x, y in loader)"
+        shapes = "(tf.TensorSpec((None, 4)), tf.TensorSpec((None,)))"
+        return f"tf.data.Dataset.from_generator(lambda: {batches}, output_signature={shapes})"
+    return "tf.data.Dataset.from_tensor_slices((x, y)).batch(32)"
 
 
 def _make_context(job: Job, rank: int, order: Order) -> WorkerContext:

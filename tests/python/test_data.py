@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from conftest import build_dense, full, largest_difference
 
 import pybackend
@@ -359,10 +361,29 @@ def test_a_worker_may_read_for_longer_than_the_timeout(rows: Any) -> None:
     assert [worker.rows for worker in result.workers] == [500, 500]
 
 
-def test_a_function_that_returns_something_else_is_told(rows: Any) -> None:
+class OfKeras(keras.utils.PyDataset):
+    """Two batches."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return np.ones((3, 4)), np.ones(3)
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda: (np.ones((6, 4)), np.ones(6)), OfKeras, lambda: iter(OfKeras())]
+)
+def test_a_function_that_returns_something_else_is_shown_how_to(returned: Any) -> None:
     context = WorkerContext(0, 1, ("h:1",), "{}")
-    with pytest.raises(InputError, match=r"`data` function returned tuple; expected a tf"):
-        call_pipeline(FunctionRows(lambda context: rows), context, "data")
+    data = returned()
+    with pytest.raises(InputError, match=r"returned \w+; expected a tf.data.Dataset") as caught:
+        call_pipeline(FunctionRows(lambda context: data), context, "data")
+    (line,) = re.findall("such as (.*)", str(caught.value))
+    names = {"x": np.ones((6, 4)), "y": np.ones(6), "data": data, "generate": OfKeras}
+    made = eval(line, {"tf": tf, **names})  # noqa: S307
+    assert call_pipeline(FunctionRows(lambda context: made), context, "data") is made
+    assert sum(len(y) for _, y in made) == 6
 
 
 @pytest.mark.full
