@@ -72,7 +72,6 @@ __all__ = [
     "match_levels",
     "model_function",
     "pick_columns",
-    "predict_columns",
     "predict_rows",
     "probe",
     "read_model",
@@ -81,6 +80,7 @@ __all__ = [
     "report_record",
     "restore_model",
     "save_result",
+    "shape_columns",
     "write_onnx",
 ]
 
@@ -205,18 +205,19 @@ def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     return evaluate_here(lambda: model, None, data, call)
 
 
-def predict_columns(
+def shape_columns(
     model: Any,
-    rows: Any,
+    outputs: Any,
     kind: str | None,
     levels: list[str] | None,
-    batch_size: int,
     levels_of: dict[str, list[str]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Predict in this process: the columns that `predict_spark` would add, with classes as codes.
+    """Return the columns that `predict_spark` would add, with classes as codes.
 
     Parameters
     ----------
+    outputs
+        The model's outputs, as it returns them.
     levels_of
         Of several outputs, the names of the classes of each output that has classes.
 
@@ -231,11 +232,11 @@ def predict_columns(
     from pybackend.api.model_columns import check_levels, divide_predictions, predictions_of
 
     predictions = predictions_of(model, kind, None, check_levels(levels))
-    outputs = tree.flatten(predict_rows(model, rows, batch_size))
+    flat = tree.flatten(outputs)
     if len(predictions.outputs) == 1:
-        return {"": _show_predictions(predictions, outputs)}
+        return {"": _show_predictions(predictions, flat)}
     parts = divide_predictions(model, predictions, levels_of or {})
-    pairs = zip(parts.items(), outputs, strict=True)
+    pairs = zip(parts.items(), flat, strict=True)
     return {name: _show_predictions(part, [numbers]) for (name, part), numbers in pairs}
 
 

@@ -76,9 +76,8 @@ def predict_here(
     call: PredictionCall,
 ) -> Any:
     """Predict with a model in this process, for `TrainResult.predict`."""
-    kind = call.type
-    check_type(kind)
-    names = check_levels(call.levels)
+    check_type(call.type)
+    check_levels(call.levels)
     skips_incomplete = check_on_missing(call.on_missing)
     _refuse_elsewhere(x, "x", "predict_spark(result, df)")
     job = _make_job(PredictionJob, call)
@@ -91,13 +90,34 @@ def predict_here(
         found = _read_inputs(x, columns, job, skips_incomplete=skips_incomplete)
         complete = getattr(found, "complete", None)
         outputs = _predict_rows(find_model(), found, job)
+    return shape_outputs(outputs, complete, x, call, known, find_model)
+
+
+def shape_outputs(
+    outputs: Any,
+    complete: Any,
+    x: Any,
+    call: PredictionCall,
+    known: TrainedColumns | None,
+    find_model: Callable[[], Any],
+) -> Any:
+    """Return a model's outputs in the form that ``type`` asks for.
+
+    Parameters
+    ----------
+    outputs
+        Outputs for the complete rows of ``x``.
+    complete
+        Which rows are complete; None: all.
+    """
+    kind = call.type
     if kind == "raw" or (kind is None and not is_frame(x)):
-        return spread_outputs(outputs, complete)
+        return _spread_outputs(outputs, complete)
 
     import keras
 
     levels = None if known is None else check_levels(known.levels)
-    made = predictions_of(find_model(), kind, names, levels)
+    made = predictions_of(find_model(), kind, check_levels(call.levels), levels)
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
 
@@ -114,7 +134,7 @@ def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:
         return model.predict(given, batch_size=job.batch_size, verbose=job.verbose)
 
 
-def spread_outputs(outputs: Any, complete: Any) -> Any:
+def _spread_outputs(outputs: Any, complete: Any) -> Any:
     """Expand a model's outputs for the complete rows to all rows; None: all rows are complete."""
     if complete is None or complete.all():
         return outputs

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,15 @@ from pybackend.api.calls import (
     Features,
     OnMissing,
     PredictionCall,
+    PredictionType,
     explain_arguments,
 )
 from pybackend.api.datasets import read_data
-from pybackend.api.in_process import spread_outputs
+from pybackend.api.in_process import shape_outputs
 from pybackend.api.model import is_keras_model
-from pybackend.api.model_columns import check_on_missing
+from pybackend.api.model_columns import check_levels, check_on_missing, check_type
 from pybackend.api.request import prepare
+from pybackend.api.result import TrainResult
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.frames import FrameRows, is_frame
@@ -117,6 +120,8 @@ def barrier_predict(
     *,
     workers: int | None = None,
     batch_size: int = 32,
+    type: PredictionType | None = None,
+    levels: Sequence[Any] | None = None,
     on_missing: OnMissing = "null",
     resources: Resources | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -133,30 +138,30 @@ def barrier_predict(
         columns of a data frame are inputs; with a `TrainResult`, those used in training.
     model
         As in `barrier_train`, or the `TrainResult` of a training run. It need not be compiled.
-    on_missing
-        Treatment of a data frame's row that has a null, a NaN, an infinite number or a value
-        outside its column's categories. ``"null"`` (default): its predictions are NaN. ``"error"``:
-        as in training, a null or an unknown category raises an error, and other values are passed
-        to the model.
+    type, levels, on_missing
+        As in `TrainResult.predict`.
     spark, workers, batch_size, resources, custom_objects, safe_mode, verbose, timeout
         As in `barrier_train`.
 
     Returns
     -------
-    numpy array, or a list or dict of arrays if the model has several outputs
-        One entry per row, in the order of ``x``: the model's raw outputs, even for a data frame, as
-        `TrainResult.predict` returns them with ``type="raw"``.
+    pandas.DataFrame, numpy array, or a list or dict of arrays
+        As `TrainResult.predict` returns for ``x``: one entry per row, in the order of ``x``.
 
     Raises
     ------
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
+    check_type(type)
+    check_levels(levels)
     launcher = launcher_for(spark)
     call = PredictionCall(
         model=model,
         workers=count_workers(launcher, workers),
         batch_size=batch_size,
+        type=type,
+        levels=levels,
         on_missing=on_missing,
         resources=resources,
         custom_objects=custom_objects,
@@ -166,12 +171,18 @@ def barrier_predict(
     )
     reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
     request = prepare(PredictionJob, call, reader.read)
-    if not request.datasets:
-        return spread_outputs(_predict_nothing(request.model), reader.complete)
-    outcome = request.run(launcher)
-    parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
-    outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
-    return spread_outputs(outputs, reader.complete)
+    if request.datasets:
+        outcome = request.run(launcher)
+        parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
+        outputs = _interleave(parts, arrays.count_rows(request.datasets["train"]))
+    else:
+        outputs = _predict_nothing(request.model)
+    known = model if isinstance(model, TrainResult) else None
+    return shape_outputs(outputs, reader.complete, x, call, known, partial(_build, request.model))
+
+
+def _build(model: Any) -> Any:
+    return model if is_keras_model(model) else model()
 
 
 class _InputReader:

@@ -80,12 +80,8 @@ predict.tfdist_fit <- function(
   }
   check_only_tables(c(columns, list(runtime = runtime)))
   batch_size <- check_count(batch_size %||% 32L, arg = "batch_size")
-  is_raw <- identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
   checked <- check_newdata(newdata, object, on_missing)
   rows <- as_input(checked$rows, as_feature_array)
-  if (!is_raw) {
-    return(predict_columns(object, rows, checked$complete, type, batch_size, call))
-  }
   scores <- call_python(
     pybackend(call)$bridge$predict_rows,
     fit_model(object, call),
@@ -93,20 +89,32 @@ predict.tfdist_fit <- function(
     batch_size,
     call = call
   )
-  name_scores(spread_rows(scores, checked$complete), object)
+  shape_scores(scores, object, checked$complete, type, newdata, call)
+}
+
+# The model's numbers for the complete rows of `newdata`, in the form that `type` asks for.
+shape_scores <- function(scores, model, complete, type, newdata, call) {
+  is_fit <- inherits(model, "tfdist_fit")
+  if (identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")) {
+    scores <- spread_rows(scores, complete)
+    return(if (is_fit) name_scores(scores, model) else scores)
+  }
+  if (is_fit) {
+    return(as_columns(scores, model, fit_model(model, call), complete, type, call))
+  }
+  as_columns(scores, list(), if (is.function(model)) model() else model, complete, type, call)
 }
 
 # The columns that a Spark table would get; for several outputs, also classes.
-predict_columns <- function(fit, rows, complete, type, batch_size, call) {
+as_columns <- function(scores, fit, model, complete, type, call) {
   outputs <- c(character(), union(names(.subset2(fit, "labels")), names(fit$label)))
   levels_of <- lapply(rlang::set_names(outputs), function(name) label_of(fit, name)$levels)
   found <- call_python(
-    pybackend(call)$bridge$predict_columns,
-    fit_model(fit, call),
-    rows,
+    pybackend(call)$bridge$shape_columns,
+    model,
+    scores,
     type,
     as_list_or_null(fit$levels),
-    batch_size,
     if (is.null(type)) lapply(Filter(length, levels_of), as.list),
     call = call
   )

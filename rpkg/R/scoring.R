@@ -11,7 +11,7 @@
 #'   `model` is a fit, a factor label must have the same levels as in training.
 #' @param x The rows to predict for: an array with rows along the first dimension, a list of arrays
 #'   for a model with several inputs, or a data frame.
-#' @param on_missing As in [predict.tfdist_fit()].
+#' @param type,on_missing As in [predict.tfdist_fit()].
 #' @param label The label column of a data frame, table or files, as in [barrier_train()]. A text
 #'   label or text features require a fit that stores their values, or `categories` in
 #'   `data_options`. The default is the label that the fit was trained with. If the data do not have
@@ -30,9 +30,10 @@
 #' @return
 #' * `barrier_evaluate()`: a named vector with the `loss` and each metric; a list if a metric has
 #'   several values.
-#' * `barrier_predict()`: the model's raw outputs, as [predict.tfdist_fit()] returns them for
-#'   `"raw"`. An array with a row for each row of `x`, with the levels of the label as column names
-#'   if `model` is a fit that has them; a list of arrays for a model with several outputs.
+#' * `barrier_predict()`: the same as [predict.tfdist_fit()] for the same `type`. By default, a
+#'   tibble for a data frame. For other inputs the model's raw outputs: an array with a row for each
+#'   row of `x`, with the levels of the label as column names if `model` is a fit that has them; a
+#'   list of arrays for a model with several outputs.
 #'
 #' @inheritSection barrier_train Errors
 #'
@@ -113,6 +114,7 @@ barrier_predict <- function(
   model,
   x,
   ...,
+  type = NULL,
   on_missing = "null",
   workers = getOption("tfdist.workers"),
   batch_size = 32L,
@@ -125,6 +127,7 @@ barrier_predict <- function(
   check_dots_empty(...)
   route <- check_sc(sc)
   check_scored_model(model, "a Keras model")
+  check_one_of(type, c("class", "prob", "raw"), allow_null = TRUE)
   settings <- scoring_settings(model)
   check_no_table(x)
   checked <- check_newdata(x, model, on_missing)
@@ -133,8 +136,7 @@ barrier_predict <- function(
   rows <- as_input(checked$rows, as_feature_array)
   call <- rlang::current_env()
   scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
-  scores <- spread_rows(scores, checked$complete)
-  if (inherits(model, "tfdist_fit")) name_scores(scores, model) else scores
+  shape_scores(scores, model, checked$complete, type, x, call)
 }
 
 run_scoring <- function(name, launcher, model, rows, settings, call) {

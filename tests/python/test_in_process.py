@@ -57,11 +57,14 @@ def test_incomplete_rows_have_no_prediction(rows: Any, tmp_path: Path) -> None:
     wanted = model.predict(arrays_of(rows)[:6], verbose=0)
     for outputs in (
         result.predict(frame, type="raw"),
-        barrier_predict(None, result, frame, workers=2, verbose=0),
+        barrier_predict(None, result, frame, workers=2, type="raw", verbose=0),
     ):
         np.testing.assert_array_equal(np.isnan(outputs).all(axis=1), np.isin(range(6), [1, 3, 4]))
         np.testing.assert_allclose(outputs[[0, 2, 5]], wanted[[0, 2, 5]], atol=1e-6)
     classes = result.predict(frame)
+    pd.testing.assert_frame_equal(
+        barrier_predict(None, result, frame, workers=2, verbose=0), classes, atol=1e-6
+    )
     assert list(classes.index) == list(frame.index)
     assert [name is None for name in classes[".pred_class"]] == [
         False,
@@ -163,7 +166,7 @@ def test_labels_as_a_frame_let_predictions_go_by_name(rows: Any, library: Any) -
     turned = library(dict(reversed(columns.items())))
     expected = result.model.predict(rows[0][:20], verbose=0)
     np.testing.assert_allclose(result.predict(turned, type="raw"), expected, atol=1e-6)
-    found = barrier_predict("local", result, turned, workers=1, verbose=0)
+    found = barrier_predict("local", result, turned, workers=1, type="raw", verbose=0)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert result.evaluate((turned, data[1])) == pytest.approx(result.evaluate(data))
     other = library({**columns, "other": columns["c0"]})[[*columns, "other"][1:]]

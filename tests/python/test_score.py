@@ -83,10 +83,11 @@ def test_no_rows_have_no_predictions(rows: Any) -> None:
     frame = pd.DataFrame(rows[0][:2].copy())
     frame.columns = [f"c{name}" for name in frame.columns]
     frame.iloc[:, 0] = np.nan
-    predicted = barrier_predict(None, model, frame, verbose=0)
+    predicted = barrier_predict(None, model, frame, type="raw", verbose=0)
     assert predicted.shape == (2, width)
     assert np.isnan(predicted).all()
-    assert barrier_predict(None, model, frame[:0], verbose=0).shape == (0, width)
+    assert barrier_predict(None, model, frame[:0], type="raw", verbose=0).shape == (0, width)
+    assert list(barrier_predict(None, model, frame[:0], verbose=0)[".pred_class"]) == []
 
 
 def test_half_precision_outputs(rows: Any) -> None:

@@ -108,7 +108,7 @@ test_that("a row without a value has no prediction, and no rows have none", {
   expect_equal(predict(fit, as.matrix(rows)), raw, ignore_attr = TRUE)
   expect_equal(
     suppressMessages(barrier_predict("local", fit, rows, workers = 1)),
-    raw,
+    found,
     tolerance = 1e-6
   )
   for (few in list(rows[0, ], rows[2, ])) {

@@ -107,7 +107,9 @@ test_full("several workers compute what one process computes", {
   expect_type(figures, "double")
   expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
 
-  scores <- barrier_predict("local", fit, rev(iris), workers = 3, batch_size = 16)
+  options <- list("local", fit, rev(iris), workers = 3, batch_size = 16)
+  expect_equal(do.call(barrier_predict, options), predict(fit, iris), tolerance = 1e-5)
+  scores <- do.call(barrier_predict, c(options, type = "raw"))
   expect_identical(colnames(scores), levels(iris$Species))
   expect_equal(scores, predict(fit, iris, type = "raw"), tolerance = 1e-5)
 })
@@ -121,6 +123,9 @@ test_full("models and functions are scored as fits are", {
   expect_equal(figures[names(alone)], alone, tolerance = 1e-5)
   scores <- barrier_predict(NULL, dense_model, data[[1]][1:7, ])
   expect_equal(scores, model$predict(data[[1]][1:7, ], verbose = 0L), tolerance = 1e-5)
+  classes <- barrier_predict(NULL, dense_model, iris[1:7, 1:4], type = "class")
+  expect_named(classes, ".pred_class")
+  expect_identical(nrow(classes), 7L)
 })
 
 test_that("a model of several inputs and outputs returns a list", {

@@ -413,7 +413,7 @@ test_full("text reaches a model that looks it up, from lists and data frames", {
   expect_equal(scores, as.matrix(model$predict(tensors, verbose = 0L)), tolerance = 1e-6)
   expect_equal(predict(of_frame, rows, type = "raw"), scores, tolerance = 1e-6)
   expect_equal(
-    barrier_predict("local", of_frame, rows, workers = 2, verbose = 0),
+    barrier_predict("local", of_frame, rows, type = "raw", workers = 2, verbose = 0),
     scores,
     tolerance = 1e-6
   )
