@@ -47,6 +47,8 @@ from pybackend.launchers import Checking, Launcher, Outcome
 
 _READ_BY_WORKERS = (FileRows, FunctionRows)
 Kind = TypeVar("Kind", bound=ModelJob)
+# Features whose names are sent with a job.
+_MOST_NAMES = 1000
 # Calls on several threads may share a model, and Keras's settings are global.
 _encoding = threading.RLock()
 
@@ -189,10 +191,13 @@ def _encode(
     given = call.model
     model = given.model if isinstance(given, TrainResult) else given
     custom_objects = call.custom_objects or {}
+    rows: Any = None
     if job.model_source == "file":
         job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
         custom_objects = add_custom_objects(model, custom_objects)
-    rows = check_rows_fit(model, datasets, job) if job.model_source == "file" else None
+        rows = check_rows_fit(model, datasets, job)
+    else:
+        job = replace(job, feature_names=_list_features(datasets["train"]))
     files = encode_model(model, custom_objects, job, callbacks, as_file, rows, datasets)
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
@@ -200,6 +205,14 @@ def _encode(
 
         snapshot = take_snapshot(model)
     return Request(job, files, datasets, columns, model, custom_objects, snapshot, Observers())
+
+
+def _list_features(data: Any) -> tuple[tuple[str, tuple[str, ...] | None], ...]:
+    """Return the names of a table's features, unless they are too many to be read."""
+    names = data.feature_names if isinstance(data, TableRows) else {}
+    if sum(len(one or ()) for one in names.values()) > _MOST_NAMES:
+        return ()
+    return tuple((name, one if one is None else tuple(one)) for name, one in names.items())
 
 
 def _encode_files(datasets: Mapping[str, Any]) -> dict[str, bytes]:

@@ -205,6 +205,9 @@ class ModelJob(Job):
         Keras's defaults on the driver.
     safe_mode
         Whether loading a model must not execute code that it contains.
+    feature_names
+        Names of the numbers in a row of a table, by input ("" for a single one), for a model that
+        only the workers build; None for an input if not known.
     """
 
     batch_size: int = 32
@@ -215,6 +218,7 @@ class ModelJob(Job):
     dtype_policy: str = "float32"
     image_data_format: str = "channels_last"
     safe_mode: bool = True
+    feature_names: tuple[tuple[str, tuple[str, ...] | None], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,10 @@ def _module_to_send(owner: Any) -> ModuleType | None:
 @cache
 def _is_installed(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    if file is None or module.__name__.partition(".")[0] == "pybackend":
+    if module.__name__.partition(".")[0] == "pybackend":
         return True
+    if file is None:  # a built-in, or a module that the session made itself
+        return getattr(module, "__spec__", None) is not None
     return _is_in_packages(file)
 
 

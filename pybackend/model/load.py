@@ -15,6 +15,7 @@ from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import EXTRAS, MODEL_DIGESTS, MODEL_FILE, MODEL_OBJECTS, ModelJob
 from pybackend.model.compare import digest_start
 from pybackend.model.compile_settings import compile_without_state
+from pybackend.model.inputs import check_feature_names
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
@@ -78,6 +79,7 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
         return LoadedModel(model, extras, False, True, lambda: unpickle_sent(job, folder)["model"])
     if job.model_source == "function":
         model = _build(extras["model"])
+        check_feature_names(model, dict(job.feature_names))
         is_from_r = isinstance(extras["model"], RFunction)
         return LoadedModel(
             model, extras, is_from_r, False, lambda: _build(unpickle_sent(job, folder)["model"])

@@ -6,9 +6,16 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 
-from pybackend import InputError, model_from_bytes, model_to_bytes
+from pybackend import (
+    InputError,
+    WorkerFailedError,
+    barrier_train,
+    model_from_bytes,
+    model_to_bytes,
+)
 from pybackend.data.arrays import nest
 from pybackend.data.rows import to_rows
 from pybackend.model.inputs import (
@@ -117,6 +124,20 @@ def test_inputs_without_a_name_have_that_of_their_layer_before_and_after_a_file(
         found = one.predict(batch[0] if len(batch) == 1 else batch, verbose=0)
         expected = model.predict([x[:, :4].reshape(8, 2, 2), x[:, 4:]], verbose=0)
         assert np.array_equal(found, expected)
+
+
+def test_a_model_that_workers_build_is_compared_with_the_names_of_a_table() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [0, 1]})
+
+    def wide() -> Any:
+        model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(2)])
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    expected = r"input takes 7 numbers per row \(shape \(7,\)\), but there are 2 features: a, b"
+    for model, kind in ((wide(), InputError), (wide, WorkerFailedError)):
+        with pytest.raises(kind, match=expected):
+            barrier_train("local", model, frame, workers=1, verbose=0)
 
 
 def test_inputs_in_a_mapping_have_its_names_in_any_order() -> None:

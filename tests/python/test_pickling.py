@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -55,6 +56,17 @@ def test_a_function_of_a_users_module_travels_as_code(tmp_path: Path, monkeypatc
     given = partial(my_models.build)
     assert run_elsewhere(pickle_value(given, "`model`", [given]), elsewhere) == "6"
     assert "my_models" not in cloudpickle.list_registry_pickle_by_value()
+
+
+def test_a_function_of_a_module_without_a_file_travels_as_code(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    module = ModuleType("made_here")
+    exec("import math\nSIZE = 3\ndef build():\n    return math.floor(SIZE * 2.5)", vars(module))  # noqa: S102
+    monkeypatch.setitem(sys.modules, "made_here", module)
+    data = pickle_value(module.build, "`model`", [module.build])
+    assert run_elsewhere(data, tmp_path) == "7"
+    assert len(pickle_value(time.sleep, "`fn`", [time.sleep])) < 200
 
 
 def test_installed_packages_travel_by_name() -> None:
