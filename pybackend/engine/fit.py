@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -26,8 +26,9 @@ from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import continue_log
 from pybackend.job.messages import Answers, Emit, Note
 from pybackend.job.options import ScaleLearningRate
-from pybackend.model.callbacks import select_callbacks
+from pybackend.model.callbacks import count_items, select_callbacks
 from pybackend.model.layers import find_other_optimizers
+from pybackend.words import either
 
 
 def fit(
@@ -95,6 +96,7 @@ def fit(
     if lifecycle.start.state is not None:
         for callback in own:
             continue_log(callback)
+    items = count_items(own)
     try:
         # The exchange is outside: the step at its end is scaled.
         with (
@@ -107,6 +109,8 @@ def fit(
         raise synchronizer.error or error from None
     if synchronizer.shards is not None:
         synchronizer.shards.restore_whole()
+    if replica.rank == 0:
+        _report_filled(items, count_items(own), replica.emit)
     return dict(history), sync.steps_done, auditor
 
 
@@ -135,6 +139,18 @@ def _fit_from(
     first = options["epochs"] if is_stopped else epoch
     fitted = model.fit(feed.dataset(), callbacks=resumed, initial_epoch=first, **options)
     return dict(fitted.history)
+
+
+def _report_filled(before: Mapping[str, int], after: Mapping[str, int], emit: Emit) -> None:
+    """Report what callbacks have filled here, because it stays as it is in the session."""
+    filled = [name for name, count in after.items() if count > before.get(name, 0)]
+    if filled:
+        observer = either("an Observer", "`observer()`")
+        text = (
+            f"callbacks run on the workers and filled {', '.join(filled)} there; in this session, "
+            f"nothing was added. Use the history of the result, or {observer}, which runs here"
+        )
+        emit(Note(text))
 
 
 def _report_what_is_local(model: Any, emit: Emit) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import FunctionType
 from typing import Any
 
 import keras
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import describe_stranger
+from pybackend.job.pickling import list_parts
 from pybackend.model.layers import is_of_keras
 from pybackend.words import setting
 
@@ -97,3 +99,27 @@ def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[t
 
 def _is_rank_0_only(callback: Any) -> bool:
     return isinstance(callback, _RANK_0_ONLY) or bool(getattr(callback, "rank_0_only", False))
+
+
+def count_items(callbacks: Sequence[Any]) -> dict[str, int]:
+    """Return the lengths of lists and dicts that user-defined code in callbacks may fill.
+
+    These are attributes of custom callbacks, and what their methods, or the functions of a
+    `LambdaCallback`, use.
+    """
+    found: dict[str, int] = {}
+    for callback in callbacks:
+        for step, part in list_parts(callback, _is_of_user):
+            parts = [(f"{type(callback).__name__}{step}", part)] * _is_of_user(type(callback))
+            if isinstance(part, FunctionType):
+                parts = list(list_parts(part, _is_of_user))
+            for name, value in parts:
+                last = name.rpartition(".")[2]
+                if isinstance(value, list | dict) and not last.startswith("_") and last != "params":
+                    found[name.rpartition("`")[2]] = len(value)
+    return found
+
+
+def _is_of_user(owner: Any) -> bool:
+    package = str(getattr(owner, "__module__", "")).partition(".")[0]
+    return package not in ("keras", "tensorflow", "pybackend")

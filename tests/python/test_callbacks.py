@@ -293,3 +293,43 @@ def test_a_callback_that_compiles_the_model_is_told_what_to_do(rows: Any) -> Non
             callbacks=[Switches(compiles=True)],
             verbose=0,
         )
+
+
+SEEN: list[float] = []
+
+
+class Fills(keras.callbacks.Callback):
+    """Fill lists: one of its own, one that training creates, and a global one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.losses: list[float] = []
+        self.fixed = [1, 2]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.epochs: list[int] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.losses.append(logs["loss"])
+        self.epochs.append(epoch)
+        SEEN.append(logs["loss"])
+
+
+def test_lists_that_callbacks_fill_on_the_workers_are_named(
+    rows: Any, tmp_path: Path, capsys: Any
+) -> None:
+    found: dict[int, float] = {}
+    own = [
+        Fills("a"),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda n, logs: found.update({n: 0})),
+        keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+    ]
+    barrier_train(None, build_dense, rows, workers=2, callbacks=own, verbose=1)
+    (note,) = re.findall("note: callbacks run .*", capsys.readouterr().out)
+    assert note == (
+        "note: callbacks run on the workers and filled Fills.losses, Fills.epochs, SEEN, found "
+        "there; in this session, nothing was added. Use the history of the result, or an "
+        "Observer, which runs here"
+    )
+    assert [SEEN, found, own[0].losses] == [[], {}, []]
