@@ -17,7 +17,7 @@ from pybackend.api.observer import Observers, Tracker, split_observers, split_tr
 from pybackend.api.planned_rows import count_known
 from pybackend.api.request import Request, prepare
 from pybackend.api.scaled import check_scale, resolve_scale
-from pybackend.api.settings import describe_settings
+from pybackend.api.settings import describe_optimizer, describe_settings
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
@@ -110,17 +110,16 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training run, its launcher, its number of restarts, and its trackers."""
+    """A checked training run, its launcher, its number of restarts, and its trackers.
+
+    ``settings`` are those of `TrainResult`.
+    """
 
     request: Request[TrainingJob]
     launcher: Launcher
     restarts: int
+    settings: dict[str, Any]
     trackers: tuple[Tracker, ...] = ()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the training run, as in `TrainResult`."""
-        return describe_settings(self.request.job, self.launcher, self.restarts)
 
 
 def prepare_training(call: TrainingCall, read: ReadData = read_training_data) -> PreparedTraining:
@@ -146,7 +145,10 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     check_scale(request)
     if any(tracker.steps for tracker in trackers):
         request = replace(request, observers=request.observers.tracking_steps())
-    return PreparedTraining(request, launcher, restarts, trackers)
+    settings = describe_settings(request.job, launcher, restarts)
+    settings["validation_split"] = float(call.validation_split) or None
+    settings["optimizer"] = describe_optimizer(request.model)
+    return PreparedTraining(request, launcher, restarts, settings, trackers)
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:

@@ -99,6 +99,8 @@ class TrainResult:
         Settings of the training as plain data: ``launcher`` (described in words), ``workers``,
         ``elastic`` (a dict of ``min`` and ``max``), ``epochs``, ``initial_epoch``, ``batch_size``
         (rows per worker and step), ``steps_per_epoch``, ``shuffle``, ``seed``, ``class_weight``,
+        ``validation_split``, ``optimizer`` (a dict of its class, ``kind``, and its arguments that
+        are plain values; None if only the workers build the model),
         ``exchange`` (a dict of its options, with ``kind``: ``"Exchange"``, ``"LocalSteps"`` or
         ``"ParameterServer"``), ``scale_lr``, ``roles``, ``resources``, ``in_memory``,
         ``checkpoint``, ``restarts``, ``model_uri``, ``timeout`` (seconds), and ``versions`` of

@@ -45,6 +45,34 @@ def describe_settings(job: TrainingJob, launcher: Launcher, restarts: int) -> di
     }
 
 
+def describe_optimizer(model: Any) -> dict[str, Any] | None:
+    """Return the class of a compiled model's optimizer, with its arguments that are plain values.
+
+    None if only the workers build the model.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        return None
+    try:
+        config = dict(optimizer.get_config())
+    except Exception:  # a custom class may raise any error
+        config = {}
+    return {"kind": type(optimizer).__name__, **_pick_plain(config)}
+
+
+def _pick_plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of a configuration of Keras, except names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and "class_name" in value:  # a schedule, or an optimizer
+            found[name] = {"kind": value["class_name"], **_pick_plain(value["config"])}
+        elif isinstance(value, float):
+            found[name] = float(f"{value:.7g}")  # Keras has float32
+        elif isinstance(value, bool | int | str) and name != "name":
+            found[name] = value
+    return _plain(found)
+
+
 def read_versions(launcher: Launcher) -> dict[str, str | None]:
     """Return the versions of tfdist, Python and the packages of a training run, in this process."""
     packages = _PACKAGES if launcher.session is None else (*_PACKAGES, "pyspark")

@@ -160,6 +160,7 @@ def write_request(
         "launcher": prepared.launcher if moved is None else None,
         "session": None if moved is None else moved.session,
         "restarts": prepared.restarts,
+        "settings": prepared.settings,
         "trackers": prepared.trackers,
         "began": began,
         "files": request.files,
@@ -208,4 +209,5 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
             observers=Observers(),
             described=rest["described"],
         )
-        yield PreparedTraining(request, launcher, rest["restarts"], rest["trackers"]), rest["began"]
+        parts = (rest[name] for name in ("restarts", "settings", "trackers"))
+        yield PreparedTraining(request, launcher, *parts), rest["began"]

@@ -21,7 +21,6 @@ from pybackend.api.result import TrainResult
 from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.api.scaled import note_scale
 from pybackend.api.sent_files import EventFiles, note_files
-from pybackend.api.settings import describe_settings
 from pybackend.api.submit import find_detached, submit
 from pybackend.api.tracking import recording
 from pybackend.data.columns import TableRows
@@ -467,7 +466,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
         generations=list(outcome.generations),
         restarts=list(outcome.restarts),
         tensorboard=job.tensorboard,
-        settings=describe_settings(job, prepared.launcher, prepared.restarts),
+        settings=prepared.settings,
         initial_epoch=job.initial_epoch,
         validation_freq=job.validation_freq,
         fetch=read_model_file,
