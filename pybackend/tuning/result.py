@@ -99,6 +99,9 @@ class Trial:
 class Trials:
     """All trials of `train_many`: ``len(trials)``, ``for trial in trials``, and ``trials[0]``.
 
+    As in any Python sequence, indexes start at 0; `Trial.number` starts at 1, as in messages, so
+    ``trials[trial.number - 1]`` is that trial.
+
     Attributes
     ----------
     trials
