@@ -166,14 +166,14 @@ class TrainResult:
         """Write the model to a file, e.g. ``result.save("model.h5")``, and return its path.
 
         The name ends with ``.h5`` or ``.keras``. If this is not the `model_format`, Keras converts
-        the model, with the optimizer's state. A ``*.json`` holds the whole result, for `load` and
+        the model, with the optimizer's state. If that is ``"weights.h5"``, a name with this ending
+        gives a file for ``model.load_weights``. A ``*.json`` holds the whole result, for `load` and
         R's ``read_fit()``. The file is either complete or absent.
 
         Raises
         ------
         InputError
-            The name has a different ending, or the file cannot be written; or the result has only
-            weights, which need ``*.weights.h5``.
+            The name has a different ending, or the file cannot be written.
         SerializationError
             Keras cannot write the model in that format.
         """

@@ -22,7 +22,7 @@ from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes
 from pybackend.words import show
 
-_FORMATS = ("h5", "keras")
+_SUFFIXES = (".h5", ".keras")
 
 
 def check_path(path: Any, wanted: str) -> Path:
@@ -47,34 +47,26 @@ def check_path(path: Any, wanted: str) -> Path:
 def save_file(
     path: Path, kind: str, read: Callable[[], bytes], find_model: Callable[[], Any]
 ) -> Path:
-    """Write a model to ``*.h5`` or ``*.keras``; Keras converts it from the other format.
+    """Write a model to ``*.h5`` or ``*.keras``; Keras converts it from another format.
 
     Parameters
     ----------
     kind
-        Format of the model file that the workers sent.
+        Format of the model file that the workers sent; ``"weights.h5"`` has only weights.
     read, find_model
         Return the content of this file, and the model.
     """
-    wanted = next((one for one in _FORMATS if path.suffix == f".{one}"), None)
-    if kind not in _FORMATS:
-        if not path.name.endswith(f".{kind}"):
-            raise InputError(
-                f"this model is in {show(kind)} format, which has only weights, for "
-                f"model.load_weights(): name the file {show(path.with_suffix('.' + kind).name)}, "
-                f"not {show(path.name)}"
-            )
-    elif wanted is None:
+    if path.name.endswith(f".{kind}"):
+        write_whole(str(path), read())
+        return path
+    if path.suffix not in _SUFFIXES:
         raise InputError(
             f"name the file {show(path.with_suffix('.' + kind).name)}, or *.h5 or *.keras, or "
             f"*.json for the whole result, not {show(path.name)}"
         )
-    elif wanted != kind:
-        from pybackend.model.serialization import save_model
+    from pybackend.model.serialization import save_model
 
-        return save_model(find_model(), path, include_optimizer=True)
-    write_whole(str(path), read())
-    return path
+    return save_model(find_model(), path, include_optimizer=True)
 
 
 def export_model(model: Any, path: Path) -> Path:

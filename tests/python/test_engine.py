@@ -499,7 +499,7 @@ def test_a_model_function_is_checked_on_the_workers(rows: Any, built: Any, messa
 
 
 @pytest.mark.parametrize("safe_mode", [True, full(False)])
-def test_a_model_that_carries_code_comes_back(rows: Any, safe_mode: bool) -> None:
+def test_a_model_that_carries_code_comes_back(rows: Any, safe_mode: bool, tmp_path: Path) -> None:
     def build() -> Any:
         model = keras.Sequential(
             [keras.Input((8,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(3)]
@@ -511,4 +511,7 @@ def test_a_model_that_carries_code_comes_back(rows: Any, safe_mode: bool) -> Non
         None, build, rows, workers=2, batch_size=64, safe_mode=safe_mode, verbose=0
     )
     assert result.model_format == ("weights.h5" if safe_mode else "h5")
-    assert result.model.predict(rows[0][:2], verbose=0).shape == (2, 3)
+    expected = result.model.predict(rows[0][:2], verbose=0)
+    assert expected.shape == (2, 3)
+    saved = keras.saving.load_model(result.save(tmp_path / "model.keras"), safe_mode=False)
+    assert np.array_equal(saved.predict(rows[0][:2], verbose=0), expected)
