@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pybackend import Checkpoint, ClusterError, InputError, SerializationError, barrier_train
@@ -75,3 +76,20 @@ def test_errors_say_where_the_training_was_kept() -> None:
     with pytest.raises(ClusterError, match="altered") as caught, pointing_to(None):
         raise ClusterError("altered")
     assert str(caught.value) == "altered"
+
+
+def test_what_a_backup_callback_cannot_do_names_it(tmp_path: Path, dense_model: Any) -> None:
+    import keras
+
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "kept", save_freq=2)
+    data = (np.ones((8, 8)), np.ones(8))
+    for given, options, message in (
+        (
+            lambda context: None,
+            {},
+            "BackupAndRestore is replaced by `checkpoint`: .* every='epoch'",
+        ),
+        (data, {"checkpoint": str(tmp_path / "own")}, "either `checkpoint` or one BackupAndRest"),
+    ):
+        with pytest.raises(InputError, match=message):
+            barrier_train("local", dense_model, given, callbacks=[backup], **options)
