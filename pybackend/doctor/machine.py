@@ -15,6 +15,7 @@ from typing import Any
 
 import pybackend
 from pybackend.job.packages import UNKNOWN, find_version
+from pybackend.machine.capacity import count_cores, read_memory
 from pybackend.r.function import ADVICE
 
 _PACKAGES = ("tensorflow", "keras", "numpy", "h5py", "cloudpickle", "pyspark", "pyarrow", "rpy2")
@@ -68,10 +69,8 @@ def inspect_machine() -> dict[str, Any]:
         **packages,
         **r,
         "rpy2_problem": _try_rpy2() if packages["rpy2"] and r["r"] else None,
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory_gb": _memory_gb(),
+        "cores": count_cores(),
+        "memory_gb": round(read_memory() / 2**30, 1),
         "gpus": _gpus(),
     }
 
@@ -193,14 +192,6 @@ def _try_rpy2() -> str | None:
     if tried.returncode == 0:
         return None
     return (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
-
-
-def _memory_gb() -> float | None:
-    try:
-        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-    return round(pages * size / 2**30, 1)
 
 
 def _gpus() -> list[str]:

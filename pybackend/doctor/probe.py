@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from pybackend.doctor.reach import inspect_host, inspect_worker
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.job.arguments import counted
 from pybackend.launchers import ask_executors, check_slots, count_slots, launcher_for
+from pybackend.machine.capacity import count_cores
 from pybackend.r.function import ADVICE
 
 _PACKAGES = tuple(TITLES)
@@ -146,7 +146,7 @@ def _count_slots(session: Any, spark: Any) -> int:
         named = re.fullmatch(r"local\[(\d+|\*)\]", spark or "")
         if named is None:
             return 2
-        return (os.cpu_count() or 1) if named[1] == "*" else int(named[1])
+        return count_cores() if named[1] == "*" else int(named[1])
     check_slots(session, 1)
     return max(1, count_slots(session))
 

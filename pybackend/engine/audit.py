@@ -43,7 +43,6 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import (
     Replica,
     count_neighbours,
-    find_free_memory,
     read_memory,
     read_peak_memory,
 )
@@ -59,6 +58,7 @@ from pybackend.job.arguments import counted
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
+from pybackend.machine.capacity import read_free_memory
 from pybackend.model.layers import find_custom_parts, find_layers, find_optimizers
 from pybackend.words import setting, show
 
@@ -487,7 +487,7 @@ class Auditor:
     def _find_room(self) -> float:
         """Return how many bytes of memory an audit may use."""
         limit = np.inf if self._limit is None else max(0.0, self._limit - read_memory())
-        return _SHARE_OF_MEMORY * min(find_free_memory(), limit)
+        return _SHARE_OF_MEMORY * min(read_free_memory(), limit)
 
     def _skip(self, reason: str, is_new: bool = True) -> None:
         self.report.undecided += is_new

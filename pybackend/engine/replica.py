@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,9 @@ from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import Exchange
-from pybackend.job.resources import read_meminfo, show_bytes
+from pybackend.job.resources import show_bytes
+from pybackend.machine.capacity import read_free_memory
+from pybackend.machine.identity import number_machine
 from pybackend.model.callbacks import check_callbacks, check_sharded_callbacks
 from pybackend.model.checks import check_model, has_masked_loss
 from pybackend.model.inputs import (
@@ -62,7 +63,7 @@ def fit_in_memory(
         Bytes that the worker may use; None: all free memory.
     """
     needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
-    own = np.array([needed, find_free_memory(), _hash_machine()], np.float64)
+    own = np.array([needed, read_free_memory(), number_machine()], np.float64)
     everyone = np.stack(collective.all_gather(own))
     # Workers of one machine share its free memory.
     neighbours = (everyone[:, 2:] == everyone[:, 2]).sum(axis=1)
@@ -82,18 +83,8 @@ def fit_in_memory(
 
 def count_neighbours(collective: Collective) -> int:
     """Count the workers on this worker's machine, including itself."""
-    own = np.array([_hash_machine()], np.float64)
+    own = np.array([number_machine()], np.float64)
     return sum(bool(other == own) for other in collective.all_gather(own))
-
-
-def find_free_memory() -> float:
-    """Return the free bytes of the machine, or of this process's container."""
-    free = [read_meminfo("MemAvailable")]
-    for folder in _list_control_groups():
-        with suppress(OSError, ValueError):  # "max": no limit
-            most = int((folder / "memory.max").read_text())
-            free.append(float(max(0, most - int((folder / "memory.current").read_text()))))
-    return min(free)
 
 
 def read_memory() -> float:
@@ -108,26 +99,6 @@ def read_memory() -> float:
 def read_peak_memory() -> float:
     """Return the peak memory of this process, in bytes."""
     return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _hash_machine() -> float:
-    """Return a number that is the same in all processes on a machine."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        return 0.0
-    return float(int(text[:8], 16))
-
-
-def _list_control_groups() -> list[Path]:
-    """Return this process's control group and its parents; a container may see it as the root."""
-    root = Path("/sys/fs/cgroup")
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        path = next(line for line in lines if line.startswith("0::"))[3:]
-        own = root / path.lstrip("/")
-        return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
-    return [root]
 
 
 def _name(ranks: list[int]) -> str:

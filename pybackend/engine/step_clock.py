@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import keras
@@ -16,6 +14,8 @@ import numpy.typing as npt
 
 from pybackend.collective import Collective, Compression
 from pybackend.job.report import PARTS, StepTimes
+from pybackend.machine.capacity import count_cores
+from pybackend.machine.identity import read_boot
 
 # More are not read ahead; the times of an evaluation are never taken.
 _MOST = 4096
@@ -154,8 +154,8 @@ class StepClock(keras.callbacks.Callback):
             stretches=stretches,
             buffers=list(self.buffers),
             costs=None if costs is None else list(costs),
-            cores=os.cpu_count() or 0,
-            machine=_identify_machine(),
+            cores=count_cores(),
+            machine=read_boot(),
             quantiles=np.quantile(
                 np.repeat(whole / steps, steps.astype(int)), np.linspace(0, 1, _QUANTILES)
             ).tolist(),
@@ -182,13 +182,6 @@ def _find_wait(began: float, ended: float, steps: int, there: Sequence[float]) -
     left = [(began, steps), *((at, steps - number) for number, at in enumerate(there))]
     longest = min((ended - at) / count for at, count in left)
     return ended - began - steps * max(longest, 0.0)
-
-
-def _identify_machine() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 class _Watched:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pybackend.errors import InputError
 from pybackend.job.arguments import as_number, check_flag, check_whole_number, name_arguments
 from pybackend.words import call_of, one_of, show
-
-
-def read_meminfo(*names: str) -> float:
-    """Return the sum of some entries in /proc/meminfo in bytes; infinite if that does not exist."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        kilobytes = {name: int(rest.split()[0]) for name, rest in (one.split(":") for one in lines)}
-        return 1024.0 * sum(kilobytes[name] for name in names)
-    except (OSError, KeyError):
-        return math.inf
-
 
 # A unit without "B" is binary, as Spark and Slurm have it.
 _TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)

@@ -30,9 +30,9 @@ from pybackend.launchers.fork_serving import (
 )
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.lasting_server import LastingServer
-from pybackend.launchers.machine_share import read_free_memory
-from pybackend.launchers.processes import name_process
 from pybackend.launchers.worker_kind import WorkerKind, describe_worker
+from pybackend.machine.capacity import read_free_memory
+from pybackend.machine.processes import name_process
 
 VARIABLE = "TFDIST_FORK_SERVER"
 # Memory that must be free; TensorFlow takes half of it.

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from pybackend.launchers.forking import attend
-from pybackend.launchers.processes import is_process
 from pybackend.launchers.worker_kind import WorkerKind
+from pybackend.machine.processes import is_process
 
 IDLE_SECONDS = 600.0
 HUNG_SECONDS = 300.0

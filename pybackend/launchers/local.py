@@ -22,7 +22,7 @@ from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
-from pybackend.job.resources import THIS, read_meminfo, show_bytes
+from pybackend.job.resources import THIS, show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.launchers.child import Child, find_disk
 from pybackend.launchers.elastic import Said, train_elastically
@@ -32,9 +32,10 @@ from pybackend.launchers.fork_server import (
     keeping_fork_server,
     stop_fork_server,
 )
-from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.stopping import check_stop
+from pybackend.machine.capacity import read_free_memory
+from pybackend.machine.shares import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting
 
@@ -157,21 +158,16 @@ def _check_machine(job: Job) -> None:
     machine, workers = this_machine(), job.most_workers
     if shortage := find_shortage(job.resources, workers, machine):
         raise InputError(shortage)
-    if job.kind == "run" or workers * _TENSORFLOW_BYTES <= _free_memory(machine):
+    if job.kind == "run" or workers * _TENSORFLOW_BYTES <= read_free_memory(swaps=True):
         return
     stop_fork_server()
-    free = _free_memory(machine)
+    free = read_free_memory(swaps=True)
     if workers * _TENSORFLOW_BYTES > free:
         raise InputError(
             f"{workers} workers need more than {show_bytes(workers * _TENSORFLOW_BYTES)} of "
             f"memory for TensorFlow alone, but this machine has {show_bytes(free)} free "
             f"and {machine.cores} cores: start no more than about one worker per core"
         )
-
-
-def _free_memory(machine: Machine) -> float:
-    # A container's usage is not subtracted, because it includes caches.
-    return min(read_meminfo("MemAvailable", "SwapFree"), machine.memory)
 
 
 def _write(children: Sequence[Child], name: str, parts: Sequence[Columns]) -> None:
@@ -221,7 +217,7 @@ def _count_lanes(job: Job) -> int:
     most = [
         machine.cores // (wanted.cpus or 1),
         machine.memory // (wanted.bytes or 1),
-        int(_free_memory(machine) // _TENSORFLOW_BYTES),
+        int(read_free_memory(swaps=True) // _TENSORFLOW_BYTES),
     ]
     if machine.usable_gpus and wanted.gpus != 0:
         most.append(len(machine.usable_gpus) // (wanted.gpus or 1))

@@ -8,20 +8,17 @@ over processes here.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import time
 from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 
-from pybackend.launchers.machine import cgroups
+from pybackend.machine.capacity import list_groups
+from pybackend.machine.processes import find_family, measure_group, measure_memory, measure_share
 
 _LOOK_SECONDS = 0.1
 # Searching for new processes reads a file of every process on the machine.
 _SEARCH_SECONDS = 0.5
-_PROC = Path("/proc")
-# Fields of /proc/PID/stat after the name: parent and session.
-_PARENT, _SESSION = 1, 3
 
 
 class MemoryWatch:
@@ -39,63 +36,20 @@ class MemoryWatch:
         if self._limit is None or now < self._looked + _LOOK_SECONDS:
             return None
         self._looked = now
-        if not _PROC.joinpath("self/stat").exists():
-            used = _ask_ps(self._pid)
+        if not Path("/proc/self/stat").exists():
+            used = measure_group(self._pid)
         else:
             if now > self._searched + _SEARCH_SECONDS:
                 self._known, self._searched = find_family(self._pid), now
-            used = sum(map(_resident, self._known))
+            used = sum(map(measure_memory, self._known))
             # Pages shared by forked processes count once; reading that is slower.
             if used > self._limit and len(self._known) > 1:
-                used = sum(map(_proportional, self._known))
+                used = sum(map(measure_share, self._known))
         return used if used > self._limit else None
 
 
-def find_family(pid: int) -> set[int]:
-    """Return a process, its descendants, and all processes of the session that it leads."""
-    parents: dict[int, int] = {}
-    found = {pid}
-    for entry in _PROC.glob("[0-9]*"):
-        # A process may end meanwhile.
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            parents[int(entry.name)] = int(fields[_PARENT])
-            if int(fields[_SESSION]) == pid:
-                found.add(int(entry.name))
-    while new := {child for child, parent in parents.items() if parent in found} - found:
-        found |= new
-    return found
-
-
-def _resident(pid: int) -> int:
-    return _read_kilobytes(pid, "status", "VmRSS:")
-
-
-def _proportional(pid: int) -> int:
-    return _read_kilobytes(pid, "smaps_rollup", "Pss:") or _resident(pid)
-
-
-def _read_kilobytes(pid: int, file: str, name: str) -> int:
-    try:
-        lines = _PROC.joinpath(str(pid), file).read_text().splitlines()
-    except OSError:  # it has ended
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
-
-
-def _ask_ps(pid: int) -> int:
-    """Return the memory of the process group; for systems without /proc, such as macOS."""
-    try:
-        shown = subprocess.run(
-            ["ps", "-axo", "pgid=,rss="], capture_output=True, text=True, timeout=10
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    pairs = (line.split() for line in shown.splitlines())
-    return sum(int(size) * 1024 for group, size in pairs if int(group) == pid)
-
-
-_COUNTERS = {"memory.max": "memory.events", "memory.limit_in_bytes": "memory.oom_control"}
+# Files of a memory control group, by its version.
+_COUNTERS = {2: "memory.events", 1: "memory.oom_control"}
 
 # Interval of reading the counters; most time between a kill and when it is noticed.
 _OOM_LOOK_SECONDS = 0.5
@@ -128,7 +82,7 @@ def _count_kills() -> int:
     The system counts before it kills, so the count already includes a killed process once that has
     exited.
     """
-    files = {folder / _COUNTERS[limit] for folder, limit in cgroups()}
+    files = {folder / _COUNTERS[version] for version, folder in list_groups("memory")}
     return sum(map(_read, [Path("/proc/vmstat"), *files]))
 
 

@@ -1,4 +1,4 @@
-"""Find and kill the processes that a worker has started, and recognize stopped ones.
+"""Kill the processes that a worker has started, and recognize stopped ones.
 
 A function may compute or wait for hours without output; its main thread is then running or
 sleeping. The system shows different states for a stopped process (SIGSTOP) and for one that is
@@ -11,12 +11,17 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
+
+from pybackend.machine.processes import (
+    list_children,
+    list_processes,
+    read_main_thread,
+    read_variables,
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -57,7 +62,7 @@ def end_descendants(seconds: float, spared: Collection[int] = ()) -> None:
     deeper. The wait for a process that hangs in the kernel ends after a few seconds, and ``spared``
     children are not killed.
     """
-    kill_all(lambda: set(children()) - set(spared), seconds, reap)
+    kill_all(lambda: set(list_children()) - set(spared), seconds, reap)
 
 
 def kill_all(
@@ -79,43 +84,6 @@ def kill_all(
                 os.kill(pid, signal.SIGKILL)
         after(found)
         time.sleep(_LOOK_SECONDS)
-
-
-def children() -> list[int]:
-    """Return the process IDs of this process's children, including zombies."""
-    own, found = os.getpid(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if int(_read_stat(entry.name)[1]) == own:
-                found.append(int(entry.name))
-    return found
-
-
-def name_process(pid: int) -> str:
-    """Return the PID and start time of a process, which no later process has; Linux only.
-
-    Raises
-    ------
-    OSError
-        It has ended.
-    """
-    fields = _read_stat(pid)
-    if fields[0] in "ZX":
-        raise ProcessLookupError(f"process {pid} has ended")
-    return f"{pid}-{fields[19]}"
-
-
-def is_process(name: str) -> bool:
-    """Return whether the process that `name_process` named is running."""
-    try:
-        return name_process(int(name.partition("-")[0])) == name
-    except OSError:
-        return False
-
-
-def _read_stat(pid: int | str) -> list[str]:
-    """Return the fields of a process's ``stat`` that follow its name; the first is its state."""
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def reap(pids: Collection[int]) -> None:
@@ -166,24 +134,6 @@ class StallWatch:
         return f"the process has been {_STALLED[found[0]]} for {now - self._moved:.0f} s"
 
 
-def read_main_thread(pid: int) -> tuple[str, str] | None:
-    """Return the state and CPU time of a process's main thread; None if it has exited."""
-    try:
-        if Path("/proc/self/stat").exists():
-            text = Path(f"/proc/{pid}/task/{pid}/stat").read_text()
-            values = text.rpartition(")")[2].split()
-            return values[0], " ".join(values[11:13])
-        shown = subprocess.run(
-            ["ps", "-o", "state=,cputime=", "-p", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-        ).stdout.split()
-        return shown[0][0], shown[1]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
-
-
 _LIMIT_SECONDS = 2.0
 
 
@@ -199,10 +149,10 @@ def end_marked(variable: str, value: str) -> None:
 
 def _find(mark: bytes) -> list[int]:
     found = []
-    for entry in Path("/proc").glob("[0-9]*"):
+    for pid in list_processes():
         with contextlib.suppress(OSError):  # of other users, or just exited
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+            if mark in read_variables(pid):
+                found.append(pid)
     # One that has ended may wait for its parent.
     states = {pid: read_main_thread(pid) for pid in found}
     return [pid for pid, state in states.items() if state is not None and state[0] != "Z"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pybackend.launchers.machine import list_gpus
+from pybackend.machine.capacity import list_gpus
 
 # Variables that no import reads; those of sshd and of systemd differ in each connection.
 _OWN = (

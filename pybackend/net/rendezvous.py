@@ -104,19 +104,6 @@ def split_address(peer: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def own_address(peer: str) -> str | None:
-    """Return this machine's address on the route to a host, or None; nothing is sent."""
-    try:
-        # Any port works: connecting a datagram socket only looks up the route.
-        infos = socket.getaddrinfo(peer.strip("[]"), 9, type=socket.SOCK_DGRAM)
-        family, _, _, _, address = infos[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
 def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:
     """Connect, and exchange proofs of knowing the token, each within ``seconds``.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from pybackend.machine.identity import is_loopback
 from pybackend.net.connection_errors import AlteredError, StreamEndError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Stream:
     def is_within_one_machine(self) -> bool:
         """Return whether both ends are on this machine, so that no data leaves it."""
         own, other = self.socket.getsockname()[0], self.socket.getpeername()[0]
-        return bool(own == other or ipaddress.ip_address(other.partition("%")[0]).is_loopback)
+        return bool(own == other or is_loopback(other))
 
     @property
     def is_protected(self) -> bool:

@@ -32,6 +32,7 @@ from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note
 from pybackend.job.report import Audit
 from pybackend.job.roles import ranks_of
+from pybackend.machine.capacity import count_cores
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
@@ -329,4 +330,4 @@ def start_server(folder: Path) -> Any:
 
 def count_threads() -> int:
     """Return the number of threads for parallel operations."""
-    return max(LEAST_THREADS, os.cpu_count() or 1)
+    return max(LEAST_THREADS, count_cores())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pybackend.errors import InputError
-from pybackend.net.rendezvous import own_address
+from pybackend.machine.identity import own_address
 from pybackend.tfos import gpu_info
 
 # Only its route is looked up, nothing is sent (RFC 5737 reserves it for documentation).

@@ -459,7 +459,7 @@ def python_without_blanks() -> str:
 
 def is_running(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
-    from pybackend.launchers.processes import read_main_thread
+    from pybackend.machine.processes import read_main_thread
 
     state = read_main_thread(pid)
     return state is not None and state[0] != "Z"

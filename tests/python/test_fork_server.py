@@ -18,8 +18,8 @@ from conftest import is_running, wait_for
 from warm import children
 
 from pybackend.launchers import forking
-from pybackend.launchers.processes import name_process
 from pybackend.launchers.worker_kind import describe_worker
+from pybackend.machine.processes import name_process
 
 SCRIPT = """
 import json, os, signal, sys

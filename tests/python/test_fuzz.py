@@ -60,10 +60,10 @@ from pybackend.job.messages import Arrival, EpochEnded, Event, Failed, Order
 from pybackend.job.options import Exchange
 from pybackend.job.report import WorkerReport, read_metrics, read_report
 from pybackend.job.values import decode_value, encode_value
-from pybackend.launchers.machine import read_machine
 from pybackend.launchers.remote.bundle import read_greeting
 from pybackend.launchers.script.messages import Prepare, Printed, read_answer, read_order
 from pybackend.launchers.script.messages import StartRanks as Started
+from pybackend.machine.capacity import read_machine
 from pybackend.net.greeting import _prove, greet_as_client, greet_as_server
 from pybackend.net.meeting import (
     Everyone,

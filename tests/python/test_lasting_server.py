@@ -18,8 +18,8 @@ from conftest import build_dense, is_running, marked_processes, spark_session, w
 from pybackend import Elastic, InputError, Resources, barrier_train, kubernetes, slurm
 from pybackend.launchers.fork_serving import OTHER, SAME
 from pybackend.launchers.lasting_server import LastingServer, name_socket
-from pybackend.launchers.processes import name_process
 from pybackend.launchers.worker_kind import describe_worker
+from pybackend.machine.processes import name_process
 
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 Y = np.arange(32) % 3

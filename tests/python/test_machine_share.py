@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.launchers.machine_share import share_of_machine
+from pybackend.machine.shares import share_of_machine
 
 
 @pytest.mark.parametrize(

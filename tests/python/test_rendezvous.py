@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pybackend.errors import ClusterError
+from pybackend.machine.identity import own_address
 from pybackend.net import greeting, rendezvous
 from pybackend.net.greeting import greet_as_client
-from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, own_address, reserve
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token, reserve
 from pybackend.net.stream import Stream
 
 TOKEN = new_token()

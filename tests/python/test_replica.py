@@ -10,7 +10,7 @@ import pytest
 
 from pybackend.collective import Alone
 from pybackend.data.row_store import write_columns
-from pybackend.engine.replica import find_free_memory, fit_in_memory
+from pybackend.engine.replica import fit_in_memory
 
 
 class Beside(Alone):
@@ -36,7 +36,6 @@ def decide(folder: Path, limit: int | None, collective: Any = None) -> tuple[boo
 
 
 def test_rows_that_fit_are_kept(folder: Path) -> None:
-    assert find_free_memory() > 1e6
     assert decide(folder, None) == (True, [])
     assert decide(folder, 200_000) == (True, [])
 
@@ -58,7 +57,7 @@ def test_another_workers_rows_are_named(folder: Path) -> None:
 def test_workers_of_one_machine_share_what_is_free(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pybackend.engine.replica.find_free_memory", lambda: 120_000.0)
+    monkeypatch.setattr("pybackend.engine.replica.read_free_memory", lambda: 120_000.0)
     assert decide(folder, None, Beside(1, same_machine=False)) == (True, [])
     for limit in (None, 120_000):
         fits, (note,) = decide(folder, limit, Beside(1, same_machine=True))

@@ -27,14 +27,14 @@ from pybackend import (
 )
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job
-from pybackend.job.resources import read_meminfo
 from pybackend.launchers import local
 from pybackend.launchers.joined.gathering import find_share
 from pybackend.launchers.joined.place import Place
-from pybackend.launchers.machine import count_cores, list_gpus
-from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine
-from pybackend.launchers.memory import MemoryWatch, find_family
+from pybackend.launchers.memory import MemoryWatch
 from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
+from pybackend.machine.capacity import count_cores, list_gpus, read_meminfo
+from pybackend.machine.processes import find_family
+from pybackend.machine.shares import Machine, find_shortage, share_of_machine
 
 pytestmark = pytest.mark.launcher
 
@@ -86,7 +86,7 @@ def test_only_resources_are_resources() -> None:
 
 
 def test_more_workers_than_memory_are_refused_before_they_start(monkeypatch: Any) -> None:
-    monkeypatch.setattr(local, "read_meminfo", lambda *names: 4e9)
+    monkeypatch.setattr(local, "read_free_memory", lambda swaps: 4e9)
     assert 0 < read_meminfo("MemAvailable") <= read_meminfo("MemTotal") < math.inf
     with pytest.raises(
         InputError, match=r"20 workers need .* 5.03 GB of .* has 4 GB free"

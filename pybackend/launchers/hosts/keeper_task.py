@@ -23,8 +23,8 @@ from pybackend.job.job import LOGGER
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.fork_serving import IDLE_SECONDS
 from pybackend.launchers.lasting_server import LastingServer
-from pybackend.launchers.processes import name_process
 from pybackend.launchers.remote.bundle import LIBRARY
+from pybackend.machine.processes import name_process
 from pybackend.net.shared_lines import SharedLines, follow_driver
 from pybackend.worker import wake_when_orphaned
 

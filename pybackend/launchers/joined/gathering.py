@@ -14,14 +14,15 @@ from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
-from pybackend.launchers.joined.place import Place, is_loopback, split_host
-from pybackend.launchers.machine import list_gpus
-from pybackend.launchers.machine_share import Machine, find_shortage, share_of_machine, this_machine
+from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.slurm.step import count_cores
+from pybackend.machine.capacity import list_gpus
+from pybackend.machine.identity import is_loopback, own_address
+from pybackend.machine.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import listen, own_address, split_address
+from pybackend.net.rendezvous import listen, split_address
 
 _LOOK_SECONDS = 0.1
 _FIRST_NOTE_SECONDS = 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import socket
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.slurm.nodes import expand_counts, expand_nodes
+from pybackend.machine.identity import is_loopback
+from pybackend.machine.processes import read_stat, read_variables
 from pybackend.net.rendezvous import split_address
 
 # Below the ports for outgoing connections, from 32768 on, and above those of most services.
@@ -62,14 +63,6 @@ class Place:
 def pick_port(number: int) -> int:
     """Return the port for the group with this number, the same in all of its processes."""
     return _FIRST_PORT + number % _PORTS
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address refers to loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def split_host(address: str) -> str:
@@ -147,8 +140,8 @@ def _name_starter() -> str:
     pid = os.getppid()
     try:
         while _is_rank(pid):
-            pid = int(_read_status(pid)[1])
-        return f"{pid} since {_read_status(pid)[19]}"
+            pid = read_stat(pid).parent
+        return f"{pid} since {read_stat(pid).started}"
     except OSError:  # not Linux
         return str(pid)
 
@@ -156,16 +149,10 @@ def _name_starter() -> str:
 def _is_rank(pid: int) -> bool:
     """Return whether a process has the variables of a rank; wrapper scripts have them, too."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = read_variables(pid)
     except PermissionError:  # another user's, such as a system daemon
         return False
     return any(variable.startswith(_RANK_MARKS) for variable in variables)
-
-
-def _read_status(pid: int) -> list[str]:
-    """Return a process's state, parent and further fields; the twentieth is its start time."""
-    # The program's name comes before them, and may contain blanks and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 # Steps of a job, and consecutive jobs of a user, may share hosts, so their ports are far apart.

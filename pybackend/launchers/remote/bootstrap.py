@@ -29,7 +29,7 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     task
         Module of `pybackend.launchers` that contains the task.
     machine
-        Result of `read_machine` in `pybackend.launchers.machine`.
+        Result of `read_machine` in `pybackend.machine.capacity`.
     """
     channel = os.dup(1)
     os.dup2(2, 1)  # other output must not appear between messages

@@ -13,10 +13,10 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import read_fields
-from pybackend.launchers.machine_share import Machine
 from pybackend.launchers.package_files import library_files
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.janitor import SWEEP
+from pybackend.machine.shares import Machine
 
 LIBRARY = "lib"
 _BLOCK = 1 << 20
@@ -72,8 +72,9 @@ def bootstrap_command(python: str, wanted: str, task: str) -> list[str]:
     ``wanted`` is as in `bootstrap`; ``task`` is the module of `pybackend.launchers` whose ``run``
     it then calls.
     """
-    folder = files("pybackend.launchers")
-    texts = [folder.joinpath(name).read_text() for name in ("machine.py", "remote/bootstrap.py")]
+    folder = files("pybackend")
+    names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
+    texts = [folder.joinpath(name).read_text() for name in names]
     call = f"main({SWEEP!r}, {wanted!r}, {task!r}, read_machine())"
     return [python, "-u", "-c", as_argument("\n".join([*texts, call, ""]))]
 

@@ -6,7 +6,6 @@ workers' hosts.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import time
 import traceback
@@ -22,9 +21,9 @@ from pybackend.job.notice import Notice
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.failures import find_fatal
 from pybackend.launchers.member import Member
+from pybackend.machine.identity import is_own_address, own_address
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import own_address
 
 # Files of a bundle.
 TASK = "task.pkl"
@@ -147,7 +146,7 @@ def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None
     """
     routes = (own_address(host) for host in hosts if host != hosts[rank])
     for address in [*_resolve(hosts[rank]), reached, *routes]:
-        if address and _is_own(address):
+        if address and is_own_address(address):
             return address
     raise ClusterError(
         f"the other hosts cannot reach {hosts[rank]}: on this host ({socket.gethostname()}), that "
@@ -175,17 +174,3 @@ def _resolve(host: str) -> list[str]:
     except OSError:  # a name that only the driver can resolve
         return []
     return [str(info[4][0]) for info in infos]
-
-
-def _is_own(address: str) -> bool:
-    """Return whether this is an address at which others can reach this machine."""
-    known = ipaddress.ip_address(address.partition("%")[0])
-    if known.is_loopback or known.is_link_local:
-        return False
-    family = socket.AF_INET6 if known.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

@@ -19,12 +19,9 @@ from typing import IO, Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode_line
-from pybackend.launchers.machine_share import share_of_machine
 from pybackend.launchers.processes import (
     adopt_orphans,
-    children,
     end_descendants,
-    read_main_thread,
     reap,
     signal_group,
     when_orphaned,
@@ -46,6 +43,8 @@ from pybackend.launchers.script.messages import (
     own_python,
     read_order,
 )
+from pybackend.machine.processes import list_children, read_main_thread
+from pybackend.machine.shares import share_of_machine
 from pybackend.net.rendezvous import address_of, reserve
 
 _END_SECONDS = 10.0
@@ -214,7 +213,7 @@ class Agent:
             else:
                 self._look_whether_stopped(rank, process.pid)
         ranks = {process.pid for process in self._processes.values()}
-        reap([pid for pid in children() if pid not in ranks])
+        reap([pid for pid in list_children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
         """Report a rank stopped by a signal, because the others might wait for it forever."""

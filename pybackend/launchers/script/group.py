@@ -26,9 +26,9 @@ from pybackend.launchers.script.messages import (
     Ready,
     StartRanks,
 )
-from pybackend.launchers.script.options import is_loopback
 from pybackend.launchers.script.output import ScriptOutput
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, choose_secret, variables_of
+from pybackend.machine.identity import is_loopback
 from pybackend.net.rendezvous import split_address
 
 _PREPARE_SECONDS = 60.0

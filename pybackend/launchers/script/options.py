@@ -16,12 +16,12 @@ from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.script.messages import check_script, check_temporary, read_script
 from pybackend.launchers.script.plan import HERE, HostRanks, ScriptRun, SshSite, split_variable
 from pybackend.launchers.slurm.step_site import find_step_site
-from pybackend.net.rendezvous import own_address, split_address
+from pybackend.machine.identity import is_loopback, own_address
+from pybackend.net.rendezvous import split_address
 from pybackend.net.secret import FILE_VARIABLE, VARIABLE, find_secret
 from pybackend.tf_config import make_tf_config
 
 THIS_MACHINE = "this machine"
-_LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -244,11 +244,6 @@ def sites_of(
             place = (host.name, tuple(ranks), numbers, size, None)
             sites.append(SshSite(*place, host=host, ssh=ssh, python=python))
     return tuple(sites)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a name or address always refers to the machine itself."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 def _address_here(other: HostSlots, ssh: Ssh) -> str:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 
 from pybackend.errors import ClusterError
-from pybackend.launchers.machine_share import share_of_machine
-from pybackend.launchers.processes import adopt_orphans, children, end_descendants
+from pybackend.launchers.processes import adopt_orphans, end_descendants
 from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
 from pybackend.launchers.slurm.batch import requeue_preempted
 from pybackend.launchers.slurm.step_site import StepSite, describe_step
+from pybackend.machine.processes import list_children
+from pybackend.machine.shares import share_of_machine
 
 _END_SECONDS = 5.0
 _REQUEUED_SECONDS = 600.0
@@ -42,7 +43,7 @@ def run_script(plan: ScriptRun, is_dry: bool = False) -> int:
         print(describe_plan(plan))
         return 0
     output = ScriptOutput(plan.shown, plan.output)
-    spared = children()  # of a shell that started this program by `exec`
+    spared = list_children()  # of a shell that started this program by `exec`
     adopt_orphans()
     try:
         with CaughtSignals() as signals:

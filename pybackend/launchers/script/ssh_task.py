@@ -7,14 +7,10 @@ import signal
 from pathlib import Path
 from typing import IO
 
-from pybackend.launchers.processes import (
-    adopt_orphans,
-    children,
-    end_descendants,
-    when_orphaned,
-)
+from pybackend.launchers.processes import adopt_orphans, end_descendants, when_orphaned
 from pybackend.launchers.remote.bundle import LIBRARY
 from pybackend.launchers.script.agent import serve
+from pybackend.machine.processes import list_children
 
 _END_SECONDS = 10.0
 
@@ -31,7 +27,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     """
     paths = [str(Path(folder, LIBRARY)), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    spared = children()  # the process that removes the folder
+    spared = list_children()  # the process that removes the folder
     guard = when_orphaned(signal.SIGTERM)
     agent = os.fork()
     if agent == 0:

@@ -42,8 +42,9 @@ from pybackend.launchers.slurm.settings import (
 )
 from pybackend.launchers.slurm.submission import SCRIPT, describe_job, describe_script, submitted
 from pybackend.launchers.slurm.watch import JobFiles
+from pybackend.machine.identity import own_address
 from pybackend.net.meeting import MeetingServer
-from pybackend.net.rendezvous import new_token, own_address
+from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of
 
 _ENVIRONMENTS = "environments"

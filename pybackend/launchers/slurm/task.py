@@ -21,8 +21,9 @@ from pybackend.launchers.member import check_allotted, choose_variables
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteGroup, RemoteTask, take_part
 from pybackend.launchers.slurm.step import count_cores
+from pybackend.machine.identity import own_address
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import own_address, split_address
+from pybackend.net.rendezvous import split_address
 
 _DRIVER_SECONDS = 30.0
 

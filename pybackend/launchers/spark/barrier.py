@@ -63,10 +63,11 @@ from pybackend.launchers.spark.slots import (
 )
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.launchers.stopping import check_stop
+from pybackend.machine.identity import own_address
 from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
-from pybackend.net.rendezvous import new_token, own_address
+from pybackend.net.rendezvous import new_token
 from pybackend.words import either, setting, term
 
 _HASH = "__tfdist_hash__"

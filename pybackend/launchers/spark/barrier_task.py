@@ -23,10 +23,10 @@ from pybackend.job.job import Job, TrainingJob
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.member import Member
-from pybackend.launchers.processes import name_process
 from pybackend.launchers.remote.task import MODEL, describe_failure
 from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.task_failure import fail_task
+from pybackend.machine.processes import name_process
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.words import setting, term

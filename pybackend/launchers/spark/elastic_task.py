@@ -19,9 +19,10 @@ from pybackend.launchers.spark.barrier_task import (
     Task,
     keeping_fork_server_of_executor,
 )
+from pybackend.machine.identity import own_address
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import own_address, split_address
+from pybackend.net.rendezvous import split_address
 
 _DRIVER_SECONDS = 30.0
 _LOST_DRIVER = "lost the connection to the driver"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from pybackend.job.resources import Resources, read_meminfo, show_bytes
-from pybackend.launchers.machine import cgroups, list_gpus, read_machine
-from pybackend.launchers.machine import count_cores as count_cores
+from pybackend.job.resources import Resources, show_bytes
+from pybackend.machine.capacity import count_cores, list_gpus, read_machine
 
-_USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 _ADVICE = "request less in `resources`, or start fewer workers there"
 
 
@@ -32,19 +29,6 @@ class Machine:
 def this_machine() -> Machine:
     """Return the part of this machine that this process may use."""
     return Machine(**read_machine())
-
-
-def read_free_memory() -> float:
-    """Return the free memory of this machine, or what its container's limit leaves, in bytes."""
-    found = [read_meminfo("MemAvailable")]
-    for folder, name in cgroups():
-        with suppress(OSError, ValueError, KeyError):  # "max": no limit
-            limit = int((folder / name).read_text())
-            used = int((folder / _USED[name]).read_text())
-            lines = (folder / "memory.stat").read_text().splitlines()
-            cached = int(dict(line.split() for line in lines)["inactive_file"])
-            found.append(limit - used + cached)
-    return min(found)
 
 
 def limit_threads(cores: int) -> dict[str, str]:
