@@ -37,7 +37,7 @@ from pybackend.job.notice import RESTARTS
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.failures import GRACE_SECONDS
+from pybackend.launchers.crew import GRACE_SECONDS
 from pybackend.launchers.stopping import check_stop
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting

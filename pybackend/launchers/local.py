@@ -6,10 +6,10 @@ import queue
 import re
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.files import check_folder
 from pybackend.data.row_store import link_columns, write_columns
-from pybackend.errors import Failure, InputError
+from pybackend.errors import InputError
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.messages import Emit, Event, Order
 from pybackend.job.notice import Notice, at_own_end
@@ -25,15 +25,14 @@ from pybackend.job.report import WorkerReport
 from pybackend.job.resources import THIS, show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
 from pybackend.launchers.child import Child, find_disk
+from pybackend.launchers.crew import Crew, follow_child, take_all
 from pybackend.launchers.elastic import Said, train_elastically
-from pybackend.launchers.failures import Failures
 from pybackend.launchers.fork_server import (
     expecting_workers,
     keeping_fork_server,
     stop_fork_server,
 )
 from pybackend.launchers.remote.janitor import swept_folder
-from pybackend.launchers.stopping import check_stop
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.shares import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
@@ -140,10 +139,12 @@ class LocalLauncher:
             )
             for child in children:
                 child.go(order)
-            failures = Failures(on_event)
+            crew = Crew(job, on_event, lambda answer, rank: children[rank].go(answer), HOST)
             with notice.expected(job.keeps_checkpoints):
-                reports = _watch(job, children, events, failures, notice)
-            failures.raise_any()
+                for child in children:
+                    follow_child(child, events.put)
+                crew.follow(partial(take_all, events, crew.hear))
+                reports = crew.conclude(partial(at_own_end, notice=notice))
             notice.pass_on()
             return Outcome(reports, children[0].model())
 
@@ -224,54 +225,6 @@ def _count_lanes(job: Job) -> int:
     return max(1, min(most) // workers)
 
 
-def _watch(
-    job: Job,
-    children: Sequence[Child],
-    events: queue.Queue[Event | WorkerReport],
-    failures: Failures,
-    notice: Notice,
-) -> list[WorkerReport]:
-    """Collect all reports; after a failure, wait a short time for the others."""
-    reports: dict[int, WorkerReport] = {}
-    for child in children:
-        _follow(child, events.put)
-    while len(reports) < len(children):
-        check_stop()
-        if time.monotonic() > failures.deadline(job, reports.values()):
-            break
-        try:
-            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
-            event = events.get(timeout=0.1)
-        except queue.Empty:
-            continue
-        if isinstance(event, WorkerReport):
-            reports[event.rank] = event
-        elif answer := failures(event):
-            children[event.rank].go(answer)
-    stopped = "ended by the launcher because another worker failed"
-    ordered = [reports.get(c.rank) or _fail(c, "Stopped", stopped) for c in children]
-    failures.add(at_own_end(failure, notice) for failure in failures.find_fatal(job, ordered))
-    return ordered
-
-
-def _follow(child: Child, say: Callable[[WorkerReport], object]) -> None:
-    """Wait for a worker to end, in a thread, and pass on its report."""
-
-    def wait() -> None:
-        try:
-            report = child.wait()
-        except Exception as error:  # any error: else the launcher would wait forever
-            report = _fail(child, type(error).__name__, str(error))
-        say(report)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _fail(child: Child, exception_type: str, message: str) -> WorkerReport:
-    failure = Failure(child.rank, child.host, exception_type, message, time=time.time())
-    return WorkerReport(child.rank, child.host, child.pid, failure=failure)
-
-
 class LocalSite:
     """A `Site` whose workers are processes on this machine; a context manager, which stops them.
 
@@ -319,7 +272,7 @@ class LocalSite:
             child.close()
             raise
         self._children.append(child)
-        _follow(child, say)
+        follow_child(child, say)
         return child
 
     def _give_rows(self, child: Child, name: str, columns: Columns) -> None:

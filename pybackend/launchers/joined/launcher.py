@@ -7,7 +7,6 @@ process has its own model, functions and rows, which are compared where possible
 
 from __future__ import annotations
 
-import math
 import queue
 import socket
 import time
@@ -31,7 +30,7 @@ from pybackend.job.messages import Emit, Event, FromLauncher, Reported, answer_o
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission, reject_environment
-from pybackend.launchers.failures import GRACE_SECONDS, describe_silence
+from pybackend.launchers.crew import Crew, describe_silence, take_all
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
@@ -54,7 +53,6 @@ from pybackend.net.secret import derive_token, find_secret
 _REPORT = "report"
 _RESULTS = "results"
 _MODEL = "model."
-_LOOK_SECONDS = 0.1
 # The callbacks of the first process may take long after training.
 _RESULT_SECONDS = 6 * 3600.0
 _LEAVE_SECONDS = 60.0
@@ -264,53 +262,45 @@ class _Others:
     def __init__(self, call: JoinedCall, meeting: MeetingServer) -> None:
         self._call = call
         self._meeting = meeting
-        self._reports: dict[int, WorkerReport] = {}
-        self._deadline = math.inf
+        self._crew = Crew(call.member.job, lambda event: None)
 
     def give_up(self) -> str | None:
         """Return the reason to stop waiting for this process's own worker, or None."""
         self._look()
-        if time.monotonic() < self._deadline:
-            return None
-        return "ended because another worker failed"
+        is_over = time.monotonic() > self._crew.deadline
+        return "ended because another worker failed" if is_over else None
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
         """Return all reports by rank; for a process that ended without a report, a failure."""
-        place, reminder = self._call.place, Reminder(self._call)
-        self._add(0, own)
-        latest = time.monotonic() + _RESULT_SECONDS
-        while missing := [rank for rank in range(place.size) if rank not in self._reports]:
-            if time.monotonic() > min(self._deadline, latest):
-                break
-            reminder.look(", ".join(map(place.name, missing)))
-            time.sleep(_LOOK_SECONDS)
+        place, reminder, crew = self._call.place, Reminder(self._call), self._crew
+
+        def listen(seconds: float) -> None:
+            reminder.look(", ".join(map(place.name, crew.missing)))
+            time.sleep(seconds)
             self._look()
-        for rank in missing:
-            self._add(rank, _lost(place, rank, "did not report: it may have been stopped"))
-        return [self._reports[rank] for rank in range(place.size)]
+
+        crew.hear(own)
+        crew.follow(listen, seconds=_RESULT_SECONDS)
+        for rank in crew.missing:
+            crew.hear(_lost(place, rank, "did not report: it may have been stopped"))
+        return [crew.reports[rank] for rank in range(place.size)]
 
     def _look(self) -> None:
         # First the disconnected processes, then the messages that they sent before.
         left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
         silent = self._meeting.silent()
-        with suppress(queue.Empty):
-            while True:
-                event = self._meeting.queue.get_nowait()
-                if isinstance(event, Reported):
-                    content = self._meeting.result(event.rank, _REPORT)
-                    host = _host(self._call.place, event.rank)
-                    self._add(event.rank, read_report(content, event.rank, host))
-        for rank in left:
-            if rank in silent and rank not in self._reports:
-                self._add(rank, _stalled(self._call, rank))
-            elif rank not in self._reports:
+        take_all(self._meeting.queue, self._take, 0)
+        for rank in set(left) & set(self._crew.missing):
+            if rank in silent:
+                self._crew.hear(_stalled(self._call, rank))
+            else:
                 reason = "ended without a report: it was interrupted, or killed"
-                self._add(rank, _lost(self._call.place, rank, reason))
+                self._crew.hear(_lost(self._call.place, rank, reason))
 
-    def _add(self, rank: int, report: WorkerReport) -> None:
-        self._reports[rank] = report
-        if not report.ok:
-            self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Reported):
+            content = self._meeting.result(event.rank, _REPORT)
+            self._crew.hear(read_report(content, event.rank, _host(self._call.place, event.rank)))
 
 
 def _lost(place: Place, rank: int, reason: str) -> WorkerReport:

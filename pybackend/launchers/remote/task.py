@@ -19,7 +19,7 @@ from pybackend.job.job import TRAINED
 from pybackend.job.messages import Failed, Reported
 from pybackend.job.notice import Notice
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.failures import find_fatal
+from pybackend.launchers.crew import find_fatal
 from pybackend.launchers.member import Member
 from pybackend.machine.identity import is_own_address, own_address
 from pybackend.net.meeting import MeetingServer

@@ -25,8 +25,8 @@ from pybackend.job.messages import Emit, Event
 from pybackend.job.packages import SET_PYSPARK_PYTHON
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
+from pybackend.launchers.crew import CAUSE_SECONDS, Crew, describe_silence, take_all
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.failures import Failures, describe_silence
 from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.remote.elastic_site import RemoteSite, as_group
@@ -76,7 +76,6 @@ _MEET_SECONDS = 15.0
 # Spark sends an environment to an executor before the task starts.
 _INSTALL_SECONDS = 1800.0
 _LOOK_SECONDS = 0.02
-_CAUSE_SECONDS = 2.0
 # The last bytes of a model may still be on their way when its task has ended.
 _DELIVERY_SECONDS = 60.0
 # Keys by partition, by the number of partitions. Spark's hash is the same in every session.
@@ -423,7 +422,8 @@ def collect_watched(
     """Return the rows of a Spark job within ``seconds``, and pass on events in the meantime."""
     deadline = time.monotonic() + seconds
     events: queue.Queue[Event] = server.queue if server else queue.Queue()
-    failures = Failures(on_event)
+    crew = Crew(None, on_event, server.order if server else lambda answer, rank: None)
+    listen = partial(take_all, events, crew.hear)
 
     def collect() -> list[Any] | Exception:
         try:
@@ -431,36 +431,28 @@ def collect_watched(
         except Exception as error:
             return error
 
-    def handle(seconds: float) -> None:
-        event = events.get(timeout=seconds)
-        if (answer := failures(event)) and server:
-            server.order(answer, event.rank)
-
     def pause() -> None:
-        with suppress(queue.Empty):
-            handle(_LOOK_SECONDS)
+        listen(_LOOK_SECONDS)
         look()
         if time.monotonic() > deadline:
             raise ClusterError(TOO_LONG + advise_on_network())
         if server and (silent := server.silent()):
             found = [describe_silence(rank, UNKNOWN_HOST, server.silence) for rank in silent]
-            failures.add(_name_hosts(found, server))
-            failures.raise_any()
+            crew.lose(_name_hosts(found, server))
+            crew.raise_any()
 
     with quiet_log(session):
         finished = run_watched(session, collect, pause, on_wait=on_wait)
     if server and not isinstance(finished, Exception):
         server.drain(_DELIVERY_SECONDS)
-    while not events.empty():
-        handle(0)
+    listen(0)
     if isinstance(finished, Exception):
-        failures.add(_name_hosts(find_failures(str(finished)), server))
+        crew.lose(_name_hosts(find_failures(str(finished)), server))
         # A worker's message may still be on its way when Spark has already given up.
-        end = time.monotonic() + _CAUSE_SECONDS
-        with suppress(queue.Empty):
-            while server and not failures:
-                handle(max(0.0, end - time.monotonic()))
-        failures.raise_any()
+        end = time.monotonic() + CAUSE_SECONDS
+        while server and not crew.has_failed and time.monotonic() < end:
+            listen(_LOOK_SECONDS)
+        crew.raise_any()
         # Its frames are Java's, and the message contains their text.
         raise explain_spark_error(finished, session) from None
     return finished
@@ -480,14 +472,14 @@ def read_reports(
     texts: Mapping[int, str | bytes | None], workers: int, server: MeetingServer | None
 ) -> list[WorkerReport]:
     """Return the reports of all workers, by rank; `WorkerFailedError` if one is unreadable."""
-    failures = Failures(print)
+    crew = Crew(None, print)
     reports = [
         read_report(texts.get(rank), rank, host_of(rank, server, UNKNOWN_HOST))
         for rank in range(workers)
     ]
-    failures.add(report.failure for report in reports if report.failure is not None)
-    failures.raise_any()
-    return reports
+    for report in reports:
+        crew.hear(report)
+    return crew.conclude()
 
 
 def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:

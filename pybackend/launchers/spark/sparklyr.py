@@ -27,7 +27,7 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
 from pybackend.launchers.base import DataSets, Files, Outcome, reject_environment
-from pybackend.launchers.failures import Failures, describe_silence
+from pybackend.launchers.crew import CAUSE_SECONDS, Crew, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
 from pybackend.launchers.remote.task import REPORT, TASK, receive_model
@@ -54,7 +54,6 @@ from pybackend.net.rendezvous import new_token
 # Time for Python to start and read rows; all tasks of a barrier stage start together.
 _MEET_SECONDS = 600.0
 _DRAIN_SECONDS = 60.0
-_CAUSE_SECONDS = 2.0
 # From Spark 4.3 on, sparklyr's R workers load this class, and Spark does not include it.
 _PROTOBUF = "com.google.protobuf.MessageOrBuilder"
 _EXAMINE_SECONDS = 60.0
@@ -142,7 +141,7 @@ class SparklyrWorkers:
             if error is None:
                 meeting.drain(_DRAIN_SECONDS)
             else:  # the failed worker's messages may still be on their way
-                watch.failures.wait(_CAUSE_SECONDS)
+                watch.crew.wait_for_failure(CAUSE_SECONDS)
             watch.stop()
             watch.raise_any(_unwrap(error) if error else "")
             if error is not None:
@@ -196,7 +195,7 @@ class _Watch:
     def __init__(
         self, job: ClassicJob, meeting: MeetingServer, on_event: Emit, silence: float
     ) -> None:
-        self.failures = Failures(on_event)
+        self.crew = Crew(None, on_event)
         self._silence = silence
         self.trouble: ClusterError | None = None
         self._job = job
@@ -215,8 +214,8 @@ class _Watch:
 
     def raise_any(self, text: str) -> None:
         """Raise the failures that the workers, Spark's text or this thread reported."""
-        self.failures.add(find_failures(text))
-        self.failures.raise_any()
+        self.crew.lose(find_failures(text))
+        self.crew.raise_any()
         if self.trouble is not None:
             raise self.trouble
 
@@ -233,9 +232,9 @@ class _Watch:
         while not self._stopped.is_set():
             with suppress(queue.Empty):
                 self._pass_on(self._meeting.queue.get(timeout=0.1))
-            if not self.failures and (silent := self._meeting.silent()):
+            if not self.crew.has_failed and (silent := self._meeting.silent()):
                 hosts = {rank: host_of(rank, self._meeting, UNKNOWN_HOST) for rank in silent}
-                self.failures.add(describe_silence(*who, self._silence) for who in hosts.items())
+                self.crew.lose(describe_silence(*who, self._silence) for who in hosts.items())
                 _start_cancel(self._job)
             try:
                 if self.trouble is None:
@@ -250,7 +249,7 @@ class _Watch:
         if event is None:
             return
         with suppress(Exception):  # a closed console must not lose later events
-            self.failures(event)
+            self.crew.hear(event)
 
     def _look(self, idle: IdleWatch) -> None:
         """Raise `ClusterError` if the workers can no longer connect."""

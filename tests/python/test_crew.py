@@ -1,17 +1,19 @@
-"""Failures of a job are collected in one place, and the earliest is the cause."""
+"""The workers of a call are followed in one place, and the earliest failure is the cause."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from pybackend.errors import Failure, WorkerFailedError
+from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.job import FunctionJob, Job, TrainingJob
-from pybackend.job.messages import Event, Failed, Note
+from pybackend.job.messages import EpochEnded, Event, Failed, Note, StopTraining
 from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.failures import Failures, find_fatal
+from pybackend.launchers import crew as crew_module
+from pybackend.launchers.crew import Crew, find_fatal
 from pybackend.launchers.spark.task_failure import fail_task, find_failures
 
 
@@ -19,19 +21,59 @@ def failure(rank: int, kind: str = "KeyError", time: float = 0.0) -> Failure:
     return Failure(rank, "10.0.0.1", kind, f"reason {rank}", time=time)
 
 
-def test_events_pass_and_failures_are_kept() -> None:
+def test_events_pass_and_the_first_cause_counts() -> None:
     events: list[Event] = []
-    failures = Failures(events.append)
-    failures(Note("hello"))
-    failures.raise_any()
-    assert not failures
-    failures(Failed(failure(1, time=5.0)))
-    failures.add([failure(0, time=3.0), failure(2, "PeerLostError", time=1.0)])
+    crew = Crew(FunctionJob(3), events.append)
+    crew.hear(Note("hello"))
+    crew.raise_any()
+    assert not crew.has_failed
+    crew.hear(Failed(failure(1, time=5.0)))
+    crew.lose([failure(0, time=3.0), failure(2, "PeerLostError", time=1.0)])
     assert events == [Note("hello")]
     with pytest.raises(WorkerFailedError) as caught:
-        failures.raise_any()
+        crew.conclude()
     assert caught.value.rank == 0
     assert [other.rank for other in caught.value.others] == [1, 2]
+
+
+def test_a_worker_knows_more_of_its_failure_than_the_cluster() -> None:
+    crew = Crew(FunctionJob(3), lambda event: None, hosts="a")
+    crew.lose([failure(1, "ExecutorLost")])
+    crew.lose([failure(1, "HostLost")])
+    assert crew.reports[1].failure == failure(1, "ExecutorLost")
+    crew.hear(WorkerReport(1, "a", 7, failure=failure(1, "ValueError")))
+    crew.hear(WorkerReport(0, "a", 6))
+    assert crew.missing == [2]
+    with pytest.raises(WorkerFailedError, match="failed: ValueError: reason 1") as caught:
+        crew.conclude()
+    (stopped,) = caught.value.others
+    assert (stopped.rank, stopped.exception_type) == (2, "Stopped")
+
+
+def test_answers_go_to_the_worker_that_asked() -> None:
+    sent: list[Any] = []
+    crew = Crew(FunctionJob(2), lambda event: StopTraining(), lambda *what: sent.append(what))
+    crew.hear(EpochEnded(1, 1, 0.1, {}, rank=1))
+    assert sent == [(StopTraining(), 1)]
+
+
+def test_workers_are_followed_until_the_first_cause_is_known(monkeypatch: Any) -> None:
+    monkeypatch.setattr(crew_module, "CAUSE_SECONDS", 0.05)
+
+    def look() -> None:
+        raise ClusterError("no such partition")
+
+    crew = Crew(FunctionJob(2), lambda event: None)
+    with pytest.raises(ClusterError, match="no such partition"):
+        crew.follow(time.sleep, look)
+    said = iter([WorkerReport(0, "a", 1, failure=failure(0)), WorkerReport(1, "a", 1)])
+    crew = Crew(FunctionJob(2), lambda event: None)
+    crew.follow(lambda seconds: crew.hear(next(said)) if seconds else None, look)
+    with pytest.raises(WorkerFailedError, match="KeyError: reason 0"):
+        crew.conclude()
+    crew = Crew(FunctionJob(2), lambda event: None)
+    crew.follow(time.sleep, seconds=0.05)
+    assert crew.missing == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -46,13 +88,14 @@ def test_events_pass_and_failures_are_kept() -> None:
 def test_others_have_longer_to_report_if_the_cause_is_not_known(
     kinds: list[str], seconds: int
 ) -> None:
-    reports = [WorkerReport(n, "a", 1, failure=failure(n, kind)) for n, kind in enumerate(kinds)]
     began = time.monotonic()
-    failures = Failures(lambda event: None)
-    deadline = failures.deadline(FunctionJob(3), reports)
+    crew = Crew(FunctionJob(3), lambda event: None)
+    for number, kind in enumerate(kinds):
+        crew.hear(WorkerReport(number, "a", 1, failure=failure(number, kind)))
+    deadline = crew.deadline
     assert seconds <= deadline - began <= seconds + (time.monotonic() - began)
-    later = [*reports, WorkerReport(2, "a", 1, failure=failure(2, "ValueError"))]
-    assert failures.deadline(FunctionJob(3), later) <= deadline
+    crew.hear(WorkerReport(2, "a", 1, failure=failure(2, "ValueError")))
+    assert crew.deadline <= deadline
 
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))

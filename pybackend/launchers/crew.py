@@ -1,0 +1,264 @@
+"""The workers of one call, from their events and reports to its outcome."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
+from pybackend.job.job import Job
+from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.child import Child
+from pybackend.launchers.stopping import check_stop
+
+T = TypeVar("T")
+Explain = Callable[[Failure], Failure]
+# Interval of a launcher's looks at its workers.
+LOOK_SECONDS = 0.1
+# Messages of the platform and of a worker may be in transit at the same time.
+CAUSE_SECONDS = 2.0
+
+# Time after the first failure in which other workers can report an earlier one.
+GRACE_SECONDS = 5.0
+# The same if the first one is a cause by itself; a worker that exited counts as lost after two.
+_SHORT_GRACE_SECONDS = 3.0
+
+
+def describe_silence(rank: int, host: str, seconds: float) -> Failure:
+    """Return the failure of a worker whose launcher has been silent for ``seconds``."""
+    return Failure(
+        rank,
+        host,
+        exception_type="WorkerStalled",
+        message=f"the process that runs the worker has shown no sign of life for {seconds:g} s: it "
+        "was stopped, its container was frozen, or its host cannot be reached",
+        time=time.time(),
+        advice="find out what stops processes on that host (kill -STOP, docker pause, a suspended "
+        "machine), and resume them within `timeout` seconds, or raise `timeout`",
+    )
+
+
+def find_fatal(job: Job, reports: Iterable[WorkerReport]) -> list[Failure]:
+    """Return the failures that end a job; none if training continues without the lost workers."""
+    failures = [report.failure for report in reports if report.failure is not None]
+    lost = {failure.rank for failure in failures if failure.is_loss}
+    if len(lost) == len(failures) and job.can_lose(lost):
+        return []
+    others = [f for f in failures if not (f.is_loss and job.can_lose({f.rank}))]
+    return others if any(failure.is_loss for failure in others) else failures
+
+
+def describe_loss(failure: Failure) -> Note:
+    """Return the note about a lost worker when training continues without it."""
+    return Note(
+        f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
+        "without it and its rows"
+    )
+
+
+class Crew:
+    """The workers of one call: what is known of them, which failure counts, and when to stop.
+
+    A launcher starts the workers and passes on what it hears of them. Everything that launchers
+    have in common is here: the first cause, the time that others have to report an earlier one,
+    losses that a training survives, and the answers of observers.
+
+    Parameters
+    ----------
+    job
+        Their job; None: any failure ends it.
+    on_event
+        As in `Launcher.launch`.
+    answer
+        Sends a worker the session's answer to its event.
+    hosts
+        Host of all workers, or of each rank, for messages.
+
+    Attributes
+    ----------
+    reports
+        What is known of the end of each worker, by rank.
+    """
+
+    def __init__(
+        self,
+        job: Job | None,
+        on_event: Emit,
+        answer: Callable[[Answer, int], object] = lambda answer, rank: None,
+        hosts: str | Sequence[str] = "its host",
+    ) -> None:
+        self._job = job
+        self._on_event = on_event
+        self._answer = answer
+        self._hosts = hosts
+        self.reports: dict[int, WorkerReport] = {}
+        self._has_failed = threading.Event()
+        self._has_begun = False
+        self._announced: set[int] = set()
+        self._deadline = math.inf
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of which nothing is known yet."""
+        workers = self._job.workers if self._job else 0
+        return [rank for rank in range(workers) if rank not in self.reports]
+
+    @property
+    def has_failed(self) -> bool:
+        """True if any worker has failed or was lost."""
+        return self._has_failed.is_set()
+
+    def hear(self, said: Event | WorkerReport) -> None:
+        """Handle a worker's event or report; callable on any thread."""
+        if isinstance(said, WorkerReport):
+            self._report(said)
+        elif isinstance(said, Failed):
+            self.lose([said.failure])
+        elif isinstance(said, Begun):
+            self._has_begun = True
+        elif answer := answer_of(self._on_event, said):
+            self._answer(answer, said.rank)
+
+    def _report(self, report: WorkerReport) -> None:
+        """Add a report; a worker's own failure replaces what the cluster reported of it."""
+        known = self.reports.get(report.rank)
+        if known is None or report.failure is not None:
+            self.reports[report.rank] = report
+        if report.failure is not None:
+            self._has_failed.set()
+
+    def lose(self, failures: Iterable[Failure]) -> None:
+        """Add failures of workers of which nothing else is known."""
+        for failure in failures:
+            if failure.rank not in self.reports:
+                self._report(WorkerReport(failure.rank, failure.host, 0, failure=failure))
+
+    def wait_for_failure(self, seconds: float) -> None:
+        """Wait until another thread has added a failure."""
+        self._has_failed.wait(seconds)
+
+    @property
+    def deadline(self) -> float:
+        """When to stop waiting for running workers; infinity while the job continues.
+
+        The clock is ``time.monotonic``. Each loss is reported to the user once. The report of a
+        loss may arrive before the report that training has begun.
+        """
+        if fatal := self._find_fatal():
+            is_known = not all(failure.may_be_consequence for failure in fatal)
+            grace = _SHORT_GRACE_SECONDS if is_known else GRACE_SECONDS
+            self._deadline = min(self._deadline, time.monotonic() + grace)
+            return self._deadline
+        self._deadline = math.inf
+        for report in list(self.reports.values()):
+            if report.failure is not None and report.rank not in self._announced:
+                self._announced.add(report.rank)
+                self._on_event(describe_loss(report.failure))
+        return self._deadline
+
+    def _find_fatal(self) -> list[Failure]:
+        """Return the failures that end a job: all of them until asynchronous training begins."""
+        reports = list(self.reports.values())
+        if self._has_begun and self._job is not None:
+            return find_fatal(self._job, reports)
+        return [report.failure for report in reports if report.failure is not None]
+
+    def follow(
+        self,
+        listen: Callable[[float], object],
+        look: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
+        seconds: float = math.inf,
+    ) -> None:
+        """Wait until all workers have reported, or the time after the first failure is over.
+
+        Parameters
+        ----------
+        listen
+            Passes on what has arrived, or waits up to this many seconds for something.
+        look
+            Passes on what the platform knows, and raises `ClusterError` if the workers cannot start
+            or continue; a worker's report of the cause takes precedence.
+        check
+            Called as often as ``look``; its errors are raised immediately.
+        seconds
+            Time limit for all reports.
+
+        Raises
+        ------
+        ClusterError
+            As ``look`` raised it, if no worker has reported another cause.
+        """
+        latest, trouble = time.monotonic() + seconds, None
+        while self.missing:
+            check()
+            check_stop()
+            if time.monotonic() > min(latest, self.deadline):
+                break
+            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
+            listen(LOOK_SECONDS)
+            if trouble is None:
+                try:
+                    look()
+                except ClusterError as error:
+                    trouble, latest = error, time.monotonic() + CAUSE_SECONDS
+        listen(0)
+        if trouble is not None and not self.has_failed:
+            raise trouble
+
+    def conclude(self, explain: Explain = lambda one: one) -> list[WorkerReport]:
+        """Return all reports by rank.
+
+        Parameters
+        ----------
+        explain
+            Adds to a failure what only the launcher knows.
+
+        Raises
+        ------
+        WorkerFailedError
+            Failures end the job; the earliest is the cause.
+        """
+        _ = self.deadline  # the last losses are reported, too
+        for rank in self.missing:
+            text = "ended by the launcher because another worker failed"
+            host = self._hosts if isinstance(self._hosts, str) else self._hosts[rank]
+            stopped = Failure(rank, host, "Stopped", text, time=time.time())
+            self.lose([stopped])
+        self.raise_any(explain)
+        return [report for _, report in sorted(self.reports.items())]
+
+    def raise_any(self, explain: Explain = lambda one: one) -> None:
+        """Raise `WorkerFailedError` if failures end the job; the earliest is the cause."""
+        if fatal := self._find_fatal():
+            raise WorkerFailedError(root_cause_first([explain(one) for one in fatal]))
+
+
+def take_all(events: queue.Queue[T], handle: Callable[[T], object], seconds: float) -> None:
+    """Handle all items of a queue; if there are none, wait up to ``seconds`` for one."""
+    with suppress(queue.Empty):
+        handle(events.get(timeout=max(seconds, 0.001)))
+        while True:
+            handle(events.get_nowait())
+
+
+def follow_child(child: Child, say: Callable[[WorkerReport], object]) -> None:
+    """Wait for a worker of this machine to end, in a thread, and pass on its report."""
+
+    def wait() -> None:
+        try:
+            report = child.wait()
+        except Exception as error:  # any error: else the launcher would wait forever
+            failure = Failure(
+                child.rank, child.host, type(error).__name__, str(error), time=time.time()
+            )
+            report = WorkerReport(child.rank, child.host, child.pid, failure=failure)
+        say(report)
+
+    threading.Thread(target=wait, daemon=True).start()
