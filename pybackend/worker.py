@@ -49,6 +49,8 @@ from pybackend.job.messages import (
     FromLauncher,
     Note,
     Order,
+    Phase,
+    Phases,
     Regroup,
     Reported,
     Waits,
@@ -88,9 +90,10 @@ def main(arguments: list[str]) -> int:
     lifeline = (_own_stdin(), folder, orders, asked, answers)
     threading.Thread(target=_lifeline, args=lifeline, daemon=True).start()
 
-    def emit(event: Event) -> None:
+    def write(event: Event) -> None:
         events.write(encode(event) + "\n")
 
+    emit = Phases(write)
     rank = int(os.environ["TFDIST_RANK"])
     host = os.environ["TFDIST_HOST"]
     at_end = contextlib.ExitStack()
@@ -183,6 +186,7 @@ class WorkerProcess(Generic[Kind]):
 
         collective: Collective = Alone()
         if self.job.workers > 1:
+            self.emit(Phase("connecting to the other workers"))
             timeout = self.job.timeout
             collective = join_mesh(
                 self.server,
@@ -207,10 +211,13 @@ class WorkerProcess(Generic[Kind]):
 def _work(worker: WorkerProcess[Any]) -> WorkerReport:
     if isinstance(worker.job, FunctionJob):
         return _run(worker)
+    worker.emit(Phase("importing TensorFlow"))
     # The import takes seconds, while the launcher collects the peers' addresses.
     with uncollected():
         import keras  # noqa: F401
     gc.freeze()  # these objects live as long as the process
+    if worker.job.workers > 1:
+        worker.emit(Phase("waiting for the other workers"))
     return _train(worker) if isinstance(worker.job, TrainingJob) else _score(worker)
 
 
@@ -250,6 +257,7 @@ def _read_own(worker: WorkerProcess[Any], order: Order) -> tuple[Sources, dict[s
     from pybackend.data.reading import read_sources
     from pybackend.model.load import unpickle_sent
 
+    worker.emit(Phase("reading the data"))
     sent = unpickle_sent(worker.job, worker.folder)
     functions = sent.pop("functions", {})  # not retained, because they may hold many rows
     return read_sources(worker.job, worker.rank, worker.folder, order, functions), sent

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pybackend.api.rendering import show_loss
 from pybackend.job.arguments import counted
 from pybackend.job.job import Job
-from pybackend.job.messages import EpochEnded, StepEnded
+from pybackend.job.messages import EpochEnded, Phase, StepEnded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,9 @@ class Display(AbstractContextManager[None]):
 
     def printed(self, text: str) -> None:
         """Show a line that a worker printed."""
+
+    def phase(self, event: Phase) -> None:
+        """Show what the workers do before their first step."""
 
     def step(self, event: StepEnded) -> None:
         """Show how far the epoch is."""
@@ -84,6 +87,11 @@ class Lines(Display):
         if self._shows_printed:
             self.line(text)
 
+    def phase(self, event: Phase) -> None:
+        """Print a phase that lasts."""
+        if event.lasts:
+            self.line(f"{event.name} ...")
+
 
 class Relay(Lines):
     """Pass progress to an R session, which may only be called from the thread that called Python.
@@ -109,6 +117,11 @@ class Relay(Lines):
         """Show a line in R, or print it."""
         if not self._pass_on("line", {"text": text}):
             super().line(text)
+
+    def phase(self, event: Phase) -> None:
+        """Show a phase in R's bar; without one, a line if it lasts."""
+        if not (self.shows_steps and self._pass_on("phase", {"name": event.name})):
+            super().phase(event)
 
     def step(self, event: StepEnded) -> None:
         """Pass a step's values to R, if R shows steps."""
@@ -184,6 +197,12 @@ class Live(Lines):
 
         # As text: rich would interpret brackets as markup, and colour numbers.
         self._progress.console.print(Text(text), highlight=False, soft_wrap=True)
+
+    def phase(self, event: Phase) -> None:
+        """Name the phase in the bar."""
+        if self._task is not None:
+            text = f"{self._workers}  {event.name}"
+            self._progress.update(self._task, description=text, refresh=True)
 
     def step(self, event: StepEnded) -> None:
         """Update the bar after a step."""

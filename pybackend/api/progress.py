@@ -22,6 +22,7 @@ from pybackend.job.messages import (
     EpochEnded,
     Event,
     Note,
+    Phase,
     PrintedLine,
     StepEnded,
     Waits,
@@ -126,6 +127,8 @@ class Narrator:
                 self._note(event, text)
         elif isinstance(event, Note) and is_first:
             self._note(event, event.text)
+        elif isinstance(event, Phase) and is_first:
+            self._display.phase(event)
         elif isinstance(event, StepEnded) and is_first:
             self._log(event, step_line(event))
             self._display.step(event)

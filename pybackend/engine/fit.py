@@ -24,7 +24,7 @@ from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import continue_log
-from pybackend.job.messages import Answers, Emit, Note
+from pybackend.job.messages import Answers, Emit, Note, Phase
 from pybackend.job.options import ScaleLearningRate
 from pybackend.model.callbacks import count_items, select_callbacks
 from pybackend.model.layers import find_other_optimizers
@@ -97,6 +97,7 @@ def fit(
         for callback in own:
             continue_log(callback)
     items = count_items(own)
+    replica.emit(Phase("taking the first step"))
     try:
         # The exchange is outside: the step at its end is scaled.
         with (

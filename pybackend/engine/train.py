@@ -21,7 +21,7 @@ from pybackend.engine.session_callbacks import make_tensorboard
 from pybackend.engine.step_clock import StepClock
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Answers, Emit
+from pybackend.job.messages import Answers, Emit, Phase
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit, StepTimes
 from pybackend.model.compare import hash_weights
@@ -82,6 +82,7 @@ def train(
     """
     if lifecycle is None:
         lifecycle = Lifecycle(job) if job.checkpoint is None else CheckpointedLifecycle(job)
+    emit(Phase("loading the model"))
     loaded = lifecycle.load_model(folder, sent)
     replica = make_replica(job, collective, counts, folder, emit, loaded, stream, lifecycle.seed)
     lifecycle.begin(replica)

@@ -78,6 +78,18 @@ class Waits:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Event: a worker began a phase of its start, such as ``"importing TensorFlow"``.
+
+    `Phases` sends it again, with ``lasts``, if the phase takes more than an instant.
+    """
+
+    name: str
+    lasts: bool = False
+    rank: int = 0
+
+
+@dataclass(frozen=True)
 class PrintedLine:
     """Line that a worker printed."""
 
@@ -184,6 +196,7 @@ Event = (
     | StepEnded
     | Note
     | Waits
+    | Phase
     | PrintedLine
     | Announced
     | Begun
@@ -342,6 +355,32 @@ def read_event(text: str | bytes) -> Event:
     """Read the event that `encode` wrote; raise `ValueError` as `decode` does."""
     event: Event = decode(text, *get_args(Event))
     return event
+
+
+class Phases:
+    """Pass events on, and a `Phase` a second time if it has not ended after some seconds."""
+
+    def __init__(self, emit: Emit, seconds: float = 2.0) -> None:
+        self._emit = emit
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._current: Phase | None = None
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if isinstance(event, Phase):
+                self._current = event
+                timer = threading.Timer(self._seconds, self._repeat, [event])
+                timer.daemon = True
+                timer.start()
+            elif isinstance(event, StepEnded | EpochEnded | Failed | Reported):
+                self._current = None
+        self._emit(event)
+
+    def _repeat(self, phase: Phase) -> None:
+        with self._lock:
+            if self._current is phase:
+                self._emit(replace(phase, lasts=True))
 
 
 class Answers:

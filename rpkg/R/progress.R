@@ -17,6 +17,7 @@ show_event <- function(now, kind, event) {
     begin = ,
     trials = ,
     line = show_line(event$text),
+    phase = show_phase(now, event$name),
     step = show_step(now, event),
     epoch = {
       end_bar(now)
@@ -27,8 +28,20 @@ show_event <- function(now, kind, event) {
   invisible()
 }
 
+# Workers of an elastic training may connect again between two steps.
+show_phase <- function(now, name) {
+  if (is.null(now$bar$phase)) {
+    end_bar(now)
+    now$bar <- rlang::env(phase = name)
+    now$bar$id <- add_bar("{phase}", total = NA, bar = now$bar)
+  }
+  now$bar$phase <- name
+  cli::cli_progress_update(id = now$bar$id, force = TRUE, .envir = now$bar)
+}
+
 show_step <- function(now, event) {
-  if (is.null(now$bar)) {
+  if (is.null(now$bar) || !is.null(now$bar$phase)) {
+    end_bar(now)
     now$bar <- start_bar(event)
     now$recent <- list()
   }
@@ -114,15 +127,20 @@ start_bar <- function(event) {
   )
   # The bar itself would take half of a narrow console.
   done <- if (cli::console_width() < 100L) "cli::pb_percent" else "cli::pb_bar"
-  bar$id <- cli::cli_progress_bar(
-    total = event$steps,
-    format = paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}"),
+  format <- paste0("{epoch} {", done, "} step {cli::pb_current}/{cli::pb_total}  {figures}")
+  bar$id <- add_bar(format, event$steps, bar)
+  bar
+}
+
+add_bar <- function(format, total, bar) {
+  cli::cli_progress_bar(
+    total = total,
+    format = format,
     clear = TRUE,
     auto_terminate = FALSE,
     .auto_close = FALSE,
     .envir = bar
   )
-  bar
 }
 
 describe_loss <- function(event) if (is.numeric(event$loss)) paste("loss", show_loss(event$loss))

@@ -276,11 +276,13 @@ def test_a_zip_of_a_spark_session_that_has_ended_is_not_used(
 @pytest.mark.launcher(False)
 def test_epoch_lines_are_printed_as_they_happen(rows: Any, capsys: Any) -> None:
     barrier_train(None, build_dense, rows, workers=2, epochs=2, batch_size=64)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Starting 2 workers")
-    assert lines[1].startswith("epoch 1/2  loss ")
-    assert "accuracy" in lines[1]
-    assert len(lines) == 3
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("Starting 2 workers")
+    # On a busy machine, some phases of the start last.
+    lines = [line for line in lines if not line.endswith(" ...")]
+    assert lines[0].startswith("epoch 1/2  loss ")
+    assert "accuracy" in lines[0]
+    assert len(lines) == 2
 
 
 @pytest.mark.launcher(False)

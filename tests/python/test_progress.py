@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,10 @@ from pybackend.job.codec import encode
 from pybackend.job.job import Job, PredictionJob, TrainingJob
 from pybackend.job.messages import (
     EpochEnded,
+    Event,
     Note,
+    Phase,
+    Phases,
     PrintedLine,
     Reported,
     StepEnded,
@@ -85,6 +89,46 @@ def test_of_workers_in_a_chain_the_one_for_whom_all_wait_is_named_once(capsys: A
         show(event)
     (line,) = capsys.readouterr().out.splitlines()
     assert "waiting for worker 1 for 62 s" in line
+
+
+IMPORTING = Phase("importing TensorFlow")
+LASTING = replace(IMPORTING, lasts=True)
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [(0, ""), (1, "importing TensorFlow ...\n")])
+def test_lines_name_the_phases_of_a_start_that_last(verbose: int, shown: str, capsys: Any) -> None:
+    show = printer(verbose)
+    for event in (IMPORTING, LASTING, replace(LASTING, rank=1)):
+        show(event)
+    assert capsys.readouterr().out == shown
+
+
+def test_a_phase_that_lasts_is_sent_again_until_the_next_begins() -> None:
+    sent: list[Event] = []
+    has_repeated = threading.Event()
+
+    def emit(event: Event) -> None:
+        sent.append(event)
+        if event == replace(second, lasts=True):
+            has_repeated.set()
+
+    first, second = Phase("loading the model"), Phase("taking the first step")
+    phases = Phases(emit, 0.05)
+    phases(first)
+    phases(second)
+    assert has_repeated.wait(10)
+    assert sent == [first, second, replace(second, lasts=True)]
+
+
+@pytest.mark.parametrize("event", [EPOCH, Reported()])
+def test_a_phase_that_has_ended_does_not_last(event: Event) -> None:
+    sent: list[Event] = []
+    phases = Phases(sent.append, 0.02)
+    phases(IMPORTING)
+    timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
+    phases(event)
+    timer.join()
+    assert sent == [IMPORTING, event]
 
 
 STEP = StepEnded(1, 3, 5, 20, 160, 0.5, {"loss": 0.75})
@@ -151,7 +195,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
     told: list[Any] = []
 
     def tell(kind: str, fields: Any) -> bool:
-        told.append((kind, fields.get("text") or fields.get("step")))
+        told.append((kind, fields.get("text") or fields.get("step") or fields.get("name")))
         return True
 
     job = TrainingJob(workers=2)
@@ -159,10 +203,16 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
         relayed_to(tell),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
     ):
-        for event in (STEP, Note("careful"), EPOCH, LINE):
+        for event in (IMPORTING, STEP, Note("careful"), EPOCH, LINE):
             on_event(event)
-    assert [kind for kind, _ in told] == ["is_live", "begin", "step", "line", "epoch", "end"]
-    assert told[2:5] == [("step", 5), ("line", "note: careful"), ("epoch", epoch_line(EPOCH))]
+    assert [kind for kind, _ in told][:2] == ["is_live", "begin"]
+    assert told[2:] == [
+        ("phase", "importing TensorFlow"),
+        ("step", 5),
+        ("line", "note: careful"),
+        ("epoch", epoch_line(EPOCH)),
+        ("end", None),
+    ]
     assert capsys.readouterr() == ("", "")
     # In a session that cannot show them, steps are only for observers.
     told.clear()
@@ -189,11 +239,14 @@ def test_a_bar_shows_step_loss_speed_and_time_left_below_the_lines() -> None:
     live = Live(False, console)
     with live:
         live.begin("Starting 2 workers ...", TrainingJob(workers=2))
+        live.phase(IMPORTING)
         live.step(STEP)
         live.step(replace(STEP, step=10, rows=320, seconds=1.0))
         live.line("note: [brackets] stay")
         live.epoch(EPOCH, epoch_line(EPOCH))
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    assert "2 workers  importing TensorFlow" in shown
+    assert "importing TensorFlow ..." not in shown
     assert "2 workers  epoch 1/3" in shown
     assert re.search(r"step 10/20  loss 0\.7500  320 rows/s  ETA 0:05", shown)
     assert shown.index("note: [brackets] stay") < shown.index("epoch 1/3  loss 0.2912")
