@@ -65,11 +65,47 @@ class Display(AbstractContextManager[None]):
         self.line(text)
 
 
+# Seconds of an epoch without a line before the first, the second, and every other line of a step.
+_SILENCES = (10.0, 60.0, 300.0)
+
+
+class StepLines:
+    """Choose the steps that lines show: at growing intervals, so that a log stays short."""
+
+    def __init__(self) -> None:
+        self._silences = list(_SILENCES)
+        self._first: StepEnded | None = None
+        self._shown = 0.0
+
+    def end_epoch(self) -> None:
+        """Note that a line shows the end of the epoch."""
+        self._first, self._shown = None, 0.0
+
+    def describe(self, event: StepEnded) -> str | None:
+        """Return a line; None for most steps."""
+        if self._first is None:
+            self._first = event
+        if event.seconds - self._shown < self._silences[0]:
+            return None
+        first, self._first, self._shown = self._first, event, event.seconds
+        if len(self._silences) > 1:
+            del self._silences[0]
+        line = f"epoch {event.epoch}: step {event.step} of {event.steps}"
+        steps, seconds = event.step - first.step, event.seconds - first.seconds
+        if steps <= 0 or seconds <= 0:
+            return line
+        left = show_duration((event.steps - event.step) * seconds / steps)
+        return f"{line}, {show_speed(steps / seconds)}, {left} left"
+
+
 class Lines(Display):
     """Print lines on standard output; lines from workers only with ``shows_printed``."""
 
+    shows_steps = True
+
     def __init__(self, shows_printed: bool) -> None:
         self._shows_printed = shows_printed
+        self._step_lines = StepLines()
 
     def line(self, text: str) -> None:
         """Print a line; if writing fails, the training run continues."""
@@ -92,6 +128,16 @@ class Lines(Display):
         if event.lasts:
             self.line(f"{event.name} ...")
 
+    def step(self, event: StepEnded) -> None:
+        """Print a step of a long epoch."""
+        if text := self._step_lines.describe(event):
+            self.line(text)
+
+    def epoch(self, event: EpochEnded, text: str) -> None:
+        """Print that an epoch has ended."""
+        self._step_lines.end_epoch()
+        self.line(text)
+
 
 class Relay(Lines):
     """Pass progress to an R session, which may only be called from the thread that called Python.
@@ -99,9 +145,9 @@ class Relay(Lines):
     Events on other threads, such as those of workers started by sparklyr, become plain lines.
     """
 
-    def __init__(self, tell: Tell, shows_printed: bool, shows_steps: bool) -> None:
+    def __init__(self, tell: Tell, shows_printed: bool, is_live: bool) -> None:
         super().__init__(shows_printed)
-        self.shows_steps = shows_steps
+        self._is_live = is_live
         self._tell = tell
         self._thread = threading.get_ident()
 
@@ -120,12 +166,13 @@ class Relay(Lines):
 
     def phase(self, event: Phase) -> None:
         """Show a phase in R's bar; without one, a line if it lasts."""
-        if not (self.shows_steps and self._pass_on("phase", {"name": event.name})):
+        if not (self._is_live and self._pass_on("phase", {"name": event.name})):
             super().phase(event)
 
     def step(self, event: StepEnded) -> None:
-        """Pass a step's values to R, if R shows steps."""
-        if not self.shows_steps:  # the events are only for observers
+        """Pass a step's values to R, if R shows a bar."""
+        if not self._is_live:
+            super().step(event)
             return
         loss = event.logs.get("loss")
         names = ("epoch", "epochs", "step", "steps", "rows", "seconds")
@@ -143,6 +190,7 @@ class Relay(Lines):
 
     def epoch(self, event: EpochEnded, text: str) -> None:
         """Show the end of an epoch in R, or print it."""
+        self._step_lines.end_epoch()
         values = {"text": text, "epoch": event.epoch, "epochs": event.epochs}
         if not self._pass_on("epoch", values):
             super().line(text)
@@ -160,8 +208,6 @@ _RECENT = 20
 
 class Live(Lines):
     """Show a progress bar for the current epoch, below all lines."""
-
-    shows_steps = True
 
     def __init__(self, shows_printed: bool, console: Console | None = None) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
@@ -268,6 +314,19 @@ def show_seconds(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_duration(seconds: float) -> str:
+    """Format a time, as ``45 s``, ``11 min`` or ``2 h 5 min``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def show_speed(speed: float) -> str:
+    """Format a speed, as ``55 steps/s`` or ``0.12 steps/s``."""
+    return f"{speed:,.2g} steps/s" if speed < 10 else f"{speed:,.0f} steps/s"
 
 
 _teller: ContextVar[Tell | None] = ContextVar("teller", default=None)

@@ -27,6 +27,7 @@ from pybackend.api.display import (
     Speed,
     choose_lines,
     relayed_to,
+    show_duration,
     show_seconds,
 )
 from pybackend.api.observer import Observers
@@ -146,11 +147,11 @@ def test_steps_are_reported_only_if_somebody_wants_them(caplog: Any) -> None:
             return own.reports_steps
 
     assert not reports(0)
-    assert not reports(1)  # lines
+    assert reports(1)  # for lines within a long epoch
     with caplog.at_level(logging.DEBUG, "tfdist"):
         assert reports(0)
         assert not reports(0, PredictionJob)
-    with relayed_to(lambda kind, fields: kind == "is_live"):
+    with relayed_to(lambda kind, fields: False):
         assert reports(1)
         assert not reports(0)
 
@@ -214,14 +215,15 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
         ("end", None),
     ]
     assert capsys.readouterr() == ("", "")
-    # In a session that cannot show them, steps are only for observers.
+    # A session without a bar shows few steps, as lines.
     told.clear()
     with (
-        relayed_to(lambda kind, fields: told.append(kind)),
+        relayed_to(lambda kind, fields: told.append((kind, fields.get("text")))),
         following(LocalLauncher(), job, Observers()) as (_, on_event),
     ):
         on_event(STEP)
-    assert told == ["is_live", "begin", "end"]
+        on_event(replace(STEP, step=15, seconds=10.5))
+    assert told[2:] == [("line", "epoch 1: step 15 of 20, 1 steps/s, 5 s left"), ("end", None)]
 
 
 def test_a_search_shows_a_line_and_tells_r_how_many_trials_have_ended(capsys: Any) -> None:
@@ -261,6 +263,36 @@ def test_a_time_left_is_that_of_all_epochs() -> None:
     speed.note(later)
     assert speed.describe(later) == ["320 rows/s", "ETA 0:04"]
     assert [show_seconds(s) for s in (4.4, 65, 7265)] == ["0:04", "1:05", "2:01:05"]
+
+
+def test_a_log_shows_steps_of_a_long_epoch_at_growing_intervals(capsys: Any) -> None:
+    def train(epoch: int, seconds: int) -> list[str]:
+        for second in range(1, seconds + 1):
+            # 54 steps a second, after a first step of 2 s
+            step = 1 + max(0, 54 * (second - 2))
+            show(replace(STEP, epoch=epoch, step=step, steps=40000, seconds=float(second)))
+        show(replace(EPOCH, epoch=epoch))
+        return capsys.readouterr().out.splitlines()[:-1]
+
+    show = printer(1)
+    assert train(1, 730) == [
+        "epoch 1: step 433 of 40000, 48 steps/s, 14 min left",
+        "epoch 1: step 3673 of 40000, 54 steps/s, 11 min left",
+        "epoch 1: step 19873 of 40000, 54 steps/s, 6 min left",
+        "epoch 1: step 36073 of 40000, 54 steps/s, 73 s left",
+    ]
+    assert train(2, 299) == []
+    assert train(3, 301) == ["epoch 3: step 16093 of 40000, 54 steps/s, 7 min left"]
+
+
+def test_a_step_that_takes_long_has_no_speed(capsys: Any) -> None:
+    printer(1)(replace(STEP, step=1, seconds=15.0))
+    assert capsys.readouterr().out == "epoch 1: step 1 of 20\n"
+
+
+def test_durations_of_all_lengths() -> None:
+    shown = [show_duration(seconds) for seconds in (4.4, 99.4, 99.6, 705, 5989, 6000, 7500)]
+    assert shown == ["4 s", "99 s", "2 min", "12 min", "1 h 40 min", "1 h 40 min", "2 h 5 min"]
 
 
 def test_on_a_terminal_a_training_ends_with_its_lines_alone() -> None:
