@@ -17,9 +17,9 @@ from typing import Any
 from pybackend.data.arrays import Columns, count_rows, shard
 from pybackend.data.files import check_folder
 from pybackend.data.row_store import link_columns, write_columns
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.messages import Emit, Event, Order
+from pybackend.job.messages import Emit, Event, Note, Order
 from pybackend.job.notice import Notice, at_own_end
 from pybackend.job.report import WorkerReport
 from pybackend.job.resources import THIS, show_bytes
@@ -32,11 +32,12 @@ from pybackend.launchers.fork_server import (
     keeping_fork_server,
     stop_fork_server,
 )
+from pybackend.launchers.joined.joining import find_place
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.shares import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
-from pybackend.words import setting
+from pybackend.words import setting, show
 
 HOST = "127.0.0.1"
 # Least private memory of a process that has imported TensorFlow.
@@ -104,6 +105,7 @@ class LocalLauncher:
     @keeping_fork_server()
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
+        _note_other_processes(on_event)
         if self._lane is None:
             shares = share_of_machine(job.most_workers, resources=job.resources)
         else:
@@ -147,6 +149,26 @@ class LocalLauncher:
                 reports = crew.conclude(partial(at_own_end, notice=notice))
             notice.pass_on()
             return Outcome(reports, children[0].model())
+
+
+_has_noted = threading.Event()
+
+
+def _note_other_processes(on_event: Emit) -> None:
+    """Show once that each of several processes, as in `tfdist run`, starts its own workers."""
+    try:
+        place = find_place()
+    except (ClusterError, InputError):  # of no concern on this machine alone
+        return
+    if place is None or place.rank > 0 or _has_noted.is_set():
+        return
+    _has_noted.set()
+    text = (
+        f"{show('local')} starts workers for this process only. This is one of {place.size} "
+        f"processes ({place.source}), and each that makes this call does the whole work: to work "
+        f"together, pass {show(None)} as the first argument"
+    )
+    on_event(Note(text))
 
 
 def launcher_of(target: Any) -> LocalLauncher | None:

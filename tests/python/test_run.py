@@ -146,6 +146,25 @@ def test_the_ports_are_held_for_the_rank(write: Any) -> None:
     assert run("-w", "1", "script.py").stdout == "[0] 98\n[0] listens\n"
 
 
+def test_ranks_that_start_workers_of_their_own_are_told_once_how_to_train_together(
+    write: Any,
+) -> None:
+    write(
+        "from pybackend import barrier_run\n"
+        "for _ in range(2):\n"
+        "    print(barrier_run('local', lambda context: context.world_size, workers=1))"
+    )
+    shown = run("-w", "2", "script.py")
+    assert lines(shown.stdout, 0) == [
+        "note: 'local' starts workers for this process only. This is one of 2 processes "
+        "(TF_CONFIG), and each that makes this call does the whole work: to work together, pass "
+        "None as the first argument",
+        "[1]",
+        "[1]",
+    ]
+    assert lines(shown.stdout, 1) == ["[1]", "[1]"]
+
+
 def test_a_module_and_an_r_file(write: Any) -> None:
     write("print('module', RANK, sys.argv[1:])", "part.py")
     write("cat('R', Sys.getenv('RANK'), commandArgs(TRUE), '\\n')", "script.R")
