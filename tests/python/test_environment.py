@@ -42,7 +42,11 @@ from pybackend.launchers.environment.archive import (
     pack_environment_of,
     read_packed,
 )
-from pybackend.launchers.environment.contents import describe_environment, list_entries
+from pybackend.launchers.environment.contents import (
+    describe_environment,
+    find_python,
+    list_entries,
+)
 from pybackend.launchers.environment.installing import (
     Installation,
     Interpreter,
@@ -334,6 +338,14 @@ def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_
     (site / "gone.py").unlink()
     with pytest.raises(InputError, match=r"`environment` cannot be packed: .*gone\.py"):
         make_manifest(facts, entries)
+
+
+def test_the_folder_of_an_environment_can_be_relative(
+    small: Path, packed: PackedEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(small.parent)
+    facts = describe_environment(find_python(small.name))
+    assert make_manifest(facts, list_entries(facts)).digest == packed.digest
 
 
 def test_a_path_that_cannot_be_written_is_named_at_once(small: Path, tmp_path: Path) -> None:

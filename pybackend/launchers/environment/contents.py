@@ -305,4 +305,4 @@ def find_python(environment: str) -> str:
         raise InputError(
             f"`environment` is the folder {show(environment)}, which has no bin/python"
         )
-    return str(python)
+    return os.path.abspath(python)  # it is started in another folder
