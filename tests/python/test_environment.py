@@ -340,6 +340,19 @@ def test_links_to_folders_above_are_left_out_and_unreadable_files_are_named(tmp_
         make_manifest(facts, entries)
 
 
+def test_files_of_a_cluster_started_from_its_pyspark_are_left_out(tmp_path: Path) -> None:
+    python = python_with(tmp_path, *SMALL)
+    facts = describe_environment(str(python))
+    before = list_entries(facts)
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    for name in ("work/app-1/0/stderr", "work/app-1/0/app.jar", "logs/master.out", "conf.py"):
+        path = site / "pyspark" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    added = {entry.name for entry in list_entries(facts)} - {entry.name for entry in before}
+    assert {Path(name).name for name in added} == {"conf.py"}
+
+
 def test_the_folder_of_an_environment_can_be_relative(
     small: Path, packed: PackedEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,8 @@ _FIND_SITE = "import site; print(site.getsitepackages(['/'])[0].lstrip('/'))"
 # Parts of the standard library and of packages that no worker uses.
 _UNUSED_LIBRARY = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages")
 _UNUSED = ("tensorflow/include", "pyspark/jars", "pyspark/examples", "pyspark/tests")
+# Where a master and workers that are started from PySpark write: it grows with each application.
+_OF_CLUSTER = ("pyspark/work", "pyspark/logs")
 # The machine's own C library must fit its kernel and its other libraries.
 _OF_SYSTEM = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|util|pthread|resolv|nsl|anl)\.so)")
 # Extension modules with large libraries for displays.
@@ -164,7 +166,7 @@ def list_entries(facts: EnvironmentFacts) -> list[Entry]:
         _list_interpreter(facts),
         _walk(facts.library, facts.library_name, facts.cache_tag, _UNUSED_LIBRARY),
         *(_walk(path, f"{facts.library_name}/lib-dynload", "", ()) for path in facts.extensions),
-        *(_walk(path, facts.site, facts.cache_tag, _UNUSED) for path in facts.sites),
+        *(_walk(path, facts.site, facts.cache_tag, _UNUSED + _OF_CLUSTER) for path in facts.sites),
         _list_scripts(facts),
     ):
         for entry in found:
