@@ -35,6 +35,7 @@ from pybackend import (
     barrier_train,
 )
 from pybackend.job.job import EvaluationJob, FunctionJob, Job
+from pybackend.job.messages import Note
 from pybackend.launchers.environment import serving
 from pybackend.launchers.environment.archive import (
     PackedEnvironment,
@@ -56,6 +57,7 @@ from pybackend.launchers.environment.installing import (
 )
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
+from pybackend.launchers.slurm.launcher import _install
 from pybackend.launchers.spark import barrier
 from pybackend.launchers.spark.environment import _place
 
@@ -415,6 +417,16 @@ def test_a_host_that_cannot_run_it_is_named(
     check_host(packed, os.uname().machine, "glibc 2.99", "host7")
     with pytest.raises(ClusterError, match=problem):
         check_host(packed, machine, libc, "host7")
+
+
+def test_slurm_names_an_environment_that_it_unpacks_and_not_one_that_it_finds(
+    packed: PackedEnvironment, tmp_path: Path
+) -> None:
+    said: list[Any] = []
+    first = _install(packed, tmp_path, said.append)
+    assert said == [Note(f"unpacking the Python environment in {tmp_path}")]
+    assert _install(packed, tmp_path, said.append) == first
+    assert len(said) == 1
 
 
 def job_in(environment: Any, kind: type[Job] = FunctionJob) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from pybackend.launchers.base import (
     reject_fork_server,
 )
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.environment.installing import install_here, read_blocks
+from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
@@ -198,11 +199,7 @@ class SlurmLauncher:
         except OSError as error:
             raise InputError(f"`folder` of slurm(), {settings.folder}: {error}") from error
         if packed := pack_for(job, lambda text: on_event(Note(text))):
-            # The nodes share this folder.
-            on_event(Note(f"unpacking the Python environment in {settings.folder}"))
-            blocks = read_blocks(packed.path)
-            found = install_here(packed, blocks, str(settings.folder / _ENVIRONMENTS))
-            settings = replace(settings, interpreter=found)
+            settings = replace(settings, interpreter=_install(packed, settings.folder, on_event))
         with swept_folder(str(settings.folder)) as folder:
             if isinstance(job, TrainingJob) and job.is_elastic:
                 _pack(Member(job, files, None, token, None, False), folder, datasets)
@@ -223,6 +220,16 @@ class SlurmLauncher:
 
 def _choose_python() -> str:
     return f"specify a Python that all nodes have: {call_of('slurm', python=...)}"
+
+
+def _install(packed: PackedEnvironment, folder: Path, on_event: Emit) -> Interpreter:
+    """Return the Python of an environment in a job folder, which the nodes share."""
+
+    def blocks() -> Iterator[bytes]:
+        on_event(Note(f"unpacking the Python environment in {folder}"))
+        yield from read_blocks(packed.path)
+
+    return install_here(packed, blocks(), str(folder / _ENVIRONMENTS))
 
 
 def _pack(member: Member, folder: Path, datasets: DataSets) -> None:
