@@ -28,7 +28,13 @@ from pybackend.api.result import TrainResult
 from pybackend.data.files import hide_password
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
-from pybackend.job.messages import EpochEnded, StopTraining
+from pybackend.job.messages import (
+    EpochEnded,
+    Event,
+    Note,
+    PrintedLine,
+    StopTraining,
+)
 from pybackend.words import Code, call_of, either, show
 
 _END_SECONDS = 60.0
@@ -120,7 +126,8 @@ class DetachedJob:
     def wait(self, timeout: float | None = None, *, verbose: int | None = None) -> Status:
         """Wait until the job has ended, show its progress, and return its status.
 
-        Ctrl-C only ends the waiting.
+        Of the epochs that have ended before, it shows the last one; `logs` returns all. Ctrl-C only
+        ends the waiting.
 
         Parameters
         ----------
@@ -139,16 +146,19 @@ class DetachedJob:
         narrate = Narrator(display)
         try:
             with display:
-                if self._shown == 0:
+                # First: then the log is complete.
+                status: Status = patiently(lambda: self._folder.status)
+                if self._shown == 0 and status == "running":
                     display.begin(describe_start(self._folder.submitted, job), job)
+                is_past = True
                 while True:
-                    # First: then the log is complete.
-                    status: Status = patiently(lambda: self._folder.status)
-                    self._follow(narrate, patiently)
+                    self._follow(narrate, patiently, is_past)
+                    is_past = False
                     if status != "running" or (deadline and time.monotonic() > deadline):
                         display.ended(status)
                         return status
                     time.sleep(self._folder.look_seconds)
+                    status = patiently(lambda: self._folder.status)
         except KeyboardInterrupt:
             again = call_of("attach_job", Code(show(self.id)))
             end = either(".cancel()", "job_cancel()")
@@ -156,10 +166,10 @@ class DetachedJob:
             print(text, file=sys.stderr)
             raise
 
-    def _follow(self, narrate: Narrator, patiently: _Patiently) -> None:
+    def _follow(self, narrate: Narrator, patiently: _Patiently, is_past: bool) -> None:
         read = self._folder.read_events
         events, self._shown = patiently(partial(read, self._shown))
-        for event in events:
+        for event in _select_past(events) if is_past else events:
             narrate(event)
         if not self._observers or self._shown <= self._observed:
             return
@@ -256,6 +266,13 @@ class DetachedJob:
     def _check_exists(self) -> None:
         if not self._folder.exists:
             raise InputError(f"the job {self.id} was removed: there is no folder {self.folder}")
+
+
+def _select_past(events: Sequence[Event]) -> list[Event]:
+    """Return what to show of the past: notes, workers' lines, and the last epoch."""
+    epochs = [event for event in events if isinstance(event, EpochEnded) and event.rank == 0]
+    last = epochs[-1:]
+    return [event for event in events if isinstance(event, Note | PrintedLine) or event in last]
 
 
 def _call_patiently(seconds: float, deadline: float | None, call: Callable[[], Any]) -> Any:

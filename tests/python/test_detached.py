@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ from object_store import object_store
 
 import pybackend
 from pybackend import ClusterError, DetachedJob, InputError, Observer, WorkerFailedError
+from pybackend.api.job_folder import EventLog, JobFolder, new_folder
+from pybackend.api.progress import epoch_line
 from pybackend.cli import main
+from pybackend.job.job import TrainingJob
+from pybackend.job.messages import EpochEnded, Event, Note
 
 MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
 
@@ -152,6 +157,33 @@ def test_an_error_is_that_of_the_ordinary_call() -> None:
     assert "no model today" in caught.value.worker_traceback
     assert job.status == "failed"
     assert "no model today" in repr(job)
+
+
+def epochs(first: int, end: int) -> list[Event]:
+    return [EpochEnded(number, 500, 1.0, {"loss": 0.5}) for number in range(first, end)]
+
+
+def finished(folder: Path, events: Sequence[Event]) -> JobFolder:
+    """Return the folder of a job with these events."""
+    folder.mkdir(0o700)
+    with new_folder(folder) as (found, _):
+        found.submit("processes of this machine", 2, 500, None)
+        found.job.write_text(TrainingJob(2, epochs=500).to_json())
+        log = EventLog(found)
+        for event in events:
+            log(event)
+        found.end("finished")
+        return found.publish()
+
+
+def test_a_result_that_is_there_shows_notes_and_the_last_epoch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "no audit in this test"
+    job = pybackend.attach_job(finished(folder, [*epochs(1, 99), Note(note), *epochs(99, 501)]).id)
+    assert job.wait(verbose=1) == "finished"
+    assert capsys.readouterr().out.splitlines() == [f"note: {note}", epoch_line(*epochs(500, 501))]
+    assert len(job.logs()) == 501
 
 
 def test_cancel_leaves_nothing_but_the_folder(tmp_path: Path, folder: Path) -> None:
