@@ -241,6 +241,7 @@ def _doctor(options: argparse.Namespace) -> int:
         options.fail("--workers and --conf need --master")
     facts = doctor()
     problems, verdict = facts.pop("problems"), facts.pop("verdict")
+    del facts["rpy2_problem"]  # one of the problems
     for name, value in facts.items():
         print(f"{name:15} {_show(value)}")
     for problem in problems:

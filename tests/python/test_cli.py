@@ -86,6 +86,7 @@ def test_doctor_shows_this_machine(capsys: Any) -> None:
     assert shown["python"] == sys.executable
     assert shown["version"] == pybackend.__version__
     assert {"tensorflow", "keras", "pyspark", "java", "cores", "memory_gb", "gpus"} <= set(shown)
+    assert not any("problem" in name for name in shown)
     assert status == (1 if len(shown) < len(lines) else 0)
     assert verdict.startswith("ready" if status == 0 else ("ready on this machine;", "not ready:"))
 
