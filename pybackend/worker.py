@@ -296,6 +296,7 @@ def _report_training(worker: WorkerProcess[TrainingJob], trained: Training) -> W
     return worker.report(
         rows=trained.rows,
         steps=trained.steps,
+        by_worker=trained.by_worker,
         seconds=trained.seconds,
         waited=trained.waited,
         step_times=trained.step_times,

@@ -232,7 +232,7 @@ class Live(Lines):
 
     def begin(self, text: str, job: Job) -> None:
         """Show the bar."""
-        self._workers = counted(job.workers, "worker")
+        self._workers = counted(dict(job.roles).get("worker", job.workers), "worker")
         self.line(text)
         self._progress.start()
         self._task = self._progress.add_task(f"{self._workers}  starting", total=None, values="")

@@ -14,7 +14,6 @@ from typing import Any
 from pybackend.api.display import Display, choose_display, choose_lines
 from pybackend.api.observer import Observers
 from pybackend.api.rendering import show_loss
-from pybackend.job.arguments import counted
 from pybackend.job.job import LOGGER, Job, TrainingJob
 from pybackend.job.messages import (
     Answer,
@@ -27,6 +26,7 @@ from pybackend.job.messages import (
     StepEnded,
     Waits,
 )
+from pybackend.job.roles import describe_processes
 from pybackend.launchers import Launcher
 
 # Workers that wait for the same one report it within seconds, then not again for a minute.
@@ -81,7 +81,8 @@ def say(text: str, verbose: int) -> None:
 def describe_start(launcher: Any, job: Job) -> str:
     """Describe the start, e.g. ``Starting 3 workers: processes of this machine ...``."""
     where = getattr(launcher, "where", None)
-    return f"Starting {counted(job.workers, 'worker')}{f': {where}' if where else ''} ..."
+    started = describe_processes(job.roles, job.workers)
+    return f"Starting {started}{f': {where}' if where else ''} ..."
 
 
 def epoch_line(event: EpochEnded) -> str:

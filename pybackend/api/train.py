@@ -36,8 +36,9 @@ from pybackend.job.options import (
     ParameterServer,
     ScaleLearningRate,
 )
-from pybackend.job.report import read_metrics
+from pybackend.job.report import WorkerReport, read_metrics
 from pybackend.job.resources import Resources
+from pybackend.job.roles import ranks_of
 from pybackend.launchers import Outcome
 from pybackend.model.serialization import sha256_of
 
@@ -457,7 +458,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
         **(trained_on.summary if isinstance(trained_on, TableRows) else {}),
         model_sha256=digest,
         history=history,
-        workers=[replace(report, value=None, inputs=None) for report in outcome.reports],
+        workers=_list_workers(job, outcome.reports),
         seconds=sum(seconds.values()),
         parts=seconds,
         seed=job.seed,
@@ -472,6 +473,15 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
         fetch=read_model_file,
         decode=decode,
     )
+
+
+def _list_workers(job: TrainingJob, reports: Sequence[WorkerReport]) -> list[WorkerReport]:
+    """Return the reports as in a result: the chief reports the steps of asynchronous workers."""
+    steps = dict(zip(ranks_of(job.roles, "worker"), reports[0].by_worker, strict=False))
+    return [
+        replace(one, value=None, inputs=None, by_worker=(), steps=steps.get(one.rank, one.steps))
+        for one in reports
+    ]
 
 
 def _check_model(outcome: Outcome, uri: str | None) -> tuple[str, bytes, str]:

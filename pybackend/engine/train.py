@@ -46,6 +46,7 @@ class Training:
     step_times: StepTimes | None = None
     audit: Audit | None = None
     discard: Callable[[], None] | None = None
+    by_worker: tuple[int, ...] = ()
 
 
 def train(

@@ -128,7 +128,9 @@ class WorkerReport:
         Number of rows in its shard. Each row is used exactly once per epoch, unless
         ``steps_per_epoch`` ends epochs earlier.
     steps
-        Number of optimizer steps.
+        Number of optimizer steps. In asynchronous training, the chief has those of all workers.
+    by_worker
+        Steps of each worker, in the chief's report of asynchronous training; empty in a result.
     seconds
         Wall time of the work itself, without start-up.
     waited
@@ -156,6 +158,7 @@ class WorkerReport:
     pid: int
     rows: int = 0
     steps: int = 0
+    by_worker: tuple[int, ...] = ()
     seconds: float = 0.0
     waited: float | None = None
     step_times: StepTimes | None = None

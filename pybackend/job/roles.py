@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pybackend.errors import InputError
-from pybackend.job.arguments import check_whole_number
+from pybackend.job.arguments import check_whole_number, counted
 from pybackend.tf_config import ROLES, make_tf_config
 from pybackend.words import show
 
@@ -82,6 +82,15 @@ def config_of(roles: Roles, addresses: Sequence[str], rank: int) -> str:
     if role != "evaluator":
         del by_role["evaluator"]
     return make_tf_config(by_role.pop("worker"), index, role=role, **by_role)
+
+
+def describe_processes(roles: Roles, workers: int) -> str:
+    """Return the processes of a training, e.g. ``2 workers, a chief and 1 parameter server``."""
+    if not roles:
+        return counted(workers, "worker")
+    counts = dict(roles)
+    servers = counted(counts["ps"], "parameter server")
+    return f"{counted(counts['worker'], 'worker')}, a chief and {servers}"
 
 
 def ranks_that_lead(roles: Roles, workers: int) -> set[int]:

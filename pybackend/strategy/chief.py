@@ -124,14 +124,16 @@ def _train(
             if job.is_observed and answers.wait_for_epoch(epoch + 1):
                 break
     seconds = time.monotonic() - began
-    emit(Note(_describe_steps(job, steps.by_worker)))
+    by_worker = steps.by_worker
+    emit(Note(_describe_steps(job, by_worker)))
     keeping.finish()
     with pointing_to(job.checkpoint):
         digest = write_model(loaded, plan, folder, job.model_uri, emit)
     return Training(
         history=keeping.history,
         rows=counts["train"][0],
-        steps=sum(steps.by_worker),
+        steps=sum(by_worker),
+        by_worker=tuple(by_worker),
         seconds=seconds,
         weights_sha256=hash_weights(model),
         model_sha256=digest,

@@ -31,7 +31,7 @@ from pybackend.api.display import (
     show_seconds,
 )
 from pybackend.api.observer import Observers
-from pybackend.api.progress import epoch_line, following, printer
+from pybackend.api.progress import describe_start, epoch_line, following, printer
 from pybackend.job.codec import encode
 from pybackend.job.job import Job, PredictionJob, TrainingJob
 from pybackend.job.messages import (
@@ -283,6 +283,14 @@ def test_a_log_shows_steps_of_a_long_epoch_at_growing_intervals(capsys: Any) -> 
     ]
     assert train(2, 299) == []
     assert train(3, 301) == ["epoch 3: step 16093 of 40000, 54 steps/s, 7 min left"]
+
+
+def test_the_processes_that_start_are_named() -> None:
+    roles = (("chief", 1), ("worker", 2), ("ps", 1))
+    assert describe_start(None, TrainingJob(4, roles=roles)) == (
+        "Starting 2 workers, a chief and 1 parameter server ..."
+    )
+    assert describe_start(None, TrainingJob(4)) == "Starting 4 workers ..."
 
 
 def test_a_step_that_takes_long_has_no_speed(capsys: Any) -> None:
