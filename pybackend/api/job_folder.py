@@ -321,15 +321,13 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     tuple
         The folder, and the descriptor of the lock, which is closed after the block.
     """
-    try:
+    with _naming_unwritable(root):
         root.mkdir(0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"{show(str(root))} cannot be created: {error.strerror}"
-        raise InputError(f"jobs need a folder, but {reason}") from error
     remove_unfinished(root)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = JobFolder(root / f"{_UNFINISHED}{name}")
-    folder.path.mkdir(0o700)
+    with _naming_unwritable(root):
+        folder.path.mkdir(0o700)
     try:
         folder.check_private()
         descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -341,6 +339,18 @@ def new_folder(root: Path) -> Iterator[tuple[JobFolder, int]]:
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _naming_unwritable(root: Path) -> Iterator[None]:
+    """Raise an error that names the setting for the folder if it cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"the files of a job cannot be written to {show(str(root))} ({error.strerror}): pass "
+            f"another folder as `detach`, or set {VARIABLE} to it"
+        ) from error
 
 
 def _lock(descriptor: int, root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -295,6 +296,19 @@ def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: 
 def test_an_unknown_job_is_named() -> None:
     with pytest.raises(InputError, match="there is no job 'abc'"):
         pybackend.attach_job("abc")
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("/dev/null/jobs", "Not a directory"), ("/proc/self", "No such file or directory")],
+)
+def test_a_place_that_cannot_be_written_to_names_the_setting(place: str, reason: str) -> None:
+    expected = (
+        f"the files of a job cannot be written to '{place}' ({reason}): pass another folder as "
+        "`detach`, or set TFDIST_JOBS to it"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
+        submit(detach=place)
 
 
 def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:
