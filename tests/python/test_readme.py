@@ -32,6 +32,8 @@ GUIDES = {
         "recovery",
         "bench-scale",
         "databases",
+        "detached",
+        "strategies",
     ],
 }
 
@@ -119,5 +121,6 @@ def test_the_guides_run_from_top_to_bottom(needs: str, tmp_path: Path) -> None:
     # One process, so that TensorFlow is imported once.
     (tmp_path / "all.py").write_text("\n".join(["import runpy", *programs]))
     spark = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    shown = run([sys.executable, "all.py"], tmp_path, **spark)
+    jobs = {"TFDIST_JOBS": str(tmp_path / "jobs")}
+    shown = run([sys.executable, "all.py"], tmp_path, **spark, **jobs)
     assert ".pred_class" in shown
