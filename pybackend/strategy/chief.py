@@ -29,7 +29,7 @@ from pybackend.engine.validation import build_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.checkpoint import pointing_to
 from pybackend.job.job import TrainingJob, argument_of
-from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note
+from pybackend.job.messages import Answers, Begun, Emit, EpochEnded, Note, Phase
 from pybackend.job.report import Audit
 from pybackend.job.roles import ranks_of
 from pybackend.machine.capacity import count_cores
@@ -90,6 +90,7 @@ def train_as_chief(
 def _train(
     strategy: Any, job: TrainingJob, folder: Path, counts: Counts, emit: Emit, answers: Answers
 ) -> Training:
+    emit(Phase("loading the model"))
     # In this process, to check the model on rows, to evaluate and to save it.
     loaded = load_job_model(job, folder)
     model = loaded.model
@@ -109,6 +110,7 @@ def _train(
     steps = Steps(strategy, shared, model, rows, written.spec, job)
     validation = _validation(model, folder, job, counts)
     emit(Begun())
+    emit(Phase("taking the first steps"))
     began = time.monotonic()
     with steps.exact_iterations():
         for epoch in range(keeping.epoch, job.epochs):

@@ -20,7 +20,7 @@ from pybackend.errors import ClusterError
 from pybackend.function.call import take_part
 from pybackend.job.context import Gather
 from pybackend.job.job import TrainingJob
-from pybackend.job.messages import Answers, Emit, Order
+from pybackend.job.messages import Answers, Emit, Order, Phase
 from pybackend.job.roles import config_of
 from pybackend.net.dialing import find_unreachable
 from pybackend.strategy.chief import start_server, train_as_chief
@@ -49,12 +49,14 @@ def train_asynchronously(
     answers
         Messages from observers of the training run to the chief.
     """
+    emit(Phase("reading the data"))
     os.environ["TF_CONFIG"] = config_of(job.roles, order.reserved, rank)
     read_sources(job, rank, folder, order)
     began = time.monotonic()
     done: dict[str, Any] = {}
 
     def call(gather: Gather) -> Training:
+        emit(Phase("connecting to the other workers"))
         # TensorFlow's servers would wait for each other forever.
         others = [other for other in range(job.workers) if other != rank]
         if unreachable := find_unreachable(order.reserved, rank, others):
