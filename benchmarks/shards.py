@@ -4,15 +4,23 @@ Adam has 2 P bytes of state for P bytes of weights; in N parts, a worker has 2 P
 measured in the same rounds as the whole state on every worker, and compared with this arithmetic.
 The larger network is trained once, by 2 workers: 4 with the whole state need more than 24 GiB.
 The peak does not include worker 0, which writes the model.
+
+``python benchmarks/shards.py peaks`` measures the peaks of all workers until they end, with the
+audit and without, for docs/machines.md.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import resource
+import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,5 +119,49 @@ def measure(rounds: int) -> dict[str, dict[str, Figures]]:
     return tables
 
 
+def measure_peaks() -> dict[str, list[float]]:
+    """Return each worker's peak of resident memory in GiB, until it ends, by kind of training."""
+    os.environ["TFDIST_FORK_SERVER"] = "0"
+    found = {}
+    for layers, title in ((0, "a tiny network"), (CASES[0][1], "49 million weights")):
+        for is_sharded, is_audited in itertools.product((False, True), (True, False)):
+            how = f"{'in parts' if is_sharded else 'whole'}, audit={is_audited}"
+            found[f"{title}, {how}"] = _watch_peaks(layers, is_sharded, is_audited)
+    return found
+
+
+def _watch_peaks(layers: int, is_sharded: bool, is_audited: bool) -> list[float]:
+    peaks: dict[int, float] = {}
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/status"):
+                with suppress(OSError):  # the process has ended
+                    if high := re.search(r"VmHWM:\s+(\d+) kB", path.read_text()):
+                        peaks[int(path.parent.name)] = int(high[1]) / 2**20
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        rng = np.random.default_rng(0)
+        rows = BATCH * STEPS * 2
+        result = pybackend.barrier_train(
+            "local",
+            partial(network, layers),
+            (rng.random((rows, large.WIDTH), "float32"), rng.random((rows, 1), "float32")),
+            workers=2,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            exchange=Exchange(shard_optimizer=is_sharded, audit=is_audited),
+            verbose=0,
+        )
+    finally:
+        has_ended.set()
+        watching.join()
+    return [round(peaks[worker.pid], 2) for worker in result.workers]
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure(1), indent=1))
+    measured = measure_peaks() if sys.argv[1:] == ["peaks"] else measure(1)
+    print(json.dumps(measured, indent=1))
