@@ -9,11 +9,11 @@ from typing import Any
 
 from pybackend.data.checkpoint_store import Manifest
 from pybackend.data.sharding import is_sharded_evenly
+from pybackend.data.structures import Difference, list_differences
 from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
 from pybackend.job.options import LocalSteps, ParameterServer
-from pybackend.model.structure import Difference, list_differences
 from pybackend.words import call_of, setting, show, term
 
 _SETTINGS = (

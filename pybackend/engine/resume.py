@@ -17,6 +17,7 @@ from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, Sav
 from pybackend.data.files import check_writable
 from pybackend.data.rows import Rows, ShardedRows
 from pybackend.data.state_file import decode_state, encode_state
+from pybackend.data.structures import shorten
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import Lifecycle, Start, build_what_is_restored, wait_for_all
@@ -35,7 +36,7 @@ from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
 from pybackend.job.report import Generation, resume_generations
 from pybackend.model.compare import hash_weights
-from pybackend.model.structure import describe_structure, shorten
+from pybackend.model.structure import describe_structure
 from pybackend.words import show
 
 # Rows that are compared: a file of other rows differs in these, too.

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.collective import Collective, is_true_anywhere
+from pybackend.data.structures import digest_text
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
 from pybackend.model.layers import find_layers, find_optimizers, find_variables
-from pybackend.model.structure import describe_structure, digest_text
+from pybackend.model.structure import describe_structure
 
 # The state of these is each worker's own.
 _EACH_WORKERS = (tf.random.Generator, keras.random.SeedGenerator, keras.metrics.Metric)

@@ -42,7 +42,7 @@ from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
 from pybackend.launchers.processes import StallWatch, end_marked, signal_group
-from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.machine.janitor import swept_folder
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
 from pybackend.words import call_of, setting

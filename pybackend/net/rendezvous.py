@@ -18,6 +18,9 @@ from pybackend.words import show
 
 _RETRY_SECONDS = 0.05
 
+# Below the ports for outgoing connections, from 32768 on, and above those of most services.
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
 
 def new_token() -> str:
     """Create a random secret for one job: 256 bits, hexadecimal."""
@@ -102,6 +105,11 @@ def split_address(peer: str) -> tuple[str, int]:
     """Split ``host:port``, and remove brackets around an IPv6 address."""
     host, _, port = peer.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def pick_port(number: int) -> int:
+    """Return the port for the group with this number, the same in all of its processes."""
+    return _FIRST_PORT + number % _PORTS
 
 
 def connect(address: str, token: str, rank: int, purpose: str, seconds: float) -> Stream:

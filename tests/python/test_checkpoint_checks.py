@@ -16,11 +16,12 @@ from pybackend.data.checkpoint_checks import (
     find_rate_change,
 )
 from pybackend.data.checkpoint_store import Manifest, Part
+from pybackend.data.structures import digest_text, shorten
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation
-from pybackend.model.structure import describe_config, digest_text, shorten
+from pybackend.model.structure import describe_config
 
 JOB = TrainingJob(2, epochs=3, seed=5, batches=(20, 20, 10))
 

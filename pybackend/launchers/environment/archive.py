@@ -30,8 +30,8 @@ from pybackend.launchers.environment.contents import (
     list_entries,
     read_code,
 )
-from pybackend.launchers.remote.janitor import end_sweep, sweep
 from pybackend.machine.capacity import count_cores
+from pybackend.machine.janitor import end_sweep, sweep
 from pybackend.words import either, show
 
 # The first file in a packed environment.

@@ -29,7 +29,7 @@ from pybackend.launchers.environment.contents import (
     find_python,
     list_entries,
 )
-from pybackend.launchers.remote.janitor import end_sweep, sweep
+from pybackend.machine.janitor import end_sweep, sweep
 from pybackend.words import setting, show
 
 

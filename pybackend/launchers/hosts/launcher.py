@@ -39,9 +39,9 @@ from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
 from pybackend.launchers.remote.elastic_task import POST, Post
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
+from pybackend.machine.janitor import swept_folder
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of, show

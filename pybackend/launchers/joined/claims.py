@@ -19,9 +19,10 @@ import pybackend
 from pybackend.data.arrays import count_rows
 from pybackend.data.ragged import Ragged
 from pybackend.data.sources import FileRows
+from pybackend.data.structures import digest_text
 from pybackend.job.codec import encode
 from pybackend.job.job import EXTRAS, MODEL_FILE, SOURCE, Job, TrainingJob, argument_of
-from pybackend.model.structure import describe_config, digest_text
+from pybackend.model.structure import describe_config
 from pybackend.words import show
 
 # These may differ: only the first process writes files, and the rest concerns one process only.

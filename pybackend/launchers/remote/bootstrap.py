@@ -23,7 +23,7 @@ def main(sweep: str, wanted: str, task: str, machine: Any) -> None:
     Parameters
     ----------
     sweep
-        Shell text of `pybackend.launchers.remote.janitor`.
+        Shell text of `pybackend.machine.janitor`.
     wanted
         Names of required packages, separated by spaces.
     task

@@ -15,7 +15,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.codec import read_fields
 from pybackend.launchers.package_files import library_files
 from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.janitor import SWEEP
+from pybackend.machine.janitor import SWEEP
 from pybackend.machine.shares import Machine
 
 LIBRARY = "lib"

@@ -15,7 +15,7 @@ from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by
 from pybackend.launchers.hosts.ssh import Ssh
 from pybackend.launchers.script.messages import check_script, check_temporary, read_script
 from pybackend.launchers.script.plan import HERE, HostRanks, ScriptRun, SshSite, split_variable
-from pybackend.launchers.slurm.step_site import find_step_site
+from pybackend.launchers.script.slurm_site import find_step_site
 from pybackend.machine.identity import is_loopback, own_address
 from pybackend.net.rendezvous import split_address
 from pybackend.net.secret import FILE_VARIABLE, VARIABLE, find_secret

@@ -15,8 +15,8 @@ from pybackend.launchers.processes import adopt_orphans, end_descendants
 from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
+from pybackend.launchers.script.slurm_site import StepSite, describe_step
 from pybackend.launchers.slurm.batch import requeue_preempted
-from pybackend.launchers.slurm.step_site import StepSite, describe_step
 from pybackend.machine.processes import list_children
 from pybackend.machine.shares import share_of_machine
 

@@ -29,7 +29,6 @@ from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.elastic_site import RemoteSite
-from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
 from pybackend.launchers.slurm.elastic import describe_shared, open_way
@@ -44,6 +43,7 @@ from pybackend.launchers.slurm.settings import (
 from pybackend.launchers.slurm.submission import SCRIPT, describe_job, describe_script, submitted
 from pybackend.launchers.slurm.watch import JobFiles
 from pybackend.machine.identity import own_address
+from pybackend.machine.janitor import swept_folder
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of

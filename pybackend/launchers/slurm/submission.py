@@ -13,11 +13,11 @@ from pybackend.job.messages import Emit
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.remote.bundle import LIBRARY
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.remote.janitor import guarded
 from pybackend.launchers.slurm.batch import batch_script, srun
 from pybackend.launchers.slurm.queue import notice_seconds, signal_option, submit
 from pybackend.launchers.slurm.settings import SlurmSettings
 from pybackend.launchers.slurm.watch import JobFiles, SlurmWatch
+from pybackend.machine.janitor import guarded
 from pybackend.net.meeting import MeetingServer
 
 SCRIPT = "job.sh"

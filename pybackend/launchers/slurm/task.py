@@ -16,11 +16,10 @@ import cloudpickle
 
 from pybackend.errors import ClusterError
 from pybackend.job.notice import Notice
-from pybackend.launchers.joined.place import hosts_by_rank
 from pybackend.launchers.member import check_allotted, choose_variables
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteGroup, RemoteTask, take_part
-from pybackend.launchers.slurm.step import count_cores
+from pybackend.launchers.slurm.nodes import count_cores, hosts_by_rank
 from pybackend.machine.identity import own_address
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import split_address

@@ -32,10 +32,10 @@ from pybackend.job.job import FEED_TOKEN
 from pybackend.job.messages import Announced, Event
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
-from pybackend.launchers.remote.janitor import sweep
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.spark.barrier_task import BarrierGroup
 from pybackend.launchers.spark.environment_task import SparkEnvironment
+from pybackend.machine.janitor import sweep
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from pybackend.launchers.joined.place import hosts_by_rank, step_port
-from pybackend.launchers.slurm.nodes import expand_counts
+from pybackend.launchers.slurm.nodes import count_cores, count_local, hosts_by_rank, step_port
 from pybackend.tf_config import make_tf_config
 
 
@@ -17,14 +16,6 @@ def main(*command: str) -> NoReturn:
     os.environ.update(group_variables(os.environ))
     sys.stdout.flush()
     os.execvp(command[0], command)  # noqa: S606 (the purpose)
-
-
-def count_cores(environment: Mapping[str, str]) -> int:
-    """Return this task's number of cores: as requested, or its share of the job's cores here."""
-    if "SLURM_CPUS_PER_TASK" in environment:
-        return int(environment["SLURM_CPUS_PER_TASK"])
-    own = _count_local(environment)
-    return max(1, int(environment.get("SLURM_CPUS_ON_NODE") or 1) // own)
 
 
 def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -45,14 +36,8 @@ def group_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "RANK": str(rank),
         "WORLD_SIZE": str(len(hosts)),
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(_count_local(environment)),
+        "LOCAL_WORLD_SIZE": str(count_local(environment)),
         "TFDIST_RESTART": str(sum(map(int, restarts))),
         "TF_NUM_INTRAOP_THREADS": environment.get("TF_NUM_INTRAOP_THREADS", cores),
         "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", cores),
     }
-
-
-def _count_local(environment: Mapping[str, str]) -> int:
-    """Return the number of the step's tasks on this node."""
-    counts = expand_counts(environment["SLURM_STEP_TASKS_PER_NODE"])
-    return counts[int(environment.get("SLURM_NODEID") or 0)]

@@ -21,9 +21,9 @@ from pybackend.launchers.script.messages import (
     own_python,
 )
 from pybackend.launchers.script.plan import NAMES
+from pybackend.launchers.script.slurm_site import step_command
 from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.launchers.slurm.queue import ask
-from pybackend.launchers.slurm.step_site import step_command
 from pybackend.net.rendezvous import new_token
 
 # The whole step, in place of a rank.

@@ -19,7 +19,7 @@ class StepSite(HostRanks):
     """All ranks, on nodes that Slurm chooses from the allocation."""
 
     def command(self) -> list[str]:
-        return run_here("launchers.slurm.step_agent")
+        return run_here("launchers.script.slurm_agent")
 
 
 def find_step_site(environment: Mapping[str, str], workers: int | None) -> StepSite | None:
@@ -70,7 +70,7 @@ def step_command(
     }
     flags = ["--label", *(["--overlap"] if "SLURM_STEP_ID" in environment else [])]
     words = script.command(sys.executable, "Rscript")
-    return srun(options, [*flags, *run_here("launchers.slurm.step", *words)])
+    return srun(options, [*flags, *run_here("launchers.script.slurm_step", *words)])
 
 
 def describe_step(
