@@ -213,6 +213,6 @@ test_full("a training, a search and a detached job are jobs of the pane", {
   withr::local_envvar(TFDIST_JOBS = withr::local_tempdir())
   detached <- train(detach = TRUE, verbose = 0)
   expect_length(ide$jobs, 0L)
-  capture.output(invisible(job_result(detached)))
+  capture.output(invisible(job_result(detached, verbose = 1)))
   expect_identical(ended()$state, "succeeded")
 })
