@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, cast
 
 from pybackend.errors import InputError
 from pybackend.job.messages import Emit as Emit
@@ -98,6 +99,9 @@ _KNOWN = {
     "pybackend.launchers.spark.barrier": "pyspark",
 }
 
+# Entry points of other packages: functions that return a launcher for a first argument, or None.
+_GROUP = "tfdist.launchers"
+
 
 def launcher_for(target: Any) -> Launcher:
     """Return the launcher for the first argument of a call.
@@ -106,7 +110,8 @@ def launcher_for(target: Any) -> Launcher:
     ----------
     target
         None, which means this machine unless the environment shows that this process is one of
-        several; ``"local"``, a ``pyspark.sql.SparkSession``, or a launcher.
+        several; ``"local"``, a ``pyspark.sql.SparkSession``, a launcher, or what an entry point in
+        the group ``tfdist.launchers`` knows.
 
     Raises
     ------
@@ -120,6 +125,9 @@ def launcher_for(target: Any) -> Launcher:
             found: Launcher | None = importlib.import_module(module).launcher_of(target)
             if found is not None:
                 return found
+    for other in entry_points(group=_GROUP):  # read only if nothing here knows the argument
+        if (made := other.load()(target)) is not None:
+            return cast("Launcher", made)
     kind = type(target).__name__
     shown = show(target) if isinstance(target, (str, int, float)) else f"a {kind}"
     hint = " (pass SparkSession.builder.getOrCreate())" if kind == "SparkContext" else ""
