@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def launcher_of(target):
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a package with an entry point."""
     (tmp_path / "lab_queue.py").write_text(PACKAGE)
     info = tmp_path / "lab_queue-1.0.dist-info"
@@ -34,14 +33,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-queue\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[tfdist.launchers]\nlab = lab_queue:launcher_of\n")
     monkeypatch.syspath_prepend(tmp_path)
-    yield
 
 
 def who(context: Any) -> int:
     return int(context.rank)
 
 
-def test_a_package_may_bring_a_launcher(installed: None) -> None:
+@pytest.mark.usefixtures("installed")
+def test_a_package_may_bring_a_launcher() -> None:
     assert launcher_for("queue://lab").where == "a queue"
     assert pybackend.barrier_run("queue://lab", who, workers=2, verbose=0) == [0, 1]
     with pytest.raises(InputError, match="not 'queue://other'"):
