@@ -61,7 +61,7 @@ abort_python <- function(error, call) {
     message <- sprintf("%s: %s", error$class, error$message)
     message <- c(message, i = traceback_tail(error$traceback))
   } else {
-    message <- error$message
+    message <- as_sentences(error$message)
   }
   abort_tfdist(
     message,
@@ -81,4 +81,45 @@ traceback_tail <- function(traceback, lines = 6L) {
   }
   rows <- strsplit(traceback, "\n", fixed = TRUE)[[1L]]
   paste(utils::tail(rows, lines), collapse = "\n")
+}
+
+# Programs and packages that a message of Python may begin with.
+lower_case_names <- c(
+  "bench-scale",
+  "kubectl",
+  "localhost",
+  "mpirun",
+  "onnxruntime",
+  "pyspark",
+  "reticulate",
+  "sbatch",
+  "sparklyr",
+  "srun",
+  "ssh",
+  "tfdist"
+)
+
+# A message of Python in the style of R: it begins with a capital letter and ends with a full stop,
+# and so does the advice in its last line. Names and code at its beginning stay unchanged.
+as_sentences <- function(message) {
+  lines <- strsplit(message, "\n", fixed = TRUE)[[1L]]
+  if (!length(lines)) {
+    return(message)
+  }
+  if (begins_with_word(lines[[1L]])) {
+    substr(lines[[1L]], 1L, 1L) <- toupper(substr(lines[[1L]], 1L, 1L))
+  }
+  # The second line of a message without paragraphs continues the first.
+  is_whole <- length(lines) == 1L || !nzchar(lines[[2L]])
+  is_sentence <- c(is_whole, startsWith(lines[-1L], "What to do: "))
+  is_open <- is_sentence & grepl("[^.!?:[:space:]]$", lines) & !grepl("://[^[:space:]]*$", lines)
+  lines[is_open] <- paste0(lines[is_open], ".")
+  paste(lines, collapse = "\n")
+}
+
+# FALSE if a text begins with code, a path, or the name of an argument, a program or a package.
+begins_with_word <- function(text) {
+  first <- sub(" .*", "", text)
+  is_word <- grepl("^[a-z]+([-'][a-z]+)*[,:;]?$", first) && !grepl("^[a-z]+ = ", text)
+  is_word && !sub("('s|[,:;])$", "", first) %in% lower_case_names
 }

@@ -78,3 +78,46 @@ def fail(context):
   first <- strsplit(conditionMessage(error), "\n")[[1]][[1]]
   expect_match(first, "failed: `steps` must be a whole number, not \"None\"", fixed = TRUE)
 })
+
+test_that("messages of Python become whole sentences", {
+  lost <- "worker 1 on node failed: ValueError: bad row\n\nTraceback of worker 1:\n  f(x)\n\n"
+  sentences <- c(
+    "the cluster has neither workers nor a chief: list the workers" = "The",
+    "there is no file absent.json" = "There",
+    "plots need matplotlib: run `install_tfdist()`" = "Plots",
+    "a worker's result is damaged: x" = "A",
+    "worker, not chief" = "Worker,",
+    "`steps` must be at least 2, not 0" = "`steps`",
+    "\"b:two\" is not a host" = "\"b:two\"",
+    "workers = 2 asks for two slots" = "workers",
+    "type = \"prob\" needs probabilities" = "type",
+    "worker[0] = 8080 is not text: expected \"host:port\"" = "worker[0]",
+    "s3://models/a is empty" = "s3://models/a",
+    "/tmp/a.h5 is empty" = "/tmp/a.h5",
+    "spark.ssl.enabled is true" = "spark.ssl.enabled",
+    "package() needs a single-column `key`" = "package()",
+    "sparklyr's connection is closed" = "sparklyr's",
+    "srun cannot be started" = "srun",
+    "Keras cannot read it (damaged)" = "Keras"
+  )
+  made <- vapply(names(sentences), as_sentences, "", USE.NAMES = FALSE)
+  expect_identical(sub(" .*", "", made), unname(sentences))
+  expect_match(made, "[^.][.]$")
+  expect_identical(sub("^.", "", made), sub("^.", "", paste0(names(sentences), ".")))
+
+  expect_identical(as_sentences("Is it there?"), "Is it there?")
+  expect_identical(as_sentences("see https://keras.io/api"), "See https://keras.io/api")
+  expect_identical(as_sentences(""), "")
+  expect_identical(as_sentences("\n\nWhat to do: wait"), "\n\nWhat to do: wait.")
+  expect_identical(
+    as_sentences(paste0(lost, "What to do: fix it, then start again")),
+    sub("bad row", "bad row.", sub("w", "W", paste0(lost, "What to do: fix it, then start again.")))
+  )
+  expect_identical(as_sentences("arguments:\n  x: float32"), "Arguments:\n  x: float32")
+})
+
+test_that("errors of Python reach users in R's voice", {
+  skip_if_no_pybackend()
+  error <- expect_error(attach_job("abc"), class = "tfdist_error_input")
+  expect_match(conditionMessage(error), "^There is no job .*[.]$")
+})

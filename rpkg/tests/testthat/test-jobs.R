@@ -50,7 +50,7 @@ test_that("a job outlives its session and gives the fit of the call without deta
 test_that("what has no job is named", {
   skip_if_no_pybackend()
   local_jobs()
-  expect_error(attach_job("abc"), "there is no job", class = "tfdist_error_input")
+  expect_error(attach_job("abc"), "There is no job", class = "tfdist_error_input")
   expect_error(attach_job(1), class = "tfdist_error_input")
   expect_error(job_result("abc"), "`job` must be a job", class = "tfdist_error_input")
   expect_error(submit(detach = 3), "detach", class = "tfdist_error_input")

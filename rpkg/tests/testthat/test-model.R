@@ -18,7 +18,7 @@ test_that("a fit is written as a whole, and read in R and in Python", {
   expect_error(write_model(fit, path), "Use `saveRDS\\(\\)`", class = "tfdist_error_input")
   expect_error(
     read_fit("absent.json"),
-    "there is no file absent.json",
+    "There is no file absent.json",
     class = "tfdist_error_input"
   )
 })

@@ -101,7 +101,7 @@ test_full("an executor without Python says so", {
   withr::local_envvar(PYSPARK_PYTHON = "/nonexistent/python")
   expect_error(
     barrier_apply(sc, function(ctx) 1, workers = 2),
-    "there is no Python at /nonexistent/python",
+    "here is no Python at /nonexistent/python",
     class = "tfdist_error_cluster"
   )
 })

@@ -99,7 +99,7 @@ test_full("trials run at once, with the results of their own trainings", {
   shown <- utils::capture.output(print(trials))
   expect_match(shown[[1L]], "<tfdist_trials> 3 trials \\(2 completed, 1 failed\\), 2 at once")
   expect_match(shown[[3L]], "^ +1 +4 +0\\.1 ")
-  expect_error(best(trials, 2), "trial 2 has no model", class = "tfdist_error_input")
+  expect_error(best(trials, 2), "Trial 2 has no model", class = "tfdist_error_input")
   expect_error(best(trials[1, c("trial", "loss")]), "do not exist any more")
 })
 
