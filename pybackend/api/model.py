@@ -14,7 +14,7 @@ from pybackend.errors import InputError, SerializationError, TfdistError
 from pybackend.job.arguments import describe_stranger
 from pybackend.job.job import EXTRAS, MODEL_DIGESTS, ModelJob, argument_of
 from pybackend.job.pickling import pickle_value
-from pybackend.words import either, setting, show, term
+from pybackend.words import either, setting, show, spoken, term
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
@@ -65,7 +65,12 @@ def encode_model(
         "custom_objects": _add_registered_names(custom_objects),
         "functions": {k: v for k, v in (datasets or {}).items() if isinstance(v, FunctionRows)},
     }
-    if job.model_source == "function":
+    is_built = job.model_source != "function"
+    if spoken() == "R" and (is_built or callbacks or custom_objects):
+        from pybackend.model.r_functions import check_r_functions
+
+        check_r_functions(model if is_built else None, callbacks, custom_objects, job.kind)
+    if not is_built:
         return _encode_extras({**sent, "model": model})
     from pybackend.model.checks import check_model
     from pybackend.model.compare import digest_start

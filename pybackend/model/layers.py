@@ -120,7 +120,7 @@ def find_variables(model: Any, without: tuple[type, ...] = ()) -> list[Any]:
         elif _derives_from_keras(type(part)) or isinstance(part, tf.Module) or _is_of_user(part):
             waiting += flatten(list(vars(part).values()))
         elif inspect.isfunction(part):
-            enclosed = _read_closure(part)
+            enclosed = read_closure(part)
             waiting += [v for v in enclosed if isinstance(v, keras.Variable | tf.Variable)]
     numbers = [v.value for v in (optimizer.variables if optimizer else ()) if len(v.shape) == 0]
     return [*found.values(), *(v for v in numbers if id(v) not in found)]
@@ -133,7 +133,7 @@ def _is_of_user(part: Any) -> bool:
     return is_custom(part) and not type(part).__module__.startswith("pybackend.")
 
 
-def _read_closure(function: Any) -> list[Any]:
+def read_closure(function: Any) -> list[Any]:
     """Return the values in a function's closure."""
     found = []
     for cell in function.__closure__ or ():

@@ -107,12 +107,24 @@ check_callbacks <- function(x, arg = caller_arg(x), call = caller_env()) {
   if (is_callback(x)) {
     x <- list(x)
   }
-  is_list <- is.null(x) || is.list(x)
-  if (!is_list || !all(vapply(x, is_callback, NA))) {
+  if (!is.null(x) && !is.list(x)) {
     expected <- "a list of Keras callbacks (Python objects), observers and trackers"
-    abort_expected(x, expected, TRUE, arg, call)
+    abort_expected(x, expected, TRUE, arg, call, hint = hint_observer(x))
+  }
+  for (i in seq_along(x)) {
+    if (!is_callback(x[[i]])) {
+      expected <- "a Keras callback (a Python object), an observer or a tracker"
+      element <- sprintf("%s[[%d]]", arg, i)
+      abort_expected(x[[i]], expected, FALSE, element, call, hint = hint_observer(x[[i]]))
+    }
   }
   invisible(if (length(x)) unname(x))
+}
+
+hint_observer <- function(x) {
+  if (is.function(x)) {
+    "Pass `observer(on_epoch_end = )`, which calls your function in this session."
+  }
 }
 
 check_custom_objects <- function(x, arg = caller_arg(x), call = caller_env()) {

@@ -99,10 +99,10 @@ check_installed <- function(package, why, call = caller_env()) {
   }
 }
 
-abort_expected <- function(x, expected, allow_null, arg, call) {
+abort_expected <- function(x, expected, allow_null, arg, call, hint = NULL) {
   null_or <- if (allow_null) "`NULL` or " else ""
   abort_input(
-    sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)),
+    c(sprintf("`%s` must be %s%s, not %s.", arg, null_or, expected, describe(x)), i = hint),
     call = call
   )
 }

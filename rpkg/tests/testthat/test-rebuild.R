@@ -28,7 +28,7 @@ define_model <- function(frame = parent.frame()) {
           keras3::metric_sparse_categorical_accuracy(y_true, y_pred)
         }
         model <- keras3::keras_model_sequential(input_shape = 4L) |>
-          layer_scaled() |>
+          layer_scaled(name = "scaled") |>
           keras3::layer_dense(3, activation = "softmax")
         keras3::compile(
           model,
@@ -129,4 +129,36 @@ test_full("a train step written in R trains as Keras's own does", {
   }
   own <- train(TRUE)
   expect_equal(fit_weights(own), fit_weights(train(FALSE)), tolerance = 1e-6)
+})
+
+test_that("the layer, the callback or the argument with an R function is named", {
+  skip_if_no_pybackend()
+  skip_if_not_installed("keras3")
+  new_model <- function(..., loss = "mse", metrics = NULL) {
+    model <- keras3::keras_model_sequential(input_shape = 4L) |>
+      keras3::layer_dense(1L, name = "scores", ...)
+    keras3::compile(model, "sgd", loss, metrics)
+  }
+  halve <- function(epoch, lr) lr / 2
+  new_callback <- keras3::Callback("Beeping", on_epoch_end = function(epoch, logs = NULL) 1)
+  new_layer <- keras3::new_layer_class("Twice", call = function(inputs) 2 * inputs)
+  with_layer <- keras3::keras_model_sequential(input_shape = 4L) |>
+    new_layer(name = "doubled") |>
+    keras3::layer_dense(1L)
+  keras3::compile(with_layer, "sgd", "mse")
+  error <- function(y_true, y_pred) keras3::op_mean(y_true - y_pred)
+  train <- function(model, ...) barrier_train("local", model, list(x, x[, 1]), ..., workers = 2)
+  x <- matrix(0, 8L, 4L)
+  expect_snapshot(error = TRUE, {
+    train(new_model(loss = error, metrics = list(keras3::custom_metric("bias", error))))
+    train(new_model(activation = function(x) x, kernel_regularizer = function(x) 0))
+    train(with_layer)
+    train(new_model(), callbacks = keras3::callback_lambda(on_epoch_end = halve))
+    train(new_model(), callbacks = keras3::callback_learning_rate_scheduler(halve))
+    train(new_model(), callbacks = list(new_callback()))
+    train(new_model(), callbacks = list(halve))
+    train(new_model(), custom_objects = list(halve = halve))
+    barrier_evaluate("local", new_model(loss = error), list(x, x[, 1]))
+    barrier_predict("local", new_model(activation = function(x) x), x)
+  })
 })
