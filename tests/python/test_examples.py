@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import R_VARIABLES, needs_r
-from test_readme import run
+from test_readme import README, run
 
 import pybackend
 
@@ -22,6 +22,14 @@ def test_the_examples_come_in_both_languages() -> None:
     assert sorted(path.stem for path in folder.glob("*.R")) == list(NAMES)
     for name in NAMES:
         assert f"[{name}.py]({name}.py), [{name}.R]({name}.R)" in listed
+
+
+def test_no_example_validates_on_rows_sorted_by_class() -> None:
+    folders = ("docs", "vignettes", "rpkg/R", "examples")
+    pages = [page for one in folders for page in (ROOT / one).rglob("*.*") if page.is_file()]
+    for page in [*pages, README, ROOT / "rpkg/README.md"]:
+        text = page.read_text(errors="replace")
+        assert not re.search(r"\biris,[^)]*validation_split", text), page
 
 
 @pytest.mark.full
