@@ -376,9 +376,9 @@ def save_result(record: str, model: str, path: str, changes: dict[str, Any]) -> 
 
 
 def load_result(path: str, custom_objects: Any, safe_mode: bool) -> dict[str, Any]:
-    """Read the file of `save_result`: the result, and the name of its label."""
+    """Read the file of `save_result`: the result, and what R stored about its label."""
     result, others = read_result(pybackend.TrainResult, Path(path), custom_objects, safe_mode)
-    return {"result": result, "label": others.get("label")}
+    return {"result": result, "label": others.get("label"), "labels": others.get("labels")}
 
 
 def report_record(record: str, model: Any, path: str, title: str | None) -> str:

@@ -107,7 +107,17 @@ read_fit <- function(path, custom_objects = NULL, safe_mode = TRUE) {
     safe_mode,
     call = call
   )
-  new_fit(found$result, list(label = found$label), custom_objects, safe_mode)
+  columns <- list(label = found$label, labels = null_if_empty(lapply(found$labels, plain_label)))
+  new_fit(found$result, columns, custom_objects, safe_mode)
+}
+
+# One of describe_labels(), whose vectors a .json file stores as lists.
+plain_label <- function(label) {
+  list(
+    levels = plain_levels(label$levels),
+    ordered = isTRUE(label$ordered),
+    columns = plain_levels(label$columns)
+  )
 }
 
 # Save a whole fit, including what only R knows of its columns.
@@ -121,9 +131,11 @@ save_fit <- function(fit, path, call) {
       call = call
     )
   }
+  as_json_list <- function(x) if (is.character(x)) as.list(x) else x
   named <- function(names) if (is.list(names)) lapply(names, as.list) else as_list_or_null(names)
   changes <- list(
     label = fit$label,
+    labels = null_if_empty(lapply(fit$labels, lapply, as_json_list)),
     levels = as_list_or_null(fit$levels),
     features = named(fit$features),
     feature_names = named(fit$feature_names),

@@ -23,6 +23,33 @@ test_that("a fit is written as a whole, and read in R and in Python", {
   )
 })
 
+test_that("ordered levels and the names of label columns are written, too", {
+  skip_if_no_pybackend()
+  path <- withr::local_tempfile(fileext = ".json")
+  rows <- iris
+  rows$Species <- factor(rows$Species, rev(levels(iris$Species)), ordered = TRUE)
+  fit <- train_flowers(rows, epochs = 1)
+  classes <- predict(read_fit(write_model(fit, path)), rows)$.pred_class
+  expect_s3_class(classes, "ordered")
+  expect_identical(classes, predict(fit, rows)$.pred_class)
+
+  keras <- reticulate::import("keras")
+  inputs <- keras$Input(reticulate::tuple(4L))
+  outputs <- list(
+    kind = keras$layers$Dense(3L, "softmax", name = "kind")(inputs),
+    size = keras$layers$Dense(2L, name = "size")(inputs)
+  )
+  model <- keras$Model(inputs, outputs)
+  model$compile("sgd", list(kind = "sparse_categorical_crossentropy", size = "mse"))
+  labels <- list(kind = rows$Species, size = as.matrix(iris[3:4]))
+  data <- list(as.matrix(iris[1:4]), labels)
+  fit <- barrier_train("local", model, data, workers = 1, epochs = 1, seed = 1, verbose = 0)
+  again <- predict(read_fit(write_model(fit, path)), iris[1:4], type = NULL)
+  expect_identical(again, predict(fit, iris[1:4], type = NULL))
+  expect_s3_class(again$.pred_kind_class, "ordered")
+  expect_contains(names(again), c(".pred_size_Petal.Length", ".pred_size_Petal.Width"))
+})
+
 test_that("arguments are checked before Python is used", {
   expect_snapshot(error = TRUE, {
     model_to_base64("model")
