@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 from pybackend.errors import ClusterError
-from pybackend.words import either, show
+from pybackend.words import either, element, show
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 Addresses = Mapping[int, str]
@@ -24,11 +24,11 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _FAULTS = (  # in this order: each assumes that the faults above it were not found
-    (r"\s", "contains white space, which makes TensorFlow hang: remove it"),
-    (r"://", "begins with a protocol: leave it out, as in '10.0.0.1:2222'"),
-    (r"^(:[^:]*)?$", "has no host: expected 'host:port'"),
-    (r"^(?!\[).*:.*:", "has several colons: write an IPv6 address as in '[fd00::1]:2222'"),
-    (r"^([^:\[]*|\[.*\]):?$", "has no port: expected 'host:port'"),
+    (r"\s", "contains white space, which makes TensorFlow hang: remove it", ""),
+    (r"://", "begins with a protocol: leave it out, as in {}", "10.0.0.1:2222"),
+    (r"^(:[^:]*)?$", "has no host: expected {}", "host:port"),
+    (r"^(?!\[).*:.*:", "has several colons: write an IPv6 address as in {}", "[fd00::1]:2222"),
+    (r"^([^:\[]*|\[.*\]):?$", "has no port: expected {}", "host:port"),
 )
 
 
@@ -174,9 +174,9 @@ def parse_address(address: Any, entry: str = "address") -> tuple[str, int]:
     subject = f"{entry} = {show(address)}"
     if not isinstance(address, str):
         raise ClusterError(f"{subject} is not text: expected {show('host:port')}")
-    for pattern, fault in _FAULTS:
+    for pattern, fault, example in _FAULTS:
         if re.search(pattern, address):
-            raise ClusterError(f"{subject} {fault}")
+            raise ClusterError(f"{subject} {fault.format(show(example))}")
     host, _, port = address.rpartition(":")
     try:
         host = _normalize(host)
@@ -233,10 +233,10 @@ def _read_tasks(role: str, value: Any, seen: dict[tuple[str, int], str]) -> dict
     for key, address in items:
         if not _INDEX.fullmatch(str(key)) or int(key) in tasks:
             raise ClusterError(
-                f"{role}[{show(key)}]: expected a whole number from 0, and only once"
+                f"{element(role, key)}: expected a whole number from 0, and only once"
             )
         tasks[int(key)] = address
-        entry = f"{role}[{key}]"
+        entry = element(role, key)
         if (other := seen.setdefault(parse_address(address, entry), entry)) != entry:
             subject = f"{entry} = {show(address)} is the address of {other} too"
             raise ClusterError(f"{subject}: give each its own port, or one of them will hang")

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from types import FunctionType
 from typing import Any, Literal
 
 Language = Literal["Python", "R"]
@@ -39,8 +40,11 @@ _TERMS = {
     "TrainResult": "tfdist_fit",
     "barrier_run": "barrier_apply",
     "dict": "named list",
+    "keras.callbacks.TerminateOnNaN()": "`keras3::callback_terminate_on_nan()`",
     "keras.Model(inputs, outputs)": "keras_model()",
     "keras.Sequential": "keras_model_sequential()",
+    "keras.metrics.Metric": "keras3::Metric()",
+    "keras.random.SeedGenerator": "keras3::random_seed_generator()",
     "model.predict()": "predict()",
     "model.save": "write_model()",
     "pandas or polars data frame": "data frame",
@@ -49,6 +53,7 @@ _TERMS = {
 }
 _CONSTANTS = {None: "NULL", True: "TRUE", False: "FALSE"}
 _NUMBERS = {"inf": "Inf", "-inf": "-Inf", "nan": "NaN"}
+_KINDS = {dict: "a list", float: "a number", int: "a number", list: "a list", tuple: "a list"}
 # What R calls a syntactic name, unless it is reserved.
 _NAME = re.compile(r"(?:[A-Za-z]|\.(?![0-9]))[A-Za-z0-9._]*")
 
@@ -121,6 +126,21 @@ def listed(texts: Iterable[str]) -> str:
     """Return "a, b or c"."""
     *others, last = texts
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def kind_of(value: Any) -> str:
+    """Return the class of a value or, in R, "a number", "a list", "a function" or text as code."""
+    if value is None or (_language == "R" and isinstance(value, (bool, str))):
+        return show(value)
+    if _language == "R" and isinstance(value, FunctionType):
+        return "a function"
+    return either(type(value).__name__, _KINDS.get(type(value), type(value).__name__))
+
+
+def element(name: str, key: Any) -> Code:
+    """Return an element of a list as code: ``worker[0]`` or, in R, ``worker[1]``."""
+    counted = isinstance(key, int) and _language == "R"
+    return Code(f"{name}[{show(key + 1 if counted else key)}]")
 
 
 def row_number(row: int) -> str:

@@ -185,7 +185,7 @@ def choose_predictions(
     if kind is None:
         kind = "both" if classes and (is_of_classes or levels) else "raw"
     elif kind != "raw" and not classes:
-        shapes = ", ".join(f"{output.name} {output.shape}".strip() for output in outputs)
+        shapes = ", ".join(f"{output.name} {show(output.shape)}".strip() for output in outputs)
         raise InputError(
             f"{setting(type=kind)} needs a model with one output: a number for each class, or a "
             "probability with one of Keras's binary losses. Each row of this model's output has "

@@ -28,13 +28,13 @@ from pybackend.job.messages import (
 )
 from pybackend.job.roles import describe_processes
 from pybackend.launchers import Launcher
+from pybackend.words import term
 
 # Workers that wait for the same one report it within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
 _NO_NUMBER = (
     "the loss became NaN or infinite: look for missing or infinite values in the features, or "
-    "lower the learning rate. keras.callbacks.TerminateOnNaN() in `callbacks` stops training when "
-    "this happens"
+    "lower the learning rate. {} in `callbacks` stops training when this happens"
 )
 _Shown = EpochEnded | StepEnded | Note | Waits | PrintedLine
 
@@ -138,7 +138,7 @@ class Narrator:
             self._display.epoch(event, epoch_line(event))
             if self._is_finite and not math.isfinite(event.logs.get("loss", 0.0)):
                 self._is_finite = False
-                self._note(event, _NO_NUMBER)
+                self._note(event, _NO_NUMBER.format(term("keras.callbacks.TerminateOnNaN()")))
 
     def _note(self, event: EpochEnded | Note | Waits, text: str) -> None:
         self._log(event, text)

@@ -14,7 +14,7 @@ from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.packages import find_version
 from pybackend.launchers import Launcher
-from pybackend.words import show
+from pybackend.words import either, show
 
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
@@ -111,9 +111,10 @@ def read_keras_defaults() -> dict[str, Any]:
         limit = getattr(keras.config, setting, lambda: None)()  # Keras 3.12 lacks it
         if limit is not None:
             raise InputError(
-                f"keras.config.{setting}() is {limit}, which ends every training run in this "
-                f"session early: call keras.config.set_{setting}({show(None)}), and pass "
-                f"`{argument}` instead"
+                f"{either('keras.config.', 'keras3::config_')}{setting}() is {limit}, which ends "
+                "every training run in this session early: call "
+                f"{either('keras.config.set_', 'keras3::config_set_')}{setting}({show(None)}), and "
+                f"pass `{argument}` instead"
             )
     return {
         "epsilon": keras.config.epsilon(),

@@ -23,7 +23,7 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
-from pybackend.words import REST, setting, show
+from pybackend.words import REST, setting, show, spoken
 
 # A table of pixels has hundreds of columns.
 _SHOWN_COLUMNS = 30
@@ -236,6 +236,8 @@ class _GroupBuilder:
 
 def _suggest_number(column: str, found: str) -> str:
     """Suggest how to convert a column of dates, times or durations to numbers."""
+    if spoken() == "R":  # a Spark table: R itself checks data frames
+        return "days since the first date (`datediff()`), or seconds (`unix_timestamp()`)"
     pandas, polars = f"df[{show(column)}]", f"pl.col({show(column)})"
     if "period" in found:
         return (

@@ -20,7 +20,7 @@ from pybackend.data.arrays import Columns, count_rows, flatten, to_array
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
 from pybackend.job.pickling import Pickler
-from pybackend.words import Code, either, setting
+from pybackend.words import Code, either, setting, show
 
 # This process holds the rows twice for a moment, and sends them to the workers.
 MOST_BYTES = 2 << 30
@@ -290,7 +290,7 @@ def _join(key: str, parts: list[Any], name: str) -> Any:
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InputError(
-            f"`{key}` of the data set `{name}` has rows of shapes {shapes[0]} and {shapes[1]} in "
-            "different batches: pad them to the same shape"
+            f"`{key}` of the data set `{name}` has rows of shapes {show(shapes[0])} and "
+            f"{show(shapes[1])} in different batches: pad them to the same shape"
         )
     return np.concatenate(parts)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.errors import InputError
+from pybackend.words import show
 
 Array = npt.NDArray[Any]
 TEXT = "str"
@@ -171,8 +172,8 @@ def _check_shape(output: Output, numbers: Array) -> None:
     )
     if not fits:
         raise InputError(
-            f"the model returned rows of shape {shape}, but its layers produce {output.shape}: "
-            "does a custom `predict_step` change them?"
+            f"the model returned rows of shape {show(shape)}, but its layers produce "
+            f"{show(output.shape)}: does a custom `predict_step` change them?"
         )
 
 

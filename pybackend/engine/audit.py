@@ -60,7 +60,7 @@ from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.machine.capacity import read_free_memory
 from pybackend.model.layers import find_custom_parts, find_layers, find_optimizers
-from pybackend.words import setting, show
+from pybackend.words import setting, show, term
 
 # Share of the free memory.
 _SHARE_OF_MEMORY = 0.5
@@ -77,15 +77,15 @@ _ABOUT_SKIPPING = (
 )
 _ABOUT_FIXED = (
     "random numbers are drawn with a fixed seed: each worker draws the same ones for its own rows, "
-    "while one process draws different ones for each row of a batch. A "
-    "`keras.random.SeedGenerator` gives each worker its own"
+    "while one process draws different ones for each row of a batch. A `{}` gives each worker its "
+    "own"
 )
 _ABOUT_ROWS = (
     "{} of epoch {}, the first is step {}, trained on other rows than those that `replay_batches` "
     "lists"
 )
 _ABOUT_JUDGE = "tfdist failed to compare it ({}): please report it"
-_ABOUT_WARNING = "; the training continues, because `audit` is 'warn'"
+_ABOUT_WARNING = "; the training continues, because `audit` is {}"
 
 
 class Auditor:
@@ -304,7 +304,7 @@ class Auditor:
         self.noise.is_drawn = is_random
         if self.noise.is_stateless and not self.noise.has_seeds and not self._has_said_fixed:
             self._has_said_fixed = True
-            self._emit(Note(_ABOUT_FIXED))
+            self._emit(Note(_ABOUT_FIXED.format(term("keras.random.SeedGenerator"))))
         if has_made:
             self._delay(window, "the step created variables")
             return
@@ -530,7 +530,7 @@ class Auditor:
                 f"{error}. With `{setting(audit='warn')}` in `exchange`, this is only a warning"
             )
         if not report.differences:
-            self._emit(Note(error + _ABOUT_WARNING))
+            self._emit(Note(error + _ABOUT_WARNING.format(show("warn"))))
         report.differences.append(error)
 
 

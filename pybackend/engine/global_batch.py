@@ -27,7 +27,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
 from pybackend.model.layers import is_of_keras
-from pybackend.words import setting
+from pybackend.words import setting, show
 
 Array = npt.NDArray[Any]
 
@@ -420,9 +420,10 @@ def _check_shapes(everyone: Sequence[Sequence[Array]], ranks: Sequence[int]) -> 
         for one, other in zip(everyone[0], arrays, strict=True):
             if one.shape[1:] != other.shape[1:]:
                 raise InputError(
-                    f"rows of workers {ranks[0]} and {rank} have the shapes {one.shape[1:]} "
-                    f"and {other.shape[1:]}: a loss or metric over the global batch needs the "
-                    "same shape on all workers, so pad rows to the same length"
+                    f"rows of workers {ranks[0]} and {rank} have the shapes "
+                    f"{show(one.shape[1:])} and {show(other.shape[1:])}: a loss or metric over "
+                    "the global batch needs the same shape on all workers, so pad rows to the same "
+                    "length"
                 )
 
 

@@ -32,7 +32,7 @@ from pybackend.engine.step_difference import (
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.watched_gradients import WatchedGradients
 from pybackend.model.layers import find_layers, find_optimizers
-from pybackend.words import setting, show
+from pybackend.words import setting, show, term
 
 _MOST_NAMED = 3
 _ABOUT_OWN_NUMBERS = (
@@ -305,7 +305,7 @@ class Judge:
         if not differing and not others & {id(v.value) for v in losses}:
             return (
                 "The weights are equal, but a metric is neither a sum nor a mean over rows: "
-                "write it as a `keras.metrics.Metric` whose variables are sums"
+                f"write it as a `{term('keras.metrics.Metric')}` whose variables are sums"
             )
         looks_up = any(isinstance(one, keras.layers.Embedding) for one in find_layers(self._model))
         if self._model.run_eagerly and looks_up:

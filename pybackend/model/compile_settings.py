@@ -91,8 +91,8 @@ def _check_dataset(dataset: Any, variable: Any) -> None:
     if received != expected:
         raise SerializationError(
             f"the optimizer's state in the model file has {received[1]} values of shape "
-            f"{received[0]} for {show(variable.path)}, expected {expected[1]} of shape "
-            f"{expected[0]}: the file was altered. Save the model again"
+            f"{show(received[0])} for {show(variable.path)}, expected {expected[1]} of shape "
+            f"{show(expected[0])}: the file was altered. Save the model again"
         )
 
 

@@ -116,8 +116,8 @@ class _LabelPlace:
 def _check_classes(loss: Any, labels: Any, classes: int, place: _LabelPlace) -> None:
     if labels.ndim == 2 and labels.shape[1] == classes > 1:
         raise InputError(
-            f"`{place.argument}` has labels of shape ({classes},){place.output}, but the model's "
-            f"loss takes class numbers: "
+            f"`{place.argument}` has labels of shape {show((classes,))}{place.output}, but the "
+            "model's loss takes class numbers: "
             f"pass {either('labels.argmax(axis=1)', '`max.col(labels) - 1`')}, or compile with "
             f"{term('CategoricalCrossentropy')}"
         )

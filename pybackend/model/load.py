@@ -19,7 +19,7 @@ from pybackend.model.inputs import check_feature_names
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, reseed
 from pybackend.r.function import RFunction
-from pybackend.words import either, show
+from pybackend.words import either, kind_of, show
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,5 @@ def _build(function: Any) -> Any:
             end = either("end it with `return model`", "its last line must be the model")
             compiling = either("model.compile()", "model$compile()")
             note = f": {end}, as `{compiling}` returns {show(None)}"
-        found = show(None) if model is None else type(model).__name__
-        raise InputError(f"the `model` function returned {found}, not a Keras model{note}")
+        raise InputError(f"the `model` function returned {kind_of(model)}, not a Keras model{note}")
     return model

@@ -180,9 +180,9 @@ def _compare(model: Any, expected: list[list[Array]], found: list[list[Array]]) 
     largest = 0.0
     for wanted, got in zip(expected, found, strict=True):
         if [one.shape for one in wanted] != [one.shape for one in got]:
+            shapes = [show([one.shape for one in outputs]) for outputs in (got, wanted)]
             raise SerializationError(
-                f"the ONNX file has outputs of shape {[one.shape for one in got]}, but the model "
-                f"has {[one.shape for one in wanted]}"
+                f"the ONNX file has outputs of shape {shapes[0]}, but the model has {shapes[1]}"
             )
         for place, (one, other) in enumerate(zip(wanted, got, strict=True)):
             scale = max(1.0, float(np.max(np.abs(one), initial=0.0)))

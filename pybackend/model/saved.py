@@ -11,7 +11,7 @@ from pybackend.errors import InputError, SerializationError
 from pybackend.job.job import WEIGHTS
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.serialization import model_from_bytes
-from pybackend.words import call_of
+from pybackend.words import call_of, show
 
 
 def restore_saved(
@@ -64,7 +64,7 @@ def _assign(variables: Any, values: Any) -> None:
     for variable, value in zip(variables, values, strict=False):
         if tuple(variable.shape) != value.shape:
             raise SerializationError(
-                f"the checkpoint has an array of shape {value.shape} for {variable.path}, which "
-                f"has {tuple(variable.shape)}"
+                f"the checkpoint has an array of shape {show(value.shape)} for {variable.path}, "
+                f"which has {show(tuple(variable.shape))}"
             )
         variable.assign(value)

@@ -30,7 +30,7 @@ from pybackend.job.arguments import check_choice, check_whole_number
 from pybackend.launchers import without_fork_server
 from pybackend.scaling.result import ScalingResult
 from pybackend.scaling.rows import Mode, compare_rows, make_row
-from pybackend.words import setting, show
+from pybackend.words import kind_of, setting, show
 
 _STDERR = 2  # a file descriptor: a notebook's sys.stderr has none
 _BATCH_SIZE = 32  # the default of `barrier_train`
@@ -56,7 +56,7 @@ class FunctionRun:
         result = self.train(workers=workers, batch_size=own)
         if not isinstance(result, TrainResult):
             raise InputError(
-                f"`train` must return the result of barrier_train(), not {type(result).__name__}"
+                f"`train` must return the result of barrier_train(), not {kind_of(result)}"
             )
         if len(result.workers) != workers:
             raise InputError(

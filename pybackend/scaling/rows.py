@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pybackend.api.scaled import ScaledTraining
 from pybackend.errors import InputError
 from pybackend.job.report import PARTS
+from pybackend.words import setting
 
 Mode = Literal["strong", "weak"]
 Array = npt.NDArray[np.float64]
@@ -82,7 +83,7 @@ def make_row(mode: Mode, trainings: Sequence[ScaledTraining]) -> ScalingRow:
         if len(known) < len(times):
             raise InputError(
                 "the workers measured no step times: a training run must take more than 3 steps, "
-                'and use transport="tcp"'
+                f"and use {setting(transport='tcp')}"
             )
         shortest = min(len(one.stretches) for one in known)
         each = np.array([one.stretches[-shortest:] for one in known])

@@ -24,7 +24,7 @@ from pybackend.tuning.grid import Arguments
 from pybackend.tuning.result import Trial
 from pybackend.tuning.source import Source
 from pybackend.tuning.stored import ModelFiles, StoredResult
-from pybackend.words import show
+from pybackend.words import show, spoken
 
 # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
 _LOOK_SECONDS = 0.1
@@ -291,4 +291,5 @@ def make_trial(
 def _explain(error: Exception) -> str:
     """Return the first line of an error, which has the rank, the host and the reason."""
     first = printable(str(error)).partition("\n")[0]
-    return first if isinstance(error, TfdistError) else f"{type(error).__name__}: {first}"
+    is_r = spoken() == "R" and type(error) is RuntimeError  # of an R function, by reticulate
+    return first if is_r or isinstance(error, TfdistError) else f"{type(error).__name__}: {first}"

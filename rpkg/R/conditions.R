@@ -92,8 +92,13 @@ lower_case_names <- c(
   "onnxruntime",
   "pyspark",
   "reticulate",
+  "sacctmgr",
   "sbatch",
+  "scancel",
+  "scontrol",
+  "sinfo",
   "sparklyr",
+  "squeue",
   "srun",
   "ssh",
   "tfdist"
@@ -102,6 +107,8 @@ lower_case_names <- c(
 # A message of Python in the style of R: it begins with a capital letter and ends with a full stop,
 # and so does the advice in its last line. Names and code at its beginning stay unchanged.
 as_sentences <- function(message) {
+  # Python's errors of files begin with a number.
+  message <- gsub("\\[Errno -?[0-9]+\\] ", "", message)
   lines <- strsplit(message, "\n", fixed = TRUE)[[1L]]
   if (!length(lines)) {
     return(message)

@@ -17,7 +17,18 @@ from pybackend.job.arguments import check_choice, check_flag
 from pybackend.job.job import Job, TrainingJob, make_job
 from pybackend.job.options import check_exchange, check_scale_lr
 from pybackend.job.roles import check_roles
-from pybackend.words import REST, Code, call_of, install, one_of, row_number, setting, show
+from pybackend.words import (
+    REST,
+    Code,
+    call_of,
+    element,
+    install,
+    kind_of,
+    one_of,
+    row_number,
+    setting,
+    show,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,12 +91,24 @@ def test_the_pieces_of_a_message() -> None:
     assert call_of("pybackend.Elastic", 4, min=2) == "elastic(4, min = 2)"
     assert one_of("Exchange", "Elastic") == "made by `exchange()` or `elastic()`"
     assert row_number(3) == "row 4"
+    assert element("worker", 0) == "worker[1]"
+    assert element("worker", "0") == 'worker["0"]'
+    assert [kind_of(one) for one in (3.5, [1], {}, print, None, "a")] == [
+        "a number",
+        "a list",
+        "a list",
+        "builtin_function_or_method",
+        "NULL",
+        '"a"',
+    ]
     assert install("cpu") == 'run `install_tfdist(extras = c("cpu", "cpu"))`'
     words.speak("Python")
     assert setting(workers=2, every="epoch") == "workers=2, every='epoch'"
     assert call_of("pybackend.Elastic", 4, min=2) == "pybackend.Elastic(4, min=2)"
     assert one_of("Exchange", "Elastic") == "an Exchange or an Elastic"
     assert row_number(3) == "row 3 (counting from 0)"
+    assert element("worker", 0) == "worker[0]"
+    assert [kind_of(one) for one in (3.5, None)] == ["float", "None"]
     assert install("plots") == "pip install 'tfdist[plots]'"
 
 
@@ -191,7 +214,8 @@ def test_a_job_carries_the_language() -> None:
 def test_constants_of_modules_have_no_language() -> None:
     """They are computed when a module is imported, possibly before the language is set."""
     root = Path(pybackend.__file__).parent
-    functions = {"call_of", "either", "install", "one_of", "row_number", "setting", "show", "term"}
+    functions = {"call_of", "either", "element", "install", "kind_of", "one_of", "row_number"}
+    functions |= {"setting", "show", "term"}
     for path in root.rglob("*.py"):
         tree = ast.parse(path.read_text())
         bodies = [

@@ -202,8 +202,8 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
             raise InputError(f"`context` is {show(context)}: {error}") from error
         if not _OWN_NAMESPACE.exists():
             raise ClusterError(
-                f"no Kubernetes cluster is configured: {error}. Log in to it, so that `kubectl get "
-                "pods` works here, or set KUBECONFIG"
+                f"no Kubernetes cluster is configured: {str(error).rstrip('.')}. Log in to it, so "
+                "that `kubectl get pods` works here, or set KUBECONFIG"
             ) from error
     config.load_incluster_config(client_configuration=configuration)
     return configuration, _OWN_NAMESPACE.read_text().strip()

@@ -59,6 +59,37 @@ test_that("errors of Python show values, settings and names as R's code", {
   })
 })
 
+test_that("so do the errors of real calls", {
+  skip_if_no_pybackend()
+  folder <- withr::local_tempdir()
+  train <- function(..., data = iris, model = dense_model(), workers = 2, label = "Species") {
+    barrier_train("local", model, data, ..., label = label, workers = workers, verbose = 0)
+  }
+  one_hot <- model.matrix(~ Species - 1, iris)
+  trials <- function(...) stop("no units")
+  expect_snapshot(error = TRUE, transform = function(x) gsub(folder, "FOLDER", x, fixed = TRUE), {
+    train(workers = 2000)
+    train(workers = elastic(4, min = 6))
+    train(workers = elastic(2), exchange = local_steps(4))
+    train(exchange = exchange(shard_optimizer = TRUE, compression = "fp16"))
+    train(scale_lr = scale_learning_rate(decay = c("30" = -1)))
+    train(validation_freq = 2)
+    train(shuffle = "global", data = list(as.matrix(iris[1:4]), iris$Species), epochs = 0)
+    train(data = list(as.matrix(iris[1:4]), one_hot), label = NULL)
+    train(data = as.matrix(iris[1:4]), label = NULL)
+    train(data = iris[1:3], label = NULL)
+    train(resources = resources(memory = "4 parrots"))
+    train(checkpoint = checkpoint(folder, every = "weekly"))
+    train(model_uri = file.path(folder, "model.pkl"))
+    bench_scale(function(workers, batch_size) 3, workers = 1:2)
+    make_tf_config(worker = c("a:1", "a:1"))
+    make_tf_config(worker = "a")
+    read_fit(folder)
+    load_checkpoint(file.path(folder, "none"))
+    train_many("local", trials, iris, Species ~ ., grid = list(units = 1:2), verbose = 0)
+  })
+})
+
 test_that("so do the errors of workers", {
   skip_if_no_pybackend()
   fail <- reticulate::py_run_string(
