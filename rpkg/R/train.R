@@ -331,6 +331,10 @@ barrier_train <- function(
 #'   `driver` (where the process runs that would drive the training, with `detach`).
 #' @section Errors:
 #' The errors that [barrier_train()] raises before it starts anything.
+#' @section With the package future:
+#' The package future has a `plan()`, too. R calls that of the package that was attached last. Write
+#' `tfdist::plan()` and `future::plan()` in code that uses both. A strategy of futures, as in
+#' `plan(multisession)`, raises an error here that says so.
 #' @seealso [barrier_train()]
 #' @export
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready && requireNamespace("keras3")
@@ -343,6 +347,9 @@ barrier_train <- function(
 plan <- rlang::new_function(
   formals(barrier_train),
   quote({
+    if (!missing(sc)) {
+      check_no_strategy(sc)
+    }
     check_dots_empty(...)
     training <- prepare_training()
     new_plan(run_training(training, pybackend(rlang::current_env())$plan))

@@ -15,6 +15,16 @@ test_that("a plan starts nothing and shows what a training would start", {
   expect_match(held_out$validation_data, "9 rows")
 })
 
+test_that("a strategy of futures is for the plan() of that package", {
+  multisession <- structure(function() NULL, class = c("multisession", "future", "function"))
+  expect_snapshot(error = TRUE, {
+    plan(multisession)
+    plan(multisession, workers = 2, gc = TRUE)
+    plan("multisession")
+    plan(list(multisession, multisession))
+  })
+})
+
 test_that("a plan makes the checks of a training", {
   expect_identical(formals(plan), formals(barrier_train))
   expect_snapshot(error = TRUE, {
