@@ -213,9 +213,10 @@ def _check_count(loss: Any, labels: Any, units: int, place: _LabelPlace) -> None
     if not (is_of_classes or is_of_numbers) or not len(labels) or labels.ndim > 2:
         return
     count = labels.size // len(labels)
-    if count == units or (count == 1 and not is_of_classes):
+    # Without an axis, Keras would pair the labels with the outputs of a row.
+    if count == units or (count == 1 and labels.ndim == 2 and not is_of_classes):
         return
-    cure = f"for {count} numbers, give the model {counted(count, 'output')}"
+    cure = f"for {counted(count, 'number')}, give the model {counted(count, 'output')}"
     if is_of_classes:
         cure = (
             f"for class numbers, compile with {term('SparseCategoricalCrossentropy')}, or, for two "

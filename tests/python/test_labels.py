@@ -104,10 +104,10 @@ def test_validation_data_is_named() -> None:
         ("sparse_categorical_crossentropy", GOOD),
         ("sparse_categorical_crossentropy", GOOD.astype("float32")),
         (keras.losses.SparseCategoricalCrossentropy(ignore_class=-1), replaced(-1)),
-        ("mse", replaced(7.5)),
+        ("mse", replaced(7.5).reshape(-1, 1)),
         ("categorical_crossentropy", np.eye(3)[GOOD]),
         ("binary_crossentropy", np.eye(3)[GOOD] / 2),
-        (keras.losses.Hinge(), 1 - 2 * (GOOD % 2)),
+        (keras.losses.Hinge(), (1 - 2 * (GOOD % 2)).reshape(-1, 1)),
         ("crossentropy", GOOD),
         (lambda y_true, y_pred: keras.ops.mean(y_pred, -1), replaced(9)),
     ],
@@ -122,6 +122,13 @@ def test_one_label_for_several_outputs_is_named(loss: Any) -> None:
         InputError, match=r"one label per row, but .* each of the model's 3 outputs"
     ):
         check_labels(model_with(loss), {"x": X, "y": GOOD % 2}, "data")
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.Huber(), "poisson"])
+def test_one_number_for_several_outputs_needs_an_axis(loss: Any) -> None:
+    with pytest.raises(InputError, match=r"one label per row, .* for 1 number, give the model 1 o"):
+        check_labels(model_with(loss), {"x": X, "y": GOOD % 2}, "data")
+    check_labels(model_with(loss), {"x": X, "y": (GOOD % 2).reshape(-1, 1)}, "data")
 
 
 @pytest.mark.parametrize("loss", ["mse", keras.losses.Huber(), "mean_absolute_error"])
