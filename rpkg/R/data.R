@@ -61,7 +61,7 @@ check_arrays_of_data <- function(data, columns, arg, call) {
   }
   arguments_used <- if (is.data.frame(parts$x)) c("categories", "encode")
   if (is.data.frame(parts$x)) {
-    reject_duplicate_columns(parts$x, at[["x"]], call)
+    check_frame_names(parts$x, at[["x"]], call)
     features <- columns$features %||% names(parts$x)
     check_columns(unlist(features), names(parts$x), at[["x"]], "one of the `features`", call)
     coded <- encode_frame(parts$x, features, columns, at[["x"]], call)

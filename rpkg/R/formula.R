@@ -46,7 +46,7 @@ read_formula <- function(formula, data, weight, options, call) {
     abort_input(
       c(
         sprintf("`formula` names columns, and `data` has none: it is %s.", describe(data)),
-        i = if (is.matrix(data)) "Pass `as.data.frame(data)`, with the label as a column.",
+        i = if (is.array(data)) "Pass `as.data.frame(data)`, with the label as a column.",
         i = "Pass a data frame, a Spark table or the path of files."
       ),
       call = call
@@ -78,6 +78,20 @@ check_terms <- function(terms, weight, call) {
     )
   }
   variables <- as.list(attr(terms, "variables"))[-1L]
+  is_group <- function(expr) rlang::is_call(expr, c("|", "||"))
+  groups <- Filter(is_group, variables)
+  if (length(groups)) {
+    abort_input(
+      c(
+        sprintf(
+          "`formula` has `%s`: random effects and groups are not supported.",
+          deparse_line(groups[[1L]])
+        ),
+        i = "Make the group a feature, such as `y ~ x + group`. The logical or is `I(a | b)`."
+      ),
+      call = call
+    )
+  }
   is_contrast <- function(expr) is.call(expr) && deparse_line(expr[[1L]]) %in% c("C", "stats::C")
   if (any(vapply(variables, is_contrast, NA))) {
     abort_input(

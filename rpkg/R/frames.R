@@ -2,7 +2,7 @@
 # matrix of features, or one matrix for each input that `features` names.
 
 check_frame <- function(data, columns, arg, call) {
-  reject_duplicate_columns(data, arg, call)
+  check_frame_names(data, arg, call)
   if (!is.null(columns$preparation)) {
     given <- data
     data <- columns$rows %||% prepare_rows(columns$preparation, given, arg, call, with_label = TRUE)
@@ -84,8 +84,18 @@ levels_of_labels <- function(y, label) {
 }
 
 # Reject duplicate names of columns, which are ambiguous.
-reject_duplicate_columns <- function(data, arg, call) {
-  twice <- names(data)[duplicated(names(data))]
+check_frame_names <- function(data, arg, call) {
+  names <- rlang::names2(data)
+  if (!all(nzchar(names))) {
+    abort_input(
+      c(
+        sprintf("Column %d of `%s` has no name.", match("", names), arg),
+        i = "Name it, or leave it out."
+      ),
+      call = call
+    )
+  }
+  twice <- names[duplicated(names)]
   if (length(twice)) {
     abort_input(
       c(

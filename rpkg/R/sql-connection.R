@@ -68,7 +68,7 @@ find_dialect <- function(con, arg, call) {
         sprintf(
           "`%s` must be a connection to DuckDB, PostgreSQL, SQLite or Spark, not %s.",
           arg,
-          paste(class(con), collapse = "/")
+          describe(con)
         ),
         hint
       ),

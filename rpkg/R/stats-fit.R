@@ -17,7 +17,7 @@
 #'   `log(y)` for `log(y) ~ x`. A matrix for `cbind(y, z) ~ x`;
 #' * `nobs()`: the number of training rows.
 #'
-#' Other generics of stats, such as `coef()` and `deviance()`, raise an error.
+#' Other generics of stats, such as `coef()`, `deviance()`, `AIC()` and `anova()`, raise an error.
 #' @exportS3Method stats::fitted
 #' @examplesIf tfdist::tfdist_sitrep(quiet = TRUE)$ready
 #' digits <- mnist(limit = 640)
@@ -95,6 +95,7 @@ abort_no_method <- function(instead, call = caller_env()) {
   )
 }
 
+use_likelihood <- "A fit has no likelihood. Compare fits by `evaluate()` on validation rows."
 use_weights <- "The weights of the model are `fit$model$get_weights()`."
 use_history <- "The loss of each epoch is `fit$history$loss`, or use `evaluate()`."
 use_formula <- "`formula(fit)` returns the formula, and `fit$features` the feature columns."
@@ -104,6 +105,21 @@ coef.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
 
 #' @exportS3Method stats::confint
 confint.tfdist_fit <- function(object, parm, level = 0.95, ...) abort_no_method(use_weights)
+
+#' @exportS3Method stats::vcov
+vcov.tfdist_fit <- function(object, ...) abort_no_method(use_weights)
+
+#' @exportS3Method stats::logLik
+logLik.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
+
+#' @exportS3Method stats::AIC
+AIC.tfdist_fit <- function(object, ..., k = 2) abort_no_method(use_likelihood)
+
+#' @exportS3Method stats::BIC
+BIC.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
+
+#' @exportS3Method stats::anova
+anova.tfdist_fit <- function(object, ...) abort_no_method(use_likelihood)
 
 #' @exportS3Method stats::weights
 weights.tfdist_fit <- function(object, ...) abort_no_method(use_weights)

@@ -38,6 +38,16 @@ fit.tfdist_fit <- function(object, ..., epochs = NULL) {
 }
 
 train_on <- function(fit, given, epochs, frame, call) {
+  # As in `update(fit, . ~ . - x)` of other models.
+  if (any(vapply(given[!nzchar(rlang::names2(given))], rlang::is_call, NA, "~"))) {
+    abort_input(
+      c(
+        sprintf("%s trains the model further, and keeps its columns.", name_called(call)),
+        i = "Train a new model, whose inputs fit another formula, with `barrier_train()`."
+      ),
+      call = call
+    )
+  }
   check_update_names(rlang::names2(given), call)
   epochs <- check_count(epochs %||% max(1L, fit$epochs), arg = "epochs", call = call)
   settings <- fit$settings[names(fit$settings) %in% names(formals(barrier_train))]

@@ -111,6 +111,9 @@ test_that("formulas that cannot be applied are errors", {
     of(y ~ offset(size) + flag, rows)
     of(y ~ C(flag, contr.sum) + size, rows)
     of(y ~ log(size) + y, rows)
+    of(y ~ size + (1 | flag), rows)
+    of(y ~ size | flag, rows)
+    of(Survived ~ Class, Titanic)
     of(y ~ size, list(1, 2))
     of(y ~ size, matrix(1, 2, 2, dimnames = list(NULL, c("y", "size"))))
     of(y ~ size, rows, label = y)
@@ -134,6 +137,7 @@ test_that("formulas that cannot be applied are errors", {
     of(y ~ log(size) + n, cbind(rows, n = 1), weight = n),
     "the weight `n` among the features"
   )
+  expect_no_error(of(y ~ I(flag | size > 1), rows))
   days <- data.frame(y = 1:2, day = as.Date(c("2026-11-01", "2026-11-02")))
   expect_error(of(log(y) ~ day, days), "`day` of `formula` is of class Date", fixed = TRUE)
   expect_error(of(y ~ log(size), "rows.parquet"), "computes `log(size)` with R", fixed = TRUE)

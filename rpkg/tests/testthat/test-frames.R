@@ -18,6 +18,8 @@ test_that("columns that cannot be used are rejected by name", {
     check(iris, features = c("Sepal.Width", "weight"))
     check(iris, features = c("Sepal.Width", "Species"))
     check(iris["Species"])
+    check(stats::setNames(iris, c("a", "", "b", "c", "Species")))
+    check(unname(iris))
     check(iris[0, ])
     check(missing_value)
     check(missing_label)

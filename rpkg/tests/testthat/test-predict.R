@@ -8,6 +8,7 @@ test_that("prediction checks its rows before Python is used", {
     predict(fit, data.frame(a = 1, b = 2), on_missing = "drop")
     predict(fit, data.frame(a = 1, b = "x"))
     predict(fit, factor("rows"))
+    predict(fit, NULL)
     predict(fit, matrix(1:4, 2), batch_size = 0)
     predict(fit, matrix(1:4, 2), batchsize = 4)
   })

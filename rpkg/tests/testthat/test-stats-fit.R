@@ -28,6 +28,11 @@ test_that("generics without an answer say so, and what has it", {
   expect_snapshot(error = TRUE, {
     coef(fit)
     confint(fit)
+    vcov(fit)
+    AIC(fit)
+    BIC(fit)
+    logLik(fit)
+    anova(fit)
     deviance(fit)
     terms(fit)
     model.frame(fit)

@@ -17,6 +17,7 @@ test_that("what a fit cannot know is asked for by name", {
     }
     update(known, model = 3)
     update(known, 10)
+    update(known, . ~ . - x)
     update(known, epochs = 0)
     generics::fit(known, epoch = 2)
     generics::fit(known, iris)
