@@ -112,7 +112,7 @@ def read_batches(
         ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
     steps
         Batches of each pass, if each continues where the one before ended, as with Keras's
-        ``steps_per_epoch``. Of a ``tf.data.Dataset``, only these are read, so it may be infinite.
+        ``steps_per_epoch``. Only these are read from a ``tf.data.Dataset``, which may be infinite.
 
     Raises
     ------

@@ -33,9 +33,9 @@ from pybackend.launchers.fork_server import (
     stop_fork_server,
 )
 from pybackend.launchers.joined.joining import find_place
+from pybackend.launchers.shares import find_shortage, share_of_machine, this_machine
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.janitor import swept_folder
-from pybackend.machine.shares import find_shortage, share_of_machine, this_machine
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting, show
 

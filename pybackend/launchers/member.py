@@ -31,8 +31,8 @@ from pybackend.job.report import WorkerReport
 from pybackend.job.resources import Resources
 from pybackend.launchers.child import Child
 from pybackend.launchers.environment.installing import Interpreter
+from pybackend.launchers.shares import find_shortage, limit_threads, this_machine
 from pybackend.machine.identity import own_address
-from pybackend.machine.shares import find_shortage, limit_threads, this_machine
 from pybackend.net.rendezvous import address_of, new_token, split_address
 from pybackend.net.secret import derive_token
 from pybackend.words import call_of, setting, speak

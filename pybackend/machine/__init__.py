@@ -1,4 +1,4 @@
-"""What this machine is and has: cores, memory, GPUs, names, addresses and processes.
+"""Properties of this machine: cores, memory, GPUs, names, addresses and processes.
 
 Nothing else in the package reads ``/proc`` or ``/sys`` for these.
 """

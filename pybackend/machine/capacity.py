@@ -39,8 +39,8 @@ def read_machine() -> Any:
 def count_cores(root: Path = _ROOT) -> int:
     """Return the number of cores that this process may use.
 
-    The affinity of a process, as in Slurm, or the quota of a container may limit them. Of a quota
-    that is no whole number, the rest is not counted: an additional thread would mostly wait.
+    The affinity of a process, as in Slurm, or the quota of a container may limit them. A fraction
+    of a core is not counted, because a thread for it would mostly wait.
     """
     found = [float(_count_affinity())]
     for version, folder in list_groups("cpu", root):

@@ -18,7 +18,7 @@ _PS_SECONDS = 10
 
 @dataclass(frozen=True)
 class Stat:
-    """What the system reports of a process or a thread.
+    """Status of a process or a thread, as the system reports it.
 
     Attributes
     ----------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybackend.machine.shares import share_of_machine
+from pybackend.launchers.shares import share_of_machine
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pybackend.job.resources import Resources
 from pybackend.launchers.hosts.keeper_task import KEEPER
 from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, find_greeting
 from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
-from pybackend.machine.shares import Machine, find_shortage
+from pybackend.launchers.shares import Machine, find_shortage
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of

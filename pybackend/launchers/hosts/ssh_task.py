@@ -22,7 +22,7 @@ from pybackend.job.notice import Notice
 from pybackend.launchers.hosts.keeper_task import using_keeper
 from pybackend.launchers.remote.elastic_task import POST, follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
-from pybackend.machine.shares import share_of_machine
+from pybackend.launchers.shares import share_of_machine
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines, follow_driver
 from pybackend.worker import wake_when_orphaned

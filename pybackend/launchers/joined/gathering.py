@@ -16,10 +16,10 @@ from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
 from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member, read_arrival
+from pybackend.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.launchers.slurm.nodes import count_cores
 from pybackend.machine.capacity import list_gpus
 from pybackend.machine.identity import is_loopback, own_address
-from pybackend.machine.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, split_address

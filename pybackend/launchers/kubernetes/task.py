@@ -18,8 +18,8 @@ from pybackend.job.messages import Event, Failed, PrintedLine
 from pybackend.job.notice import Notice
 from pybackend.launchers.remote.elastic_task import follow_orders, read_post
 from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
+from pybackend.launchers.shares import limit_threads
 from pybackend.machine.capacity import count_cores
-from pybackend.machine.shares import limit_threads
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines, follow_driver
 

@@ -15,8 +15,8 @@ from pybackend.errors import ClusterError
 from pybackend.job.codec import read_fields
 from pybackend.launchers.package_files import library_files
 from pybackend.launchers.remote.bootstrap import MARK
+from pybackend.launchers.shares import Machine
 from pybackend.machine.janitor import SWEEP
-from pybackend.machine.shares import Machine
 
 LIBRARY = "lib"
 _BLOCK = 1 << 20

@@ -43,8 +43,8 @@ from pybackend.launchers.script.messages import (
     own_python,
     read_order,
 )
+from pybackend.launchers.shares import share_of_machine
 from pybackend.machine.processes import list_children, read_main_thread
-from pybackend.machine.shares import share_of_machine
 from pybackend.net.rendezvous import address_of, reserve
 
 _END_SECONDS = 10.0

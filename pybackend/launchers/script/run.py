@@ -16,9 +16,9 @@ from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, Scr
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
 from pybackend.launchers.script.slurm_site import StepSite, describe_step
+from pybackend.launchers.shares import share_of_machine
 from pybackend.launchers.slurm.batch import requeue_preempted
 from pybackend.machine.processes import list_children
-from pybackend.machine.shares import share_of_machine
 
 _END_SECONDS = 5.0
 _REQUEUED_SECONDS = 600.0

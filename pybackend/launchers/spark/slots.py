@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
 from pybackend.job.resources import Resources
+from pybackend.launchers.shares import find_shortage, this_machine
 from pybackend.launchers.spark.session import ask, is_connect, read_version
 from pybackend.machine.capacity import count_cores
-from pybackend.machine.shares import find_shortage, this_machine
 from pybackend.words import call_of, setting
 
 # Executors of a cluster register one after another once the session exists.
