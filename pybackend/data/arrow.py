@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ Array = npt.NDArray[Any]
 Tensors = dict[str, Array | Ragged]
 _SHOWN_COLUMNS = 6
 _SHOWN_CHARACTERS = 40
+_SHOWN_WIDTHS = 5
 
 
 def describe_schema(schema: Any) -> dict[str, ColumnKind]:
@@ -153,7 +155,7 @@ class TensorReader:
         ]
         if group.dtype == TEXT:
             return _read_strings(columns[0])
-        if group.shape == (None,):
+        if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
         parts = [
             self._read_matrix(column, name, group)
@@ -178,17 +180,16 @@ class TensorReader:
         promised = None if group.shape is None else int(np.prod(group.shape))  # type: ignore[arg-type]
         if _is_bytes(column.type):
             return self._read_bytes(column, name, group.dtype if promised else "uint8", promised)
-        values, row_sizes = column, None
-        while hasattr(values.type, "value_type"):
-            sizes = _measure_lists(values)
-            row_sizes = sizes if row_sizes is None else _sum_by_row(sizes, row_sizes)
-            values = self._flatten_lists(values, name, row_sizes)
+        values, levels, row_sizes = self._unnest(column, name)
         numbers = _read_numbers(values)
         if row_sizes is None:
             if promised not in (None, 1):
                 raise InputError(f"column {show(name)} has one number per row, not {group.shape}")
             return numbers.reshape(-1, 1)
-        self._check_widths(row_sizes, name, promised, "numbers")
+        inner = [sizes for sizes in levels[1:] if sizes.size]
+        if promised is None and (uneven := [sizes for sizes in inner if np.ptp(sizes)]):
+            raise InputError(_explain_widths(name, uneven[0], "one width"))
+        self._check_widths(row_sizes, name, promised, [int(sizes[0]) for sizes in inner])
         return numbers.reshape(len(column), -1)
 
     def _read_bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:
@@ -197,41 +198,62 @@ class TensorReader:
         wide = column.cast(pa.large_binary())
         offsets = _read_offsets(wide)
         size = None if promised is None else promised * np.dtype(dtype).itemsize
-        self._check_widths(np.diff(offsets), name, size, "bytes")
+        self._check_widths(np.diff(offsets), name, size, None)
         content = np.frombuffer(wide.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         rows: Array = content.reshape(len(column), -1).view(dtype)
         return rows
 
-    def _check_widths(self, sizes: Array, name: str, promised: int | None, what: str) -> None:
+    def _unnest(self, column: Any, name: str) -> tuple[Any, list[Array], Array | None]:
+        """Return nested lists' values, the lengths of each level's lists, and those of rows."""
+        values, levels, row_sizes = column, list[Array](), None
+        while hasattr(values.type, "value_type"):
+            levels.append(_measure_lists(values))
+            row_sizes = levels[-1] if row_sizes is None else _sum_by_row(levels[-1], row_sizes)
+            values = self._flatten_lists(values, name, row_sizes)
+        return values, levels, row_sizes
+
+    def _check_widths(
+        self, sizes: Array, name: str, promised: int | None, inner: list[int] | None
+    ) -> None:
+        """Check the numbers in each row; ``inner``: lengths of inner lists, None for bytes."""
         known = self._widths.setdefault(name, int(sizes[0]) if promised is None else promised)
         if (wrong := np.flatnonzero(sizes != known)).size:
             row = int(wrong[0])
             expected = "as in `tensors`" if promised is not None else "as in earlier rows"
+            what, advice = "bytes", "Make them equally long, or convert them to arrays of numbers"
+            if inner is not None:
+                given = setting(tensors={name: (Code("dtype"), (None, *inner))})
+                what, advice = "numbers", f"For rows of varying length, pass {given}"
             raise InputError(
                 f"column {show(name)} has {int(sizes[row])} {what} in {self._name_row(row)}; "
-                f"expected {known}, {expected}. For rows of varying length, pass "
-                f"{setting(tensors={name: (Code('dtype'), (None,))})}"
+                f"expected {known}, {expected}. {advice}"
             )
 
     def _read_ragged(self, column: Any, group: ColumnGroup) -> Ragged:
-        name = group.columns[0]
-        if not hasattr(column.type, "value_type"):
-            raise InputError(f"column {show(name)} has one number per row, not {group.shape}")
-        sizes = _measure_lists(column)
-        values = self._flatten_lists(column, name, sizes)
-        if hasattr(values.type, "value_type"):
+        assert group.shape is not None
+        name, inner = group.columns[0], [size or 1 for size in group.shape[1:]]  # none is None
+        values, levels, row_sizes = self._unnest(column, name)
+        if row_sizes is None:
+            raise InputError(f"column {show(name)} has one number per row, not {show(group.shape)}")
+        for sizes, size in zip(levels[1:], inner, strict=False):
+            if (sizes != size).any():
+                raise InputError(_explain_widths(name, sizes, f"{size}, as in `tensors`"))
+        size = math.prod(inner)
+        if (row_sizes % size).any():
+            row = int(np.flatnonzero(row_sizes % size)[0])
             raise InputError(
-                f"column {show(name)} contains arrays of arrays, whose rows must all have the same "
-                f"length: specify the shape in `tensors` without {show(None)}"
+                f"column {show(name)} has {int(row_sizes[row])} numbers in {self._name_row(row)}; "
+                f"expected a multiple of {size}, because of its shape {show(group.shape)} in "
+                "`tensors`"
             )
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        numbers = _read_numbers(values)
+        offsets = np.concatenate([[0], np.cumsum(row_sizes // size)]).astype(np.int64)
+        numbers = _read_numbers(values).reshape(-1, *inner)
 
         def row_of(element: int) -> int:
             return int(np.searchsorted(offsets, element, side="right")) - 1
 
         if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
-            row = row_of(int(np.flatnonzero(np.isnan(numbers))[0]))
+            row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
             raise InputError(f"column {show(name)} contains NaN in {self._name_row(row)}")
         return Ragged(self._cast(numbers, group, row_of), offsets)
 
@@ -287,6 +309,16 @@ class TensorReader:
                 f"the {what} column {', '.join(map(show, group.columns))} contains NaN in "
                 f"{self._name_row(row)}: drop or fill those rows first"
             )
+
+
+def _explain_widths(name: str, sizes: Array, expected: str) -> str:
+    found, more = np.unique(sizes)[:_SHOWN_WIDTHS], len(np.unique(sizes)) > _SHOWN_WIDTHS
+    joined = setting(tensors={name: (Code("dtype"), (None,))})
+    return (
+        f"the inner arrays of column {show(name)} have {', '.join(map(str, found))}"
+        f"{', ...' * more} numbers; expected {expected}. Pad them to one width, or join those of "
+        f"each row (Spark: flatten()) and pass {joined}"
+    )
 
 
 def _look_up(column: Any, name: str, categories: Sequence[Any]) -> Any:

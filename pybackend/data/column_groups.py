@@ -171,6 +171,14 @@ class _GroupBuilder:
             raise self._build_type_error(
                 column, (f"one bytes value per row, whose shape has no {show(None)}")
             )
+        if None in shape and kind.depth > 1 and kind.depth != len(shape):
+            vectors = (None, *range(3, 2 + kind.depth))
+            raise self._build_type_error(
+                column,
+                f"arrays of the shape {show(shape)} in `tensors`. For arrays of arrays, a shape "
+                f"has {show(None)} and the lengths of the inner arrays, e.g. "
+                f"{setting(tensors={column: (dtype, vectors)})}",
+            )
         # JSON and messages need Python's int, not numpy's.
         sizes = tuple(None if size is None else int(size) for size in shape)
         return replace(group, dtype=np.dtype(dtype).str, shape=sizes)

@@ -96,7 +96,7 @@ class ColumnGroup:
     dtype
         Type of the tensor, `TEXT` for strings; None: not chosen yet.
     shape
-        Shape of a row, if `tensors` gives it; ``(None,)`` for rows of any length, padded.
+        Shape of a row, if `tensors` gives it; None as its first size: any length, padded.
     categories
         Values of each encoded column; a value's code is its position.
     one_hot

@@ -403,13 +403,20 @@ def _arrow_column(series: Any, name: str) -> Any:
 
 def _nested_lists(series: Any) -> Any:
     """Convert arrays of several dimensions to lists of arrays, which Arrow accepts."""
-    if series.dtype != object or not any(np.ndim(value) > 1 for value in series.iloc[:1]):
+    if series.dtype != object or not any(_is_nested(value) for value in series.iloc[:1]):
         return series
     return series.map(_nest)
 
 
 def _nest(value: Any) -> Any:
-    return [_nest(part) for part in value] if np.ndim(value) > 1 else value
+    return [_nest(part) for part in value] if _is_nested(value) else value
+
+
+def _is_nested(value: Any) -> bool:
+    try:
+        return np.ndim(value) > 1
+    except ValueError:  # lists of different lengths
+        return True
 
 
 def _name_row(rows: Array, row: int) -> str:

@@ -39,19 +39,23 @@ class Kind:
         Length of a ragged column's longest row on any worker.
     is_text
         Whether a row is a string; its bytes are then the values.
+    inner
+        Shape of each value in a ragged column's row.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
     longest: int = 0
     is_text: bool = False
+    inner: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, column: Array | Ragged) -> Kind:
         """Return the kind of a column in memory."""
         if isinstance(column, Ragged):
             longest = int(column.lengths.max(initial=0))
-            return cls(column.values.dtype.str, None, longest, column.is_text)
+            inner = column.values.shape[1:]
+            return cls(column.values.dtype.str, None, longest, column.is_text, inner)
         return cls(column.dtype.str, column.shape[1:])
 
     @property
@@ -64,7 +68,13 @@ class Kind:
         """Type and shape of a row as a model's input; strings are ``bytes`` objects."""
         if self.is_text:
             return np.dtype(object), (1,)
-        return np.dtype(self.dtype), (self.longest,) if self.shape is None else self.shape
+        shape = (self.longest, *self.inner) if self.shape is None else self.shape
+        return np.dtype(self.dtype), shape
+
+    @property
+    def item(self) -> np.dtype[Any]:
+        """Type of one value of a ragged column's row."""
+        return np.dtype((self.dtype, self.inner))
 
 
 Kinds = dict[str, Kind]
@@ -158,7 +168,9 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
     for name in layouts[0]:
         found = [layout[name] for layout in layouts]
         known = {
-            json.dumps({k: [c["dtype"], c["shape"]] for k, c in layout["columns"].items()})
+            json.dumps(
+                {k: [c["dtype"], c["shape"], c["inner"]] for k, c in layout["columns"].items()}
+            )
             for layout in found
             if layout["columns"]
         }
@@ -180,6 +192,7 @@ def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
             None if fields["shape"] is None else tuple(fields["shape"]),
             fields["longest"],
             fields["is_text"],
+            tuple(fields["inner"]),
         )
         for key, fields in columns.items()
     }

@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 class Ragged:
     """Rows of different lengths: row i is ``values[offsets[i]:offsets[i + 1]]``.
 
+    With ``values`` of shape (n, 3), a row is a list of vectors of 3 numbers.
     With ``is_text`` the values are UTF-8 bytes, and a row is one string.
     """
 
@@ -50,7 +51,7 @@ def concatenate(parts: Sequence[Ragged]) -> Ragged:
 
 
 def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
-    """Convert a column to an array: strings of shape (rows, 1), or numbers padded with zeros.
+    """Convert a column to an array: strings of shape (rows, 1), or values padded with zeros.
 
     Parameters
     ----------
@@ -64,8 +65,9 @@ def to_dense(column: Array | Ragged, longest: int = 0) -> Array:
         content, edges = values.tobytes(), (column.offsets - column.offsets[0]).tolist()
         return to_strings([content[first:last] for first, last in pairwise(edges)])
     lengths = column.lengths
-    padded = np.zeros((len(column), max(longest, int(lengths.max(initial=0)))), values.dtype)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = values
+    width = max(longest, int(lengths.max(initial=0)))
+    padded = np.zeros((len(column), width, *values.shape[1:]), values.dtype)
+    padded[np.arange(width) < lengths[:, None]] = values
     return padded
 
 

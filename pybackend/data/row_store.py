@@ -123,7 +123,7 @@ class RowStoreWriter:
         for key, file in self._values.items():
             file.seek(0)
             assert self.kinds is not None
-            file.write(build_header(np.dtype(self.kinds[key].dtype), self._written[key]))
+            file.write(build_header(self.kinds[key].item, self._written[key]))
             file.close()
         write_layout(self._folder, self.rows, self.kinds or {})
 
@@ -135,7 +135,7 @@ class RowStoreWriter:
         for place, (key, kind) in enumerate(kinds.items()):
             if kind.shape is None:
                 self._values[key] = (self._folder / f"values{place}.npy").open("wb")
-                self._values[key].write(build_header(np.dtype(kind.dtype), 0))
+                self._values[key].write(build_header(kind.item, 0))
                 self._written[key] = 0
         self._file.flush()
 
@@ -149,7 +149,7 @@ class RowStoreWriter:
         self._written[key] += last - first
         known = self.kinds[key]
         longest = max(known.longest, int(column.lengths.max(initial=0)))
-        self.kinds[key] = Kind(known.dtype, None, longest, known.is_text)
+        self.kinds[key] = replace(known, longest=longest)
         return places
 
 

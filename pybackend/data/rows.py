@@ -164,9 +164,8 @@ class _RaggedValues:
     def __init__(self, path: Path, kind: Kind, in_memory: bool) -> None:
         self._kind = kind
         self._path = path
-        self._dtype = np.dtype(kind.dtype)
-        self._start, self._count = _check_file(path, self._dtype)
-        self.size = self._count * self._dtype.itemsize
+        self._start, self._count = _check_file(path, kind.item)
+        self.size = self._count * kind.item.itemsize
         is_mapped = in_memory or self.size <= _MAPPED_BYTES
         with path.open("rb") as file:
             file.seek(self._start)
@@ -174,8 +173,8 @@ class _RaggedValues:
         self._number = None if is_mapped else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Return padded rows of shape (number of rows, longest), or strings of shape (..., 1)."""
-        width, ends = self._dtype.itemsize, places["start"] + places["length"]
+        """Return padded rows of shape (rows, longest, ...), or strings of shape (rows, 1)."""
+        width, ends = self._kind.item.itemsize, places["start"] + places["length"]
         lengths, longest = places["length"], self._kind.longest
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
         if not is_short or not _are_within(places["start"], ends, self._count):
@@ -185,7 +184,7 @@ class _RaggedValues:
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
         if self._kind.is_text:
             return to_strings(rows)
-        values = np.frombuffer(b"".join(rows), self._dtype)
+        values = np.frombuffer(b"".join(rows), self._kind.item)
         offsets = np.concatenate([[0], np.cumsum(places["length"])])
         return to_dense(Ragged(values, offsets), self._kind.longest)
 

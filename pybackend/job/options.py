@@ -325,7 +325,8 @@ class DataOptions:
     tensors
         Maps columns to the ``(dtype, shape)`` of a row, which specify how to read bytes
         (little-endian) and what shape arrays must have. ``(dtype, (None,))`` allows arrays of any
-        length, which are padded with zeros to the length of the longest row on any worker.
+        length, which are padded with zeros to the length of the longest row on any worker, and
+        ``(dtype, (None, 3))`` arrays of any number of vectors of length 3.
     categories
         Maps columns to the list of their values, which become 0, 1, 2, ... Any other value raises
         an error.
@@ -475,9 +476,11 @@ def _check_promise(column: str, promise: Any) -> Promise:
         raise InputError(f"{expected}, not {show(promise)}") from None
     if known.kind not in "fiub":
         raise InputError(f"{expected}: {show(dtype)} is not a numeric type")
-    if sizes == [None]:
-        return dtype, (None,)
-    numbers = [as_number(size) for size in sizes]
+    first: tuple[None, ...] = (None,) if sizes[:1] == [None] else ()
+    numbers = [as_number(size) for size in sizes[len(first) :]]
     if not all(number and number > 0 and number.is_integer() for number in numbers):
-        raise InputError(f"{expected}; the sizes in {show(shape)} must be positive whole numbers")
-    return dtype, tuple(int(size) for size in sizes)
+        any_length = f"only the first may be {show(None)}, for any length"
+        raise InputError(
+            f"{expected}; the sizes in {show(shape)} must be positive whole numbers; {any_length}"
+        )
+    return dtype, (*first, *(int(size) for size in sizes[len(first) :]))

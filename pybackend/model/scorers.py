@@ -154,8 +154,9 @@ def predict_rows(
         The rows do not have the shape of the model's input.
     """
     shapes = scorer.find_shapes(list(tensors))
-    widths = {key: shape[0] or 0 for key, shape in shapes.items() if len(shape) == 1}
-    rows: Rows = to_rows({key: to_dense(tensors[key], widths.get(key, 0)) for key in tensors})
+    rows: Rows = to_rows(
+        {k: to_dense(t, _find_length(t, shapes.get(k))) for k, t in tensors.items()}
+    )
     rows = scorer.reshape(rows)
     parts, size = [], 0
     for first in range(0, len(rows), batch_size):
@@ -165,3 +166,10 @@ def predict_rows(
         if size >= _BLOCK_BYTES or last == len(rows):
             yield [np.concatenate(part) for part in zip(*parts, strict=True)]
             parts, size = [], 0
+
+
+def _find_length(tensor: Array | Ragged, shape: Shape | None) -> int:
+    """Return the length to which an input pads rows of any length; 0: that of the longest row."""
+    if not isinstance(tensor, Ragged) or shape is None or len(shape) != tensor.values.ndim:
+        return 0
+    return shape[0] or 0

@@ -5,7 +5,8 @@
 #' @param tensors Data type and shape of the array in each row of a column, for tables and files, as
 #'   a named list: `list(image = list("uint8", c(28, 28)))`. Bytes are read as little-endian, and
 #'   arrays in row-major order. `list("int32", NA)` allows rows of any length, which are padded with
-#'   zeros to the length of the longest.
+#'   zeros to the length of the longest, and `list("float32", c(NA, 3))` rows of any number of
+#'   vectors of length 3.
 #' @param categories Possible values of columns, as a named list: `list(color = c("blue", "red"))`
 #'   encodes them as 0, 1, 2, ... Any other value raises an error.
 #' @param tfrecord_spec Features of TFRecord files, as a named vector of `"int64"`, `"float32"`,
@@ -91,10 +92,11 @@ check_tensor <- function(x, arg, call) {
   }
   check_one_of(x[[1L]], numpy_types, arg = sprintf("%s[[1]]", arg), call = call)
   shape <- x[[2L]]
-  is_sizes <- length(shape) == 0L || (rlang::is_integerish(shape, finite = TRUE) && all(shape > 0))
-  # NA: rows of any length.
-  if (!is_sizes && !(length(shape) == 1L && is.na(shape))) {
-    expected <- "whole numbers of at least 1, or `NA` for rows of any length"
+  # NA as the first size: rows of any length.
+  sizes <- if (length(shape) && is.na(shape[[1L]])) shape[-1L] else shape
+  is_sizes <- length(sizes) == 0L || (rlang::is_integerish(sizes, finite = TRUE) && all(sizes > 0))
+  if (!is_sizes) {
+    expected <- "whole numbers of at least 1, the first of which may be `NA` for rows of any length"
     abort_expected(shape, expected, FALSE, sprintf("%s[[2]]", arg), call)
   }
 }

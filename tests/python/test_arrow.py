@@ -264,6 +264,88 @@ def test_ragged_rows_may_all_be_empty() -> None:
     assert found.offsets.tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("column", "shape", "expected"),
+    [
+        (pa.array([[[1, 2], [3, 4]], [], [[5, 6]]], pa.list_(LISTS)), (None, 2), [4, 2]),
+        (pa.array([[1, 2, 3, 4], [], [5, 6]], LISTS), (None, 2), [4, 2]),
+        (
+            pa.array([[[[1], [2]]], [], [[[3], [4]]] * 2], pa.list_(pa.list_(LISTS))),
+            (None, 2, 1),
+            [2, 4],
+        ),
+    ],
+    ids=["vectors", "in row-major order", "matrices"],
+)
+def test_rows_may_be_lists_of_vectors(column: Any, shape: Any, expected: list[int]) -> None:
+    rows = batch(a=column, label=pa.array([0, 1, 2]))
+    found = read(rows, tensors={"a": ("float64", shape)})["x"]
+    assert found.values.shape == (sum(expected) // 2, *shape[1:])
+    assert found.lengths.tolist() == [expected[0] // 2, 0, expected[1] // 2]
+    assert (
+        found.values.reshape(-1).tolist()
+        == pa.compute.list_flatten(column, recursive=True).to_pylist()
+    )
+
+
+NESTED = pa.list_(LISTS)
+
+
+@pytest.mark.parametrize(
+    ("column", "tensors", "message"),
+    [
+        (
+            pa.array([[[1, 2]], [[1, 2], [3, 4]]], NESTED),
+            None,
+            "column 'a' has 4 numbers in the row (a=[[1.0, 2.0], [3.0, 4.0]], label=1); expected "
+            "2, as in earlier rows. For rows of varying length, pass "
+            "tensors={'a': (dtype, (None, 2))}",
+        ),
+        (
+            pa.array([[[1, 2]], [[1], [3, 4, 5]]], NESTED),
+            None,
+            "the inner arrays of column 'a' have 1, 2, 3 numbers; expected one width. Pad them to "
+            "one width, or join those of each row (Spark: flatten()) and pass "
+            "tensors={'a': (dtype, (None,))}",
+        ),
+        (
+            pa.array([[[1, 2, 3]], [[1], [3, 4]]], NESTED),
+            (None, 3),
+            "the inner arrays of column 'a' have 1, 2, 3 numbers; expected 3, as in `tensors`. Pad "
+            "them to one width, or join those of each row (Spark: flatten()) and pass "
+            "tensors={'a': (dtype, (None,))}",
+        ),
+        (
+            pa.array([[1, 2, 3], [1, 2, 3, 4]], LISTS),
+            (None, 3),
+            "column 'a' has 4 numbers in the row (a=[1.0, 2.0, 3.0, 4.0], label=1); expected a "
+            "multiple of 3, because of its shape (None, 3) in `tensors`",
+        ),
+        (
+            pa.array([[[1, 2]], [[1, 2]]], NESTED),
+            (None,),
+            "column 'a' of `data` has type list<item: list<item: float>>; expected arrays of the "
+            "shape (None,) in `tensors`. For arrays of arrays, a shape has None and the lengths "
+            "of the inner arrays, e.g. tensors={'a': ('float32', (None, 3))}",
+        ),
+        (
+            pa.array([b"ab", b"abc"]),
+            None,
+            "column 'a' has 3 bytes in the row (a=b'abc', label=1); expected 2, as in earlier "
+            "rows. Make them equally long, or convert them to arrays of numbers",
+        ),
+    ],
+    ids=["no shape", "widths", "widths and shape", "row-major", "no widths", "bytes"],
+)
+def test_arrays_of_other_widths_are_rejected_with_what_helps(
+    column: Any, tensors: Any, message: str
+) -> None:
+    given = tensors and {"a": ("float32", tensors)}
+    with pytest.raises(InputError) as caught:
+        read(batch(a=column, label=pa.array([0, 1])), tensors=given)
+    assert str(caught.value) == message
+
+
 def test_another_byte_order_is_read_as_promised() -> None:
     values = np.array([[1, 2], [3, 400]], ">i2")
     rows = batch(a=pa.array([row.tobytes() for row in values]), label=pa.array([0, 1]))

@@ -103,17 +103,18 @@ def test_files_are_read_in_the_batches_that_replay_lists(
 
 
 def build_named() -> Any:
-    """Return a functional model of numbers, text and rows of any length."""
+    """Return a functional model of numbers, text, and rows of any length, also of vectors."""
     numbers = keras.Input((9,), name="numbers")
     animal = keras.Input((1,), name="animal", dtype="string")
     words = keras.Input((None,), name="words", dtype="int32")
+    tracks = keras.Input((None, 2), name="tracks")
     lookup = keras.layers.StringLookup(vocabulary=LEVELS, output_mode="one_hot")
     embedded = keras.layers.Embedding(20, 4)(words)
     pooled = keras.layers.GlobalAveragePooling1D()(embedded)
-    joined = keras.layers.Concatenate()([numbers, lookup(animal), pooled])
-    model = keras.Model(
-        {"numbers": numbers, "animal": animal, "words": words}, keras.layers.Dense(1)(joined)
-    )
+    last = keras.layers.GRU(3)(keras.layers.Masking()(tracks))
+    joined = keras.layers.Concatenate()([numbers, lookup(animal), pooled, last])
+    inputs = {"numbers": numbers, "animal": animal, "words": words, "tracks": tracks}
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
     model.compile(keras.optimizers.SGD(0.01), "mse", weighted_metrics=["mae"])
     return model
 
@@ -122,8 +123,10 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
     x, y = rows
     rng = np.random.default_rng(1)
     words = [rng.integers(0, 20, rng.integers(0, 6)).tolist() for _ in y]
+    tracks = [rng.random((rng.integers(0, 4), 2), "float32").tolist() for _ in y]
     weight, target = rng.random(500), rng.normal(size=500)
     more = {
+        "tracks": pa.array(tracks, pa.list_(pa.list_(pa.float64()))),
         "words": pa.array(words, pa.list_(pa.int64())),
         "age": pa.array(np.arange(500) / 500),
         "weight": pa.array(weight),
@@ -133,10 +136,18 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
         None,
         build_named,
         parquet(tmp_path, rows, **more),
-        features={"numbers": ["features", "age"], "animal": "animal", "words": "words"},
+        features={
+            "numbers": ["features", "age"],
+            "animal": "animal",
+            "words": "words",
+            "tracks": "tracks",
+        },
         label="target",
         weight="weight",
-        data_options=DataOptions(tensors={"words": ("int32", (None,))}, repartition=False),
+        data_options=DataOptions(
+            tensors={"words": ("int32", (None,)), "tracks": ("float32", (None, 2))},
+            repartition=False,
+        ),
         workers=2,
         batch_size=250,
         shuffle=False,
@@ -146,9 +157,12 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
     keras.utils.set_random_seed(3)
     model = build_named()
     padded = np.zeros((500, max(map(len, words))), "int32")
-    for row, values in enumerate(words):
+    vectors = np.zeros((500, max(map(len, tracks)), 2), "float32")
+    for row, (values, track) in enumerate(zip(words, tracks, strict=True)):
         padded[row, : len(values)] = values
+        vectors[row, : len(track)] = np.reshape(track, (-1, 2))
     inputs = {
+        "tracks": vectors,
         "numbers": np.concatenate([x, np.arange(500)[:, None] / 500], axis=1).astype("float32"),
         "animal": np.array([[LEVELS[label]] for label in y], dtype=object),
         "words": padded,

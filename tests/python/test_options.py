@@ -40,7 +40,7 @@ from pybackend import DataOptions, Exchange, InputError, LocalSteps
         (DataOptions, {"tensors": {"a": ("str", (1,))}}, "'str' is not a numeric type"),
         (DataOptions, {"tensors": {"a": ("uint8", (0,))}}, "must be positive whole numbers"),
         (DataOptions, {"tensors": {"a": ("uint8", (2.5,))}}, "must be positive whole numbers"),
-        (DataOptions, {"tensors": {"a": ("uint8", (None, 3))}}, "must be positive whole"),
+        (DataOptions, {"tensors": {"a": ("uint8", (3, None))}}, "only the first may be None"),
         (DataOptions, {"tensors": {"a": ("uint8", (True, 2))}}, "must be positive whole"),
         (DataOptions, {"categories": {"a": "red"}}, "`categories` of 'a' must be a list of values"),
         (DataOptions, {"categories": {"a": []}}, "`categories` of 'a' must be distinct values"),
@@ -66,10 +66,12 @@ def test_numbers_of_r_become_pythons_own() -> None:
 
 def test_shapes_of_r_become_tuples_of_whole_numbers() -> None:
     given: Any = {"a": ["uint8", [28.0, np.int32(28)]], "b": ["int32", [None]], "c": ["int8", 4]}
+    given["d"] = ["float32", [None, 3.0]]
     assert DataOptions(tensors=given).tensors == {
         "a": ("uint8", (28, 28)),
         "b": ("int32", (None,)),
         "c": ("int8", (4,)),
+        "d": ("float32", (None, 3)),
     }
 
 

@@ -106,6 +106,22 @@ def test_ragged_rows_are_padded_to_the_longest_of_all(
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_rows_of_vectors_are_padded_with_vectors_of_zeros(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_MAPPED_BYTES", kept)
+    vectors = Ragged(np.arange(6, dtype="float32").reshape(3, 2), np.array([0, 2, 2, 3]))
+    write_columns(tmp_path / "train", {"x": vectors, "y": np.arange(3)})
+    write_columns(tmp_path / "none", {"x": vectors[:0], "y": np.arange(0)})
+    layouts = [read_layouts(tmp_path)[name] for name in ("train", "none")]
+    check_layouts([{"train": layout} for layout in layouts])
+    unify_layout(tmp_path / "none", layouts)
+    assert StoredRows(tmp_path / "none").spec["x"] == (np.dtype("float32"), (2, 2))
+    found = StoredRows(tmp_path / "train").take(np.array([2, 0, 1]))["x"]
+    assert found.tolist() == [[[4, 5], [0, 0]], [[0, 1], [2, 3]], [[0, 0], [0, 0]]]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_strings_come_back_as_bytes(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,13 +1,21 @@
 test_that("shapes and values are sent in Python's form", {
   options <- data_options(
-    tensors = list(image = list("uint8", c(28, 28)), words = list("int32", NA)),
+    tensors = list(
+      image = list("uint8", c(28, 28)),
+      words = list("int32", NA),
+      tracks = list("float32", c(NA, 3))
+    ),
     categories = list(color = factor(c("red", "blue")), size = c(1, 5), kind = "one"),
     tfrecord_spec = c(a = "float32", words = "int64[]")
   )
   fields <- as_python_data_options(unclass(options))
   expect_identical(
     fields$tensors,
-    list(image = list("uint8", list(28L, 28L)), words = list("int32", list(NULL)))
+    list(
+      image = list("uint8", list(28L, 28L)),
+      words = list("int32", list(NULL)),
+      tracks = list("float32", list(NULL, 3L))
+    )
   )
   expect_identical(
     fields$categories,
@@ -25,7 +33,7 @@ test_that("bad data options are errors", {
     data_options(tensors = list(image = "uint8"))
     data_options(tensors = list(image = list("pixel", 28)))
     data_options(tensors = list(image = list("uint8", c(28, 0))))
-    data_options(tensors = list(image = list("uint8", c(NA, 28))))
+    data_options(tensors = list(image = list("uint8", c(28, NA))))
     data_options(categories = c("red", "blue"))
     data_options(categories = list(color = c("red", "red")))
     data_options(categories = list(color = character()))
