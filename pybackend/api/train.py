@@ -237,7 +237,7 @@ def barrier_train(
       the model trains as with ``fit(x)``, and its ``train_step`` gets the same input. Sparse scipy
       matrices become dense;
     - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
-      streams. Columns hold numbers, arrays, ML vectors, bytes or text;
+      streams. Columns hold numbers, arrays, ML vectors, bytes, text or lists of text;
     - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not a Spark one) and arrays or
       series, which are added to it as columns by position. Text labels become codes;
     - the path or URI (for fsspec) of Parquet or TFRecord files: a file, a folder, a pattern

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybackend.data.files import is_path
-from pybackend.data.ragged import Ragged
+from pybackend.data.ragged import Ragged, join_texts
 from pybackend.data.sharding import shard_slice
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
@@ -254,14 +254,14 @@ def _is_text(array: Array) -> bool:
 
 
 def _to_text(array: Array, key: str, name: str) -> Ragged:
-    if array.size != len(array):
+    if array.ndim > 2:
         raise InputError(
-            f"`{key}` of `{name}` has {array.size // max(1, len(array))} strings per row; expected "
-            f"one: pass a {term('dict')} of arrays, one for each input"
+            f"`{key}` of `{name}` is text of shape {show(array.shape)}; expected one string or one "
+            "list of strings per row"
         )
-    texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.flat]
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
-    return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
+    return join_texts(
+        [text if isinstance(text, bytes) else str(text).encode() for text in array.flat], len(array)
+    )
 
 
 def _check_lengths(columns: Columns, name: str) -> None:

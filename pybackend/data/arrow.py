@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import narrow
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnKind, list_columns
-from pybackend.data.ragged import Ragged
+from pybackend.data.ragged import Ragged, pack_lists
 from pybackend.errors import InputError
 from pybackend.words import Code, setting, show
 
@@ -154,7 +154,7 @@ class TensorReader:
             for place, name in zip(group.places, group.columns, strict=True)
         ]
         if group.dtype == TEXT:
-            return _read_strings(columns[0])
+            return self._read_texts(columns[0], group.columns[0])
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
         parts = [
@@ -168,6 +168,12 @@ class TensorReader:
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
         return found.reshape(-1) if group.is_flat else found
+
+    def _read_texts(self, column: Any, name: str) -> Ragged:
+        if not hasattr(column.type, "value_type"):
+            return _read_strings(column)
+        sizes = _measure_lists(column)
+        return pack_lists(_read_strings(self._flatten_lists(column, name, sizes)), sizes)
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Return numbers of shape (rows, width)."""

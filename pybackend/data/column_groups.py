@@ -156,7 +156,7 @@ class _GroupBuilder:
         promise = (self.spec.tensors or {}).get(column)
         if promise is not None:
             return self._apply_tensor_type(group, column, promise)
-        if kind.holds == "text" and not kind.depth and not group.is_target:
+        if kind.holds == "text" and kind.depth <= 1 and not group.is_target:
             return replace(group, dtype=TEXT)
         if kind.holds == "binary" and not kind.depth:
             return replace(group, dtype="uint8")
@@ -207,8 +207,8 @@ class _GroupBuilder:
                 f"{setting(features={'numbers': [REST], 'text': 'column'})}"
             )
         return (
-            "numbers, arrays of numbers, ML vectors, bytes or text. List the columns to use in "
-            "`features`"
+            "numbers, arrays of numbers, ML vectors, bytes, text or lists of text. List the "
+            "columns to use in `features`"
         )
 
     def _build_type_error(self, column: str, expected: str) -> InputError:

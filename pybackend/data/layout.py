@@ -37,8 +37,8 @@ class Kind:
         Shape of a row; None for a ragged column, whose rows are padded with zeros to ``longest``.
     longest
         Length of a ragged column's longest row on any worker.
-    is_text
-        Whether a row is a string; its bytes are then the values.
+    is_text, is_list
+        Whether a row is a string, or with ``is_list`` a list of strings; the values are bytes.
     inner
         Shape of each value in a ragged column's row.
     """
@@ -48,14 +48,16 @@ class Kind:
     longest: int = 0
     is_text: bool = False
     inner: tuple[int, ...] = ()
+    is_list: bool = False
 
     @classmethod
     def of(cls, column: Array | Ragged) -> Kind:
         """Return the kind of a column in memory."""
         if isinstance(column, Ragged):
-            longest = int(column.lengths.max(initial=0))
+            is_list = column.most_texts is not None
+            longest = column.most_texts or int(column.lengths.max(initial=0))
             inner = column.values.shape[1:]
-            return cls(column.values.dtype.str, None, longest, column.is_text, inner)
+            return cls(column.values.dtype.str, None, longest, column.is_text, inner, is_list)
         return cls(column.dtype.str, column.shape[1:])
 
     @property
@@ -67,7 +69,7 @@ class Kind:
     def row(self) -> tuple[Any, tuple[int, ...]]:
         """Type and shape of a row as a model's input; strings are ``bytes`` objects."""
         if self.is_text:
-            return np.dtype(object), (1,)
+            return np.dtype(object), (self.longest if self.is_list else 1,)
         shape = (self.longest, *self.inner) if self.shape is None else self.shape
         return np.dtype(self.dtype), shape
 
@@ -193,6 +195,7 @@ def read_kinds(columns: Mapping[str, Mapping[str, Any]]) -> Kinds:
             fields["longest"],
             fields["is_text"],
             tuple(fields["inner"]),
+            fields["is_list"],
         )
         for key, fields in columns.items()
     }

@@ -17,7 +17,7 @@ from pybackend.collective import Alone, Collective
 from pybackend.data.arrays import flatten
 from pybackend.data.datasets import describe_uneven
 from pybackend.data.layout import check_layouts, read_layouts
-from pybackend.data.ragged import Ragged
+from pybackend.data.ragged import join_texts
 from pybackend.data.row_store import RowStoreWriter, unify_layout
 from pybackend.data.sources import FunctionRows
 from pybackend.errors import InputError
@@ -187,8 +187,8 @@ def _store_dataset(data: Any, folder: Path, argument: str) -> None:
 def _to_storable(leaf: Any, argument: str) -> Any:
     if leaf.dtype.kind != "O":
         return leaf
-    texts = leaf.reshape(-1).tolist()
-    if len(texts) != len(leaf):
-        raise InputError(f"the `{argument}` function must return one string per row")
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in texts])]).astype(np.int64)
-    return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets, is_text=True)
+    if leaf.ndim > 2:
+        raise InputError(
+            f"the `{argument}` function must return one string or one list of strings per row"
+        )
+    return join_texts(leaf.reshape(-1).tolist(), len(leaf))

@@ -148,7 +148,7 @@ class RowStoreWriter:
         self._values[key].write(np.ascontiguousarray(column.values[first:last]).data)
         self._written[key] += last - first
         known = self.kinds[key]
-        longest = max(known.longest, int(column.lengths.max(initial=0)))
+        longest = max(known.longest, Kind.of(column).longest)
         self.kinds[key] = replace(known, longest=longest)
         return places
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pybackend.data.arrays import Columns, count_rows
 from pybackend.data.layout import Kind, build_header, read_layout, report_damage, row_dtype
-from pybackend.data.ragged import Ragged, to_dense, to_strings
+from pybackend.data.ragged import Ragged, to_dense, to_strings, unpack_list
 from pybackend.errors import InputError
 from pybackend.words import show
 
@@ -173,7 +173,7 @@ class _RaggedValues:
         self._number = None if is_mapped else _open_descriptor(self, path)
 
     def take(self, places: Array) -> Array:
-        """Return padded rows of shape (rows, longest, ...), or strings of shape (rows, 1)."""
+        """Return padded rows of shape (rows, longest, ...); strings have shape (rows, 1)."""
         width, ends = self._kind.item.itemsize, places["start"] + places["length"]
         lengths, longest = places["length"], self._kind.longest
         is_short = self._kind.is_text or int(lengths.max(initial=0)) <= longest
@@ -182,8 +182,13 @@ class _RaggedValues:
         starts = (places["start"] * width).tolist()
         sizes = (places["length"] * width).tolist()
         rows = [self._read(start, size) for start, size in zip(starts, sizes, strict=True)]
+        if self._kind.is_list:
+            lists = [unpack_list(row) for row in rows]
+            if max(map(len, lists), default=0) > longest:
+                raise report_damage(self._path)
+            return to_strings(lists, longest)
         if self._kind.is_text:
-            return to_strings(rows)
+            return to_strings([[row] for row in rows], 1)
         values = np.frombuffer(b"".join(rows), self._kind.item)
         offsets = np.concatenate([[0], np.cumsum(places["length"])])
         return to_dense(Ragged(values, offsets), self._kind.longest)

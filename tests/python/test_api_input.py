@@ -121,9 +121,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "no data": (lambda: barrier_train(None, build), "barrier_train() needs `data`"),  # type: ignore[call-arg]
     "an argument of no fit": (train(rounds_of_tea=3), "has no argument `rounds_of_tea`: see"),
     "validation_freq alone": (train(validation_freq=2), "`validation_freq` needs `validation_"),
-    "two texts in a row": (
-        train(data=(np.array([["a", "b"]] * 20), Y)),
-        "`x` of `data` has 2 strings per row; expected one",
+    "lists of lists of texts": (
+        train(data=(np.array([[["a"], ["b"]]] * 20), Y)),
+        "`x` of `data` is text of shape (20, 2, 1); expected one string or one list of strings per",
     ),
     "data lengths": (train(data=(X, Y[1:])), "`data`"),
     "data text": (train(data=(X, ["a"] * 20)), "`y` of `data`"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybackend.data.arrow import TensorReader, describe_schema
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnGroup, ColumnSpec
-from pybackend.data.ragged import Ragged
+from pybackend.data.ragged import Ragged, to_dense
 from pybackend.errors import InputError
 
 LISTS = pa.list_(pa.float32())
@@ -119,6 +119,17 @@ def test_several_named_inputs_with_text_and_ragged_rows() -> None:
     assert isinstance(name, Ragged)
     assert bytes(name.values) == "xgröße".encode()
     assert found["sample_weight"].tolist() == [1, 0.5]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string())])
+def test_lists_of_text_are_an_input(kind: Any) -> None:
+    tags = pa.array([["one"], ["a", "größe"], [], ["b"]], kind).slice(1)
+    found = read(batch(a=tags, label=pa.array([0, 1, 2])))["x"]
+    assert to_dense(found).tolist() == [[b"a", "größe".encode()], [b"", b""], [b"b", b""]]
+    words = batch(a=tags.cast(pa.list_(pa.dictionary(pa.int8(), pa.string()))), label=[0, 1, 2])
+    assert to_dense(read(words)["x"]).tolist() == to_dense(found).tolist()
+    with pytest.raises(InputError, match=r"column 'a' has 1 null.*in the row \(a=\['x', None\]"):
+        read(batch(a=pa.array([["x", None]], kind), label=pa.array([0])))
 
 
 def test_categories_become_their_positions() -> None:

@@ -103,17 +103,19 @@ def test_files_are_read_in_the_batches_that_replay_lists(
 
 
 def build_named() -> Any:
-    """Return a functional model of numbers, text, and rows of any length, also of vectors."""
+    """Return a functional model of numbers, text, and rows of any length, of all kinds."""
     numbers = keras.Input((9,), name="numbers")
     animal = keras.Input((1,), name="animal", dtype="string")
     words = keras.Input((None,), name="words", dtype="int32")
     tracks = keras.Input((None, 2), name="tracks")
+    tags = keras.Input((None,), name="tags", dtype="string")
+    found = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="multi_hot")(tags)
     lookup = keras.layers.StringLookup(vocabulary=LEVELS, output_mode="one_hot")
     embedded = keras.layers.Embedding(20, 4)(words)
     pooled = keras.layers.GlobalAveragePooling1D()(embedded)
     last = keras.layers.GRU(3)(keras.layers.Masking()(tracks))
-    joined = keras.layers.Concatenate()([numbers, lookup(animal), pooled, last])
-    inputs = {"numbers": numbers, "animal": animal, "words": words, "tracks": tracks}
+    joined = keras.layers.Concatenate()([numbers, lookup(animal), pooled, last, found])
+    inputs = {"numbers": numbers, "animal": animal, "words": words, "tracks": tracks, "tags": tags}
     model = keras.Model(inputs, keras.layers.Dense(1)(joined))
     model.compile(keras.optimizers.SGD(0.01), "mse", weighted_metrics=["mae"])
     return model
@@ -125,7 +127,9 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
     words = [rng.integers(0, 20, rng.integers(0, 6)).tolist() for _ in y]
     tracks = [rng.random((rng.integers(0, 4), 2), "float32").tolist() for _ in y]
     weight, target = rng.random(500), rng.normal(size=500)
+    tags = [["a", "b", "c"][: rng.integers(0, 4)] for _ in y]
     more = {
+        "tags": pa.array(tags),
         "tracks": pa.array(tracks, pa.list_(pa.list_(pa.float64()))),
         "words": pa.array(words, pa.list_(pa.int64())),
         "age": pa.array(np.arange(500) / 500),
@@ -141,6 +145,7 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
             "animal": "animal",
             "words": "words",
             "tracks": "tracks",
+            "tags": "tags",
         },
         label="target",
         weight="weight",
@@ -163,6 +168,7 @@ def test_named_inputs_with_text_ragged_rows_and_weights(tmp_path: Path, rows: An
         vectors[row, : len(track)] = np.reshape(track, (-1, 2))
     inputs = {
         "tracks": vectors,
+        "tags": np.array([row + [""] * (3 - len(row)) for row in tags], dtype=object),
         "numbers": np.concatenate([x, np.arange(500)[:, None] / 500], axis=1).astype("float32"),
         "animal": np.array([[LEVELS[label]] for label in y], dtype=object),
         "words": padded,

@@ -333,8 +333,13 @@ def test_text_is_one_hot_as_in_the_training(spark: Any) -> None:
 
 def test_text_and_rows_of_any_length(spark: Any) -> None:
     words = ["one", "two", "three", "né", ""]
-    values = [(i, words[i % 5], [1.0 + i] * (i % 5), [[i / 9, 0.5]] * (i % 3)) for i in range(23)]
-    columns = "id int, word string, series array<double>, tracks array<array<double>>"
+    values = [
+        (i, words[i % 5], [1.0 + i] * (i % 5), [[i / 9, 0.5]] * (i % 3), words[: i % 3])
+        for i in range(23)
+    ]
+    columns = (
+        "id int, word string, series array<double>, tracks array<array<double>>, tags array<string>"
+    )
     data = spark.createDataFrame(values, columns)
     keras.utils.set_random_seed(3)
     text = keras.Input((1,), dtype="string", name="text")
@@ -342,19 +347,23 @@ def test_text_and_rows_of_any_length(spark: Any) -> None:
     tracks = keras.Input((4, 2), name="tracks")
     known = keras.layers.StringLookup(vocabulary=words[:4])(text)
     embedded = keras.layers.Flatten()(keras.layers.Embedding(6, 3)(known))
-    joined = keras.layers.Concatenate()([embedded, series, keras.layers.Flatten()(tracks)])
-    model = keras.Model([text, series, tracks], keras.layers.Dense(1, activation="sigmoid")(joined))
+    tags = keras.Input((2,), name="tags", dtype="string")
+    many = keras.layers.StringLookup(vocabulary=words[:4], output_mode="multi_hot")(tags)
+    joined = keras.layers.Concatenate()([embedded, series, keras.layers.Flatten()(tracks), many])
+    probability = keras.layers.Dense(1, activation="sigmoid")(joined)
+    model = keras.Model([text, series, tracks, tags], probability)
     found = predict_spark(
         model,
         data,
-        features={"text": "word", "series": ["series"], "tracks": "tracks"},
+        features={"text": "word", "series": ["series"], "tracks": "tracks", "tags": "tags"},
         tensors={"series": ("float32", (None,)), "tracks": ("float32", (None, 2))},
         batch_size=4,
     )
     padded = np.array([row[2] + [0.0] * (5 - len(row[2])) for row in values], "float32")
     vectors = np.array([row[3] + [[0.0, 0.0]] * (4 - len(row[3])) for row in values], "float32")
     strings = keras.ops.convert_to_tensor([[row[1]] for row in values])
-    expected = model.predict_on_batch([strings, padded, vectors])
+    lists = keras.ops.convert_to_tensor([row[4] + [""] * (2 - len(row[4])) for row in values])
+    expected = model.predict_on_batch([strings, padded, vectors, lists])
     assert found.dtypes[-1] == (".pred", "float")
     np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
 

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from pybackend.data import rows as rows_module
 from pybackend.data.arrays import count_rows, shard
 from pybackend.data.layout import Kind, check_layouts, read_layouts
-from pybackend.data.ragged import Ragged
+from pybackend.data.ragged import Ragged, concatenate, pack_lists, to_dense
 from pybackend.data.row_store import (
     BLOB_BYTES,
     SCHEMA,
@@ -130,6 +130,23 @@ def test_strings_come_back_as_bytes(
         writer.append({"x": texts("größe", "", "b\0c")})
     found = StoredRows(tmp_path / "train").take(np.array([2, 0, 1]))["x"]
     assert found.tolist() == [[b"b\0c"], ["größe".encode()], [b""]]
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
+def test_lists_of_strings_are_padded_with_empty_strings(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "_MAPPED_BYTES", kept)
+    tags = pack_lists(texts("größe", "", "b\0c", "d" * 300), np.array([2, 0, 1, 1]))
+    with RowStoreWriter(tmp_path / "train") as writer:
+        writer.append({"x": tags[:1], "y": np.array([0])})
+        writer.append({"x": concatenate([tags[1:3], tags[3:]]), "y": np.array([1, 2, 3])})
+    rows = StoredRows(tmp_path / "train")
+    assert rows.spec["x"] == (np.dtype(object), (2,))
+    found = rows.take(np.array([2, 0, 1, 3]))["x"]
+    assert found.tolist() == [[b"b\0c", b""], ["größe".encode(), b""], [b""] * 2, [b"d" * 300, b""]]
+    assert to_dense(tags[2:]).tolist() == [[b"b\0c"], [b"d" * 300]]
+    assert make_zero_row(rows)["x"].tolist() == [[b"", b""]]
 
 
 def test_a_worker_without_rows_learns_what_the_others_have(tmp_path: Path) -> None:
