@@ -190,8 +190,9 @@ def _check_frame(frame: Any) -> dict[str, Any]:
 def _group_columns(columns: ColumnSpec, frame: Any, floatx: str) -> Sequence[ColumnGroup]:
     """Return the tensors that the model's inputs get."""
     from pybackend.data.column_groups import group_columns
-    from pybackend.data.dataframe import describe_type
+    from pybackend.data.dataframe import column_types, describe_type
 
-    kinds = {field.name: describe_type(field.dataType) for field in read_schema(frame).fields}
+    types = column_types(read_schema(frame), columns)
+    kinds = {name: describe_type(kind) for name, kind in types.items()}
     groups, _ = group_columns(columns, kinds, floatx, "df")
     return groups

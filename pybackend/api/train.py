@@ -238,6 +238,7 @@ def barrier_train(
       matrices become dense;
     - a Spark DataFrame, or a data frame of pandas, polars or any library that exports Arrow
       streams. Columns hold numbers, arrays, ML vectors, bytes, text or lists of text;
+      ``features=["s.a"]`` uses a field of a Spark struct;
     - ``(x, y)`` or ``(x, y, sample_weight)`` of such a data frame (not a Spark one) and arrays or
       series, which are added to it as columns by position. Text labels become codes;
     - the path or URI (for fsspec) of Parquet or TFRecord files: a file, a folder, a pattern

@@ -218,6 +218,15 @@ class _GroupBuilder:
                 "an array: this is an ML vector in the form that Spark writes to files, so "
                 "convert it with pyspark.ml.functions.vector_to_array() before you write it"
             )
+        elif fields := re.match(r"struct<([^:]+):( ?)", found):
+            field, is_arrow = fields.groups()
+            example = setting(features=[f"{column}.{field}"])
+            expected = f"numbers: name the fields to use, e.g. {example}"
+            if is_arrow:
+                expected = (
+                    "numbers: make columns of its fields (pyarrow: table.flatten(); pandas: "
+                    f"pd.json_normalize()), and name those to use, e.g. {example}"
+                )
         if _TIMES.match(found):
             expected = (
                 f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,8 @@ class DataFrameRows(TableRows):
         reject_duplicate_columns(
             [field.name for field in frame.schema.fields], name, ignores_case=True
         )
-        types = {field.name: field.dataType for field in frame.schema.fields}
+        types = column_types(frame.schema, spec)
+        frame = add_fields(frame, types)
         left_out = find_index(spec, types)
         kinds = {c: describe_type(kind) for c, kind in types.items() if c not in left_out}
         spec = find_categories(spec, kinds, lambda column: _collect_distinct(frame, column))
@@ -66,6 +68,35 @@ class DataFrameRows(TableRows):
         ]
         selected = frame.select(*columns)
         return cls(tuple(column_groups), spec, selected, left_out=tuple(left_out))
+
+
+def column_types(schema: Any, spec: ColumnSpec) -> dict[str, Any]:
+    """Return the types of a schema's columns and of the fields that a spec names (``"s.a"``)."""
+    types = {field.name: field.dataType for field in schema.fields}
+    for name in spec.named_columns:
+        kind = None if name in types else _find_field(schema, name)
+        types |= {} if kind is None else {name: kind}
+    return types
+
+
+def _find_field(schema: Any, name: str) -> Any:
+    kind = schema
+    for part in name.split("."):
+        if kind.typeName() != "struct" or part not in kind.fieldNames():
+            return None
+        kind = kind[part].dataType
+    return kind
+
+
+def add_fields(frame: Any, types: Iterable[str]) -> Any:
+    """Add the fields of structs among names of `column_types` to a DataFrame, as last columns."""
+    own = set(frame.columns)
+    fields = [
+        frame[".".join(map(_quote, name.split(".")))].alias(name)
+        for name in types
+        if name not in own
+    ]
+    return frame.select("*", *fields) if fields else frame
 
 
 def describe_type(kind: Any) -> ColumnKind:
@@ -93,7 +124,11 @@ def _quote_column(frame: Any, column: str) -> Any:
 
     PySpark's functions are not used: they assume that a process has only one kind of session.
     """
-    return frame["`" + column.replace("`", "``") + "`"]
+    return frame[_quote(column)]
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def column_as_array(frame: Any, column: str, kind: Any) -> Any:

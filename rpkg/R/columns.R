@@ -61,6 +61,13 @@ check_named_columns <- function(columns, present, arg, call) {
   features
 }
 
+# The columns of a Spark table, and fields of structs that are named: "s.a". Python checks these.
+with_named_fields <- function(present, named) {
+  named <- as.character(unlist(named))
+  is_field <- grepl(".", named, fixed = TRUE) & sub("[.].*", "", named) %in% present
+  union(present, named[is_field])
+}
+
 check_feature_names <- function(features, columns, arg, call) {
   if (length(features) == 0L) {
     abort_input(

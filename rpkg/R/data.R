@@ -165,7 +165,8 @@ count_all_rows <- function(x, arg) {
 
 check_table <- function(data, columns, route, arg, call) {
   check_has_spark(route, arg, call)
-  columns$features <- check_named_columns(columns, colnames(data), arg, call)
+  present <- with_named_fields(colnames(data), columns[c("label", "features", "weight")])
+  columns$features <- check_named_columns(columns, present, arg, call)
   column_source("table", data, columns)
 }
 

@@ -58,7 +58,8 @@ table_columns <- function(fit, present, given, call) {
   features <- check_features(given$features, "features", call) %||% fit$features
   tensors <- check_tensors(given$tensors, "tensors", call) %||% fit$tensors
   categories <- check_categories(given$categories, "categories", call) %||% fit$categories
-  check_columns(unlist(features), present, "newdata", "a feature of the training", call)
+  known <- with_named_fields(present, features)
+  check_columns(unlist(features), known, "newdata", "a feature of the training", call)
   read <- unlist(features) %||% present
   columns <- list(
     features = as_python_features(features),

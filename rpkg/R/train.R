@@ -139,7 +139,7 @@
 #'   one matrix. Factors and text become one-hot columns (see [data_options()]);
 #' * a sparklyr table (`tbl_spark`), or a dplyr pipeline or SQL query that has not been run yet. Its
 #'   rows reach the workers without passing through R. Its columns contain numbers, arrays of
-#'   numbers, ML vectors, bytes, text or lists of text;
+#'   numbers, ML vectors, bytes, text or lists of text; `features = "s.a"` is a field of a struct;
 #' * paths or URIs (with a scheme that Python's fsspec supports) for Parquet or TFRecord files:
 #'   files, folders or patterns such as `"day=*/rows.parquet"`. The workers read them themselves, so
 #'   all their machines must share the paths;

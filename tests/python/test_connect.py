@@ -139,6 +139,7 @@ def test_a_model_of_either_language(session: Any, language: str) -> None:
 def test_a_dataframe_is_every_row_once(session: Any) -> None:
     pairs = [(i / 40, 1 - i / 40, i % 3) for i in range(40)]
     data = session.createDataFrame(pairs, "a double, b double, kind int")
+    data = data.selectExpr("a", "struct(b) AS s", "kind")
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -146,11 +147,12 @@ def test_a_dataframe_is_every_row_once(session: Any) -> None:
         session,
         model,
         data.orderBy("kind"),
+        features=["a", "s.b"],
         label="kind",
         workers=2,
         epochs=2,
         batch_size=40,
-        validation_data=data.select("kind", "b", "a").limit(10),
+        validation_data=data.select("kind", "s", "a").limit(10),
         verbose=0,
     )
     assert sum(w.rows for w in result.workers) == 40

@@ -40,6 +40,8 @@ from pybackend import (
     model_to_bytes,
     predict_spark,
 )
+from pybackend.data.columns import ColumnSpec
+from pybackend.data.dataframe import DataFrameRows
 from pybackend.launchers.spark import predict, predict_task
 from pybackend.launchers.spark.predict import remove_dates
 from pybackend.launchers.spark.predict_task import PredictTask
@@ -366,6 +368,33 @@ def test_text_and_rows_of_any_length(spark: Any) -> None:
     expected = model.predict_on_batch([strings, padded, vectors, lists])
     assert found.dtypes[-1] == (".pred", "float")
     np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
+
+
+def test_fields_of_structs_are_features(spark: Any) -> None:
+    keras.utils.set_random_seed(1)
+    values = [(i, i / 5, Vectors.dense([i, -i])) for i in range(5)]
+    plain = spark.createDataFrame(values, ["id", "a", "v"])
+    data = plain.selectExpr("id", "struct(a, struct(v) AS `t t`, id % 2 AS y) AS s", "a AS `s.z`")
+    features = ["s.a", "s.t t.v", "s.z"]
+    spec = ColumnSpec(features={"x": features}, label="s.y")
+    sent = DataFrameRows.of(data, spec, "float32", "data").frame.orderBy("c0").collect()
+    wide = [i / 5 for i in range(5)]
+    np.testing.assert_allclose([row[0] for row in sent], wide)
+    assert [[*row[1], row[3]] for row in sent] == [[i, -i, i % 2] for i in range(5)]
+    np.testing.assert_allclose([row[2] for row in sent], wide)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    expected = model(np.array([[i / 5, i, -i, i / 5] for i in range(5)], "float32"))
+    found = predict_spark(model, data, features=features)
+    assert found.columns == ["id", "s", "s.z", ".pred"]
+    np.testing.assert_allclose(numbers(found, ".pred"), expected, atol=1e-6)
+    with pytest.raises(InputError, match=r"`df` has no column 's\.b': did you mean 's\.z'"):
+        predict_spark(model, data, features=["s.b"])
+    with pytest.raises(
+        InputError,
+        match=r"has type struct<a:.*; expected numbers: name the fields "
+        r"to use, e\.g\. features=\['s\.a'\]",
+    ):
+        predict_spark(model, data, features=["s"])
 
 
 class Doubling(keras.Model):

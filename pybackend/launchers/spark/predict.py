@@ -15,7 +15,7 @@ from typing import Any
 
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnSpec
-from pybackend.data.dataframe import describe_type
+from pybackend.data.dataframe import add_fields, column_types, describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, PredictionJob
@@ -56,14 +56,14 @@ def add_predictions(
     session = frame.sparkSession
     columns = read_schema(frame).fields
     _reject_taken_names([field.name for field in columns], predictions)
-    types = {field.name: field.dataType for field in columns}
+    types = column_types(read_schema(frame), choice)
     kinds = {name: describe_type(kind) for name, kind in types.items()}
     column_groups, read = group_columns(choice, kinds, job.floatx, "df")
-    # Vectors are appended as arrays.
+    # The fields of structs are appended, then vectors as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
-    places = {field.name: place for place, field in enumerate(columns)}
+    places = {name: place for place, name in enumerate(types)}
     sources = [places[name] for name in vectors]
-    places |= {name: len(columns) + extra for extra, name in enumerate(vectors)}
+    places |= {name: len(types) + extra for extra, name in enumerate(vectors)}
     if onnx_inputs is None:
         files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
     task = PredictTask(
@@ -84,11 +84,11 @@ def add_predictions(
     by_udf = has_arrow_udfs(session)
 
     def plan() -> Any:
-        sent = _with_arrays(frame, len(columns), sources)
+        sent = _with_arrays(add_fields(frame, types), len(types), sources)
         if not by_udf:
             return sent.mapInArrow(task, StructType([*columns, *added]))
         scored = _with_structs(sent, task, added)
-        return scored.toDF(*types, *(field.name for field in added))
+        return scored.toDF(*(field.name for field in [*columns, *added]))
 
     with driver_python(session):
         return ask(session, "a plan", plan, sum(map(len, task.files.values())))

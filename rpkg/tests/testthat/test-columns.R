@@ -81,3 +81,9 @@ test_that("known levels are the categories of text, but not of codes", {
   expect_false(has_text_column(frame, "label"))
   expect_false(has_text_column(frame, "b c"))
 })
+
+test_that("fields of a table's structs may be named", {
+  named <- list(label = "s.y", features = list(x = c("a", "s.b"), y = "t.c"), weight = NULL)
+  expect_identical(with_named_fields(c("a", "s"), named), c("a", "s", "s.y", "s.b"))
+  expect_identical(with_named_fields("a", list(features = NULL)), "a")
+})

@@ -95,6 +95,16 @@ test_that("a sparklyr table keeps its rows and gets predictions", {
     tolerance = 1e-6
   )
 
+  # Fields of a struct are named as in Spark.
+  nested <- dplyr::tbl(sc, dplyr::sql("SELECT id, kind, struct(a, b) AS s, c, d FROM iris_rows"))
+  nested <- predict(fit, dplyr::filter(nested, id <= 10L), features = c("s.a", "s.b", "c", "d"))
+  expect_identical(colnames(nested)[1:5], c("id", "kind", "s", "c", "d"))
+  expect_equal(
+    dplyr::pull(dplyr::arrange(nested, id), .pred_setosa),
+    predict(fit, iris_rows()[1:10, ])$.pred_setosa,
+    tolerance = 1e-6
+  )
+
   holed <- dplyr::mutate(table, b = dplyr::if_else(id == 3L, NA_real_, b))
   holed <- dplyr::collect(dplyr::arrange(predict(fit, dplyr::filter(holed, id < 5L)), id))
   expect_identical(is.na(holed$.pred_class), c(FALSE, FALSE, TRUE, FALSE))
