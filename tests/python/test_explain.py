@@ -13,6 +13,7 @@ from pythons import python_without
 
 import pybackend
 from pybackend import ClusterError, barrier_run
+from pybackend.launchers.spark import explain as explain_module
 from pybackend.launchers.spark.explain import explain_spark_error
 
 SPARK_SAYS = """\
@@ -51,6 +52,26 @@ def test_a_missing_module_comes_first(cause: str, headline: str) -> None:
     assert lines[0] == f"Spark could not run the job: the executors' Python on 10.0.0.7 {headline}"
     assert "-m pip install --upgrade" in lines[2]
     assert not [line for line in lines if line.startswith("\tat ")]
+
+
+@pytest.mark.parametrize(("machines", "other"), [(1, " (/usr/bin/python3)"), (2, "")])
+def test_a_module_that_the_workers_have_is_missing_for_a_udf(
+    machines: int, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [True, "vm", "/venv/bin/python"]
+    monkeypatch.setattr(explain_module, "ask_executors", lambda session, look: [found, found])
+    monkeypatch.setattr(explain_module, "is_one_machine", lambda session: machines == 1)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    says = RuntimeError(SPARK_SAYS.format(cause="ModuleNotFoundError: No module named 'pyarrow'"))
+    lines = str(explain_spark_error(says, object())).splitlines()
+    assert lines[0] == (
+        f"Spark could not run the job: the Python of the table's Python UDFs{other} on 10.0.0.7 "
+        "has no module 'pyarrow'"
+    )
+    assert lines[2] == (
+        "What to do: set PYSPARK_PYTHON=/venv/bin/python, which has it, or the setting "
+        "spark.pyspark.python, before the session starts"
+    )
 
 
 def test_other_causes_are_the_last_line_of_python() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import count_slots
+from pybackend.launchers.spark.slots import count_slots, is_one_machine
 from pybackend.words import show
 
 # They print the stack trace of a failed task: the first in local mode, the second always.
@@ -212,7 +213,9 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
         return None
     name = next(filter(None, found.groups()))
     package = _PACKAGES.get(name, name.partition(".")[0])
-    host, python = _find_python(session, package)
+    host, python, is_there = _find_python(session, package)
+    if is_there and not found[3]:
+        return _explain_other_python(text, session, package, python)
     shown = f"the executors' Python{f' ({python})' if python else ''}"
     host = find_host(text) or host
     place = f" on {host}" if host else ""
@@ -225,10 +228,29 @@ def _missing_module(text: str, session: Any) -> tuple[str, str] | None:
     )
 
 
-def _find_python(session: Any, package: str) -> tuple[str | None, str | None]:
-    """Return the host and Python of an executor, if possible one that lacks the package."""
+def _explain_other_python(
+    text: str, session: Any, package: str, python: str | None
+) -> tuple[str, str]:
+    """Explain a Python UDF that runs in another Python than the workers: it is set when defined."""
+    # As `driver_python` chooses the workers' Python only in place of this one.
+    is_default = not is_connect(session) and is_one_machine(session)
+    other = shutil.which("python3") if is_default else None
+    host = find_host(text)
+    return (
+        f"the Python of the table's Python UDFs{f' ({other})' if other else ''}"
+        f"{f' on {host}' if host else ''} has no module {show(package)}",
+        f"set PYSPARK_PYTHON={python}, which has it, or the setting spark.pyspark.python, before "
+        "the session starts",
+    )
+
+
+def _find_python(session: Any, package: str) -> tuple[str | None, str | None, bool]:
+    """Return the host and Python of an executor, and whether it has the package.
+
+    If there is an executor that lacks the package, it is that one.
+    """
     if session is None:
-        return None, None
+        return None, None, False
 
     # Pickled as code, as it is an inner function: executors may be unable to import this module.
     def look() -> tuple[bool, str, str]:
@@ -239,6 +261,6 @@ def _find_python(session: Any, package: str) -> tuple[str | None, str | None]:
         return find_spec(package) is not None, socket.gethostname(), sys.executable
 
     with suppress(Exception):
-        _, host, python = min(ask_executors(session, look))
-        return host, python
-    return None, None
+        is_there, host, python = min(ask_executors(session, look))
+        return host, python, is_there
+    return None, None, False
