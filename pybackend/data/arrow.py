@@ -158,13 +158,10 @@ class TensorReader:
         if group.shape and group.shape[0] is None:
             return self._read_ragged(columns[0], group)
         parts = [
-            self._read_matrix(column, name, group)
+            self._read_part(column, name, group)
             for column, name in zip(columns, group.columns, strict=True)
         ]
         found = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        if group.is_target:
-            self._reject_nan(found, group)
-        found = self._cast(found, group, lambda row: row)
         if group.shape is not None:
             return found.reshape(len(found), *group.shape)
         return found.reshape(-1) if group.is_flat else found
@@ -174,6 +171,13 @@ class TensorReader:
             return _read_strings(column)
         sizes = _measure_lists(column)
         return pack_lists(_read_strings(self._flatten_lists(column, name, sizes)), sizes)
+
+    def _read_part(self, column: Any, name: str, group: ColumnGroup) -> Array:
+        """Return a column's numbers in the tensor's type, of shape (rows, width)."""
+        numbers = self._read_matrix(column, name, group)
+        if group.is_target:
+            self._reject_nan(numbers, name, group)
+        return self._cast(numbers, name, group, lambda row: row)
 
     def _read_matrix(self, column: Any, name: str, group: ColumnGroup) -> Array:
         """Return numbers of shape (rows, width)."""
@@ -261,17 +265,18 @@ class TensorReader:
         if group.is_target and numbers.dtype.kind == "f" and np.isnan(numbers).any():
             row = row_of(int(np.argwhere(np.isnan(numbers))[0][0]))
             raise InputError(f"column {show(name)} contains NaN in {self._name_row(row)}")
-        return Ragged(self._cast(numbers, group, row_of), offsets)
+        return Ragged(self._cast(numbers, name, group, row_of), offsets)
 
-    def _cast(self, numbers: Array, group: ColumnGroup, row_of: Callable[[int], int]) -> Array:
+    def _cast(
+        self, numbers: Array, name: str, group: ColumnGroup, row_of: Callable[[int], int]
+    ) -> Array:
         """Cast numbers to the tensor's type, in this machine's byte order, if they fit."""
         wanted = np.dtype(group.dtype).newbyteorder("=")
         if numbers.dtype == wanted or not numbers.size:
             return numbers.astype(wanted, copy=False)
         if wanted.kind == "f" and numbers.dtype.kind == "f":
-            columns = ", ".join(map(repr, group.columns))
             return narrow(
-                numbers, wanted, lambda row: f"column {columns} in {self._name_row(row_of(row))}"
+                numbers, wanted, lambda row: f"column {show(name)} in {self._name_row(row_of(row))}"
             )
         with np.errstate(invalid="ignore"):
             cast = numbers.astype(wanted)
@@ -280,8 +285,8 @@ class TensorReader:
             if changed.any():
                 row = row_of(int(np.flatnonzero(changed)[0]))
                 raise InputError(
-                    f"column {', '.join(map(show, group.columns))} has numbers that do not fit in "
-                    f"{wanted.name} in {self._name_row(row)}"
+                    f"column {show(name)} has numbers that do not fit in {wanted.name} in "
+                    f"{self._name_row(row)}"
                 )
         return cast
 
@@ -304,7 +309,7 @@ class TensorReader:
             )
         return np.asarray(codes.to_numpy(zero_copy_only=False)).reshape(-1, 1)
 
-    def _reject_nan(self, found: Array, group: ColumnGroup) -> None:
+    def _reject_nan(self, found: Array, name: str, group: ColumnGroup) -> None:
         if found.dtype.kind != "f":
             return
         missing = np.isnan(found).reshape(len(found), -1).any(axis=1)
@@ -312,8 +317,8 @@ class TensorReader:
             what = "weight" if group.key.startswith("sample_weight") else "label"
             row = int(np.flatnonzero(missing)[0])
             raise InputError(
-                f"the {what} column {', '.join(map(show, group.columns))} contains NaN in "
-                f"{self._name_row(row)}: drop or fill those rows first"
+                f"the {what} column {show(name)} contains NaN in {self._name_row(row)}: drop or "
+                "fill those rows first"
             )
 
 

@@ -23,12 +23,15 @@ from pybackend.data.columns import (
 from pybackend.data.encoding import ONE_HOT, encoding_of, expand_names
 from pybackend.errors import InputError
 from pybackend.job.options import Promise
-from pybackend.words import REST, setting, show, spoken
+from pybackend.words import REST, either, setting, show, spoken
 
 # A table of pixels has hundreds of columns.
 _SHOWN_COLUMNS = 30
 # Dates, times and durations, as Arrow, pandas and Spark call their types.
 _TIMES = re.compile(r"(extension<pandas\.)?(date|time|duration|interval|period)")
+_SPARK_TIMES = re.compile(r"(date)|(timestamp(?:_ntz)?)|interval( .*)?")
+# Intervals of numbers or times, which pandas makes.
+_INTERVALS = re.compile(r"extension<pandas\.interval|interval\[")
 
 
 def group_columns(
@@ -227,7 +230,10 @@ class _GroupBuilder:
                     "numbers: make columns of its fields (pyarrow: table.flatten(); pandas: "
                     f"pd.json_normalize()), and name those to use, e.g. {example}"
                 )
-        if _TIMES.match(found):
+        if _INTERVALS.match(found):
+            middle = f"df[{show(column)}].map(lambda i: i.mid)"
+            expected = f"numbers: take the middle of its intervals, {middle}"
+        elif _TIMES.match(found):
             expected = (
                 f"numbers: convert its times, e.g. to {_suggest_number(column, found)}, or leave "
                 "the column out of `features`"
@@ -253,8 +259,10 @@ class _GroupBuilder:
 
 def _suggest_number(column: str, found: str) -> str:
     """Suggest how to convert a column of dates, times or durations to numbers."""
-    if spoken() == "R":  # a Spark table: R itself checks data frames
-        return "days since the first date (`datediff()`), or seconds (`unix_timestamp()`)"
+    if spark := _SPARK_TIMES.fullmatch(found):
+        return _suggest_in_spark(column, *spark.groups())
+    if spoken() == "R":  # data frames of R do not come here, only files
+        return f"days or seconds before you write the files: as.numeric({column})"
     pandas, polars = f"df[{show(column)}]", f"pl.col({show(column)})"
     if "period" in found:
         return (
@@ -262,17 +270,33 @@ def _suggest_number(column: str, found: str) -> str:
             ".dt.to_timestamp()"
         )
     if "duration" in found or "interval" in found:
-        return (
-            f"seconds (pandas: {pandas}.dt.total_seconds(); polars: {polars}.dt.total_seconds(); "
-            "Spark: unix_timestamp() of the ends)"
-        )
+        return f"seconds (pandas: {pandas}.dt.total_seconds(); polars: {polars}.dt.total_seconds())"
     if re.match(r"time(32|64)?(\[|$)", found):
         return f"the hour (pandas: {pandas}.map(lambda t: t.hour); polars: {polars}.dt.hour())"
     return (
         f"days since the first date (pandas: t = pd.to_datetime({pandas}), (t - t.min()).dt.days; "
-        f"polars: ({polars} - {polars}.min()).dt.total_days(); Spark: datediff()), or the month "
-        "or weekday"
+        f"polars: ({polars} - {polars}.min()).dt.total_days()), or the month or weekday"
     )
+
+
+def _suggest_in_spark(column: str, date: str | None, time: str | None, _: str | None) -> str:
+    """Suggest how to convert a Spark column, in the words of PySpark or of dplyr."""
+    if date is None and time is None:
+        return (
+            "seconds or months between its ends: the difference of their unix_timestamp(), or "
+            "months_between() of them"
+        )
+    begin = "F.unix_timestamp(F.lit('2020-01-01'), 'yyyy-MM-dd')"
+    days = f"(F.unix_timestamp('{column}') - {begin}) / 86400"
+    if spoken() == "R":
+        begin = 'unix_timestamp("2020-01-01", "yyyy-MM-dd")'
+        days = f"(unix_timestamp({column}) - {begin}) / 86400"
+    if date:
+        start = 'to_date("2020-01-01")'
+        days = f"datediff({column}, {start})"
+        days = either(f"F.datediff('{column}', F.lit('2020-01-01'))", days)
+    made = either(f"df.withColumn('{column}', {days})", f"mutate(data, {column} = {days})")
+    return f"days since a day, {made}, or the month or weekday, month() and dayofweek()"
 
 
 def _check_known(column: str, kinds: Mapping[str, Any], name: str, why: str = "") -> None:

@@ -19,6 +19,8 @@ from pybackend.words import show
 Names = str | Sequence[str]
 TEXT = "str"
 DEFAULT_LABEL = "label"
+# How the names of a pandas MultiIndex become text.
+JOINED_NAMES = "frame.columns = ['_'.join(map(str, name)) for name in frame.columns]"
 # Index columns that pandas, dask and Spark's pandas API write next to the data.
 _INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__|__natural_order__")
 
@@ -275,7 +277,10 @@ def _check_names(argument: str, value: Any, single: bool) -> None:
     for key, names in groups.items():
         is_list = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
         if not isinstance(names, str) and (single or not is_list or not names):
-            raise InputError(f"`{argument}` must be {expected}, not {show(value)}")
+            given = names if isinstance(names, list) else [names]
+            is_multi = any(isinstance(name, tuple) for name in given)
+            cure = f": join the names of a MultiIndex, e.g. {JOINED_NAMES}" if is_multi else ""
+            raise InputError(f"`{argument}` must be {expected}, not {show(value)}{cure}")
         if is_list and (twice := next((n for n in names if names.count(n) > 1), None)):
             raise InputError(f"`{argument}` lists the column {show(twice)} twice")
         if key is not None and (not isinstance(key, str) or not key or "/" in key):

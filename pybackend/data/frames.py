@@ -27,6 +27,7 @@ from pybackend.data.arrow import (
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import (
     DEFAULT_LABEL,
+    JOINED_NAMES,
     ColumnGroup,
     ColumnKind,
     ColumnSpec,
@@ -369,9 +370,12 @@ def _check_names(frame: Any, name: str) -> None:
     names = list(frame.columns)
     bad = [column for column in names if not isinstance(column, str)]
     if bad:
+        is_multi = isinstance(bad[0], tuple)
+        cure = (
+            JOINED_NAMES if is_multi else "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+        )
         raise InputError(
-            f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. "
-            "frame.columns = [f'c{n}' for n in range(frame.shape[1])]"
+            f"`{name}` has a column named {show(bad[0])}: column names must be text, e.g. {cure}"
         )
     reject_duplicate_columns(names, name)
 

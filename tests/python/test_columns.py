@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from pybackend import words
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnKind, ColumnSpec, check_column_spec, list_columns
 from pybackend.errors import InputError
@@ -107,3 +109,55 @@ def test_a_wrong_spec_is_rejected_before_any_table_is_looked_at(choice: Any, mes
     with pytest.raises(InputError) as caught:
         check_column_spec(ColumnSpec(**choice))
     assert message in str(caught.value)
+
+
+DAY = "convert its times, e.g. to days since a day, "
+PARTS = ", or the month or weekday, month() and dayofweek(), or leave the column out of `features`"
+
+
+@pytest.mark.parametrize(
+    ("kind", "language", "expected"),
+    [
+        ("date", "Python", f"df.withColumn('t', F.datediff('t', F.lit('2020-01-01'))){PARTS}"),
+        ("date", "R", f'mutate(data, t = datediff(t, to_date("2020-01-01"))){PARTS}'),
+        (
+            "timestamp_ntz",
+            "Python",
+            "df.withColumn('t', (F.unix_timestamp('t') - F.unix_timestamp(F.lit('2020-01-01'), "
+            f"'yyyy-MM-dd')) / 86400){PARTS}",
+        ),
+        (
+            "timestamp",
+            "R",
+            'mutate(data, t = (unix_timestamp(t) - unix_timestamp("2020-01-01", "yyyy-MM-dd")) / '
+            f"86400){PARTS}",
+        ),
+    ],
+)
+def test_times_of_spark_are_converted_in_its_words(
+    kind: str, language: words.Language, expected: str
+) -> None:
+    kinds = {"t": ColumnKind("other", None, 0, kind)}
+    words.speak(language)
+    try:
+        with pytest.raises(InputError) as caught:
+            group_columns(ColumnSpec(label=None), kinds, "float32", "data")
+    finally:
+        words.speak("Python")
+    start = "column 't'" if language == "Python" else 'column "t"'
+    message = f"{start} of `data` has type {kind}; expected numbers: {DAY}{expected}"
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("struct<a:int>", "name the fields to use, e.g. features=['t.a']"),
+        ("struct<a: int64>", "and name those to use, e.g. features=['t.a']"),
+        ("interval day to second", "the difference of their unix_timestamp(), or"),
+    ],
+)
+def test_other_columns_say_how_they_become_numbers(kind: str, expected: str) -> None:
+    kinds = {"t": ColumnKind("other", None, 0, kind)}
+    with pytest.raises(InputError, match=re.escape(expected)):
+        group_columns(ColumnSpec(label=None), kinds, "float32", "data")

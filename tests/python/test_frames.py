@@ -21,7 +21,7 @@ import scipy.sparse
 
 from pybackend.api.datasets import narrow_columns
 from pybackend.data.arrays import flatten_data
-from pybackend.data.columns import ColumnSpec
+from pybackend.data.columns import ColumnSpec, check_column_spec
 from pybackend.data.frames import FrameRows, holds_frame, is_frame
 from pybackend.data.ragged import Ragged
 from pybackend.data.row_store import describe_layout, write_columns
@@ -560,6 +560,30 @@ def test_times_say_how_they_become_numbers(values: Any, made: str) -> None:
     with pytest.raises(InputError, match=r"'when'.*convert its times") as caught:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
     assert made in str(caught.value)
+
+
+def test_intervals_are_no_times() -> None:
+    frame = pd.DataFrame({"when": pd.interval_range(0, 2), "label": [0, 1]})
+    with pytest.raises(InputError, match=r"take the middle of its intervals, df\['when'\].map\("):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+
+
+def test_names_of_several_levels_are_to_be_joined() -> None:
+    names = pd.MultiIndex.from_tuples([("a", "x"), ("label", "y")])
+    frame = pd.DataFrame(np.ones((2, 2)), columns=names)
+    cure = "e.g. frame.columns = ['_'.join(map(str, name)) for name in frame.columns]"
+    message = f"a column named ('a', 'x'): column names must be text, {cure}"
+    with pytest.raises(InputError, match=re.escape(message)):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
+    message = f"not ('label', 'y'): join the names of a MultiIndex, {cure}"
+    with pytest.raises(InputError, match=re.escape(message)):
+        check_column_spec(ColumnSpec(label=("label", "y")))
+
+
+def test_a_number_that_is_too_large_accuses_its_column_alone() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [1.0, 1e300], "label": [0, 1]})
+    with pytest.raises(InputError, match=r"^column 'b' in row 1 .* has the number 1e\+300, which"):
+        FrameRows.of(frame, ColumnSpec(), "float32", "data")
 
 
 @pytest.mark.parametrize(
