@@ -72,6 +72,7 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
         check_input_names,
         check_output_names,
         check_text,
+        name_inputs,
         reshape_rows,
     )
     from pybackend.model.labels import (
@@ -95,6 +96,9 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
                 check_levels(model, levels, argument)
         if isinstance(data, TableRows):
             names = data.feature_names
+            if any(name.startswith("#") for name in names):  # a list, in the order of the inputs
+                check_input_names(model, [group.key for group in data.column_groups])
+                names = dict(zip(name_inputs(model), names.values(), strict=False))
             check_features(model, None if list(names) == [""] else names, names)
         if isinstance(columns, dict):
             ragged = [key for key, column in columns.items() if isinstance(column, Ragged)]

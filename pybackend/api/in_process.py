@@ -25,7 +25,7 @@ from pybackend.api.settings import read_keras_defaults
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
-from pybackend.data.frames import FrameRows, is_frame, is_pandas
+from pybackend.data.frames import FrameRows, has_frames, is_frame, is_pandas
 from pybackend.data.predictions import Predictions, spread_rows
 from pybackend.data.row_store import write_columns
 from pybackend.data.rows import Rows, StoredRows, to_rows
@@ -173,8 +173,8 @@ def _read_inputs(x: Any, columns: ColumnSpec, job: ModelJob, *, skips_incomplete
         if not skips_incomplete:
             return FileRows.at(x, columns, job.floatx, "x")
         x = read_table(x, columns, "x")
-    if is_frame(x):
-        return FrameRows.of(x, columns, job.floatx, "x", skips_incomplete=skips_incomplete)
+    if has_frames(x):
+        return FrameRows.of((x,), columns, job.floatx, "x", skips_incomplete=skips_incomplete)
     return arrays.flatten_inputs(x, job.floatx, may_be_empty=True)
 
 

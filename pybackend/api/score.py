@@ -24,7 +24,7 @@ from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
-from pybackend.data.frames import FrameRows, is_frame
+from pybackend.data.frames import FrameRows, has_frames
 from pybackend.errors import InputError
 from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob
 from pybackend.job.options import DataOptions
@@ -195,9 +195,9 @@ class _InputReader:
 
     def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
         """Return the columns for launchers; no data set if there are no rows to predict."""
-        if is_frame(self._x):
+        if has_frames(self._x):
             rows = FrameRows.of(
-                self._x, columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
+                (self._x,), columns, job.floatx, "x", skips_incomplete=self._skips_incomplete
             )
             self.complete, found = rows.complete, rows.columns
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ class FrameRows(TableRows):
         Parameters
         ----------
         data
-            A table, or a tuple of a table, labels and weights (see `holds_frame`).
+            Tables, or a tuple of tables, labels and weights (see `holds_frame`).
         skips_incomplete
             Whether to leave out rows with a null or an unknown category; then there may be zero
             rows.
@@ -86,7 +86,10 @@ class FrameRows(TableRows):
             or an array of a different length.
         """
         frame, *targets = data if isinstance(data, (list, tuple)) else (data,)
-        table = _read_table(frame, name)
+        if is_frame(frame):
+            table = _read_table(frame, name)
+        else:
+            spec, table = _read_inputs(frame, spec, floatx, name)
         if targets:
             spec, table = _add_targets(spec, table, targets, floatx, name)
         if not table.rows and not skips_incomplete:
@@ -178,11 +181,23 @@ def is_pandas(data: Any) -> bool:
     return pandas is not None and isinstance(data, pandas.DataFrame)
 
 
+def has_frames(x: Any) -> bool:
+    """Return whether x is a table, or a dict or list of tables and arrays of several inputs."""
+    inputs = list(x.values()) if isinstance(x, Mapping) else x
+    if not isinstance(inputs, (list, tuple)):
+        return is_frame(x)
+    is_table = [is_frame(one) for one in inputs]
+    others = [one for one, is_one in zip(inputs, is_table, strict=True) if not is_one]
+    return any(is_table) and all(
+        getattr(one, "dtype", np.dtype("O")).kind in "fiub" for one in others
+    )
+
+
 def holds_frame(data: Any) -> bool:
-    """Return whether x is a table, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
+    """Return whether x has tables, in data of the form x, (x,), (x, y) or (x, y, sample_weight)."""
     if not isinstance(data, (list, tuple)):
-        return is_frame(data)
-    return 1 <= len(data) <= 3 and is_frame(data[0])
+        return has_frames(data)
+    return 1 <= len(data) <= 3 and has_frames(data[0])
 
 
 @dataclass(frozen=True)
@@ -250,6 +265,47 @@ def _read_pandas(frame: Any, name: str) -> _Table:
     )
 
 
+def _read_inputs(x: Any, spec: ColumnSpec, floatx: str, name: str) -> tuple[ColumnSpec, _Table]:
+    """Return several inputs as one table, and its columns of each input.
+
+    The column ``a`` of the input ``left`` is ``left.a``, unless `features` has it as ``a``. An
+    array is one column with the name of the input.
+    """
+    known = spec.features if isinstance(spec.features, Mapping) else {}
+    own: dict[str, tuple[_Table, str]] = {}
+    features: dict[str, list[str]] = {}
+    rows: dict[str, int] = {}
+    tensors = dict(spec.tensors or {})
+    for key, part in flatten_part("x", x):
+        of = input_name(key)
+        table = _read_targets(part, key, floatx, name)
+        columns = [of.removeprefix("#")]
+        if is_frame(part):
+            columns = [
+                column if column in known.get(of, ()) else f"{of.removeprefix('#')}.{column}"
+                for column in table.names
+            ]
+        elif np.ndim(part) > 2:
+            tensors[columns[0]] = part.dtype.str, part.shape[1:]
+        reject_duplicate_columns([*own, *columns], name)
+        own |= {c: (table, named) for c, named in zip(columns, table.names, strict=True)}
+        rows[key], indexes = table.rows, find_index(spec, table.names)
+        features[of] = [c for c in columns if own[c][1] not in indexes]
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{key}: {count}" for key, count in rows.items())
+        raise InputError(f"the inputs of `{name}` differ in their number of rows ({listed})")
+    label = spec.label if spec.label in own else None  # without labels, as arrays
+    spec = replace(spec, label=label, features=spec.features or features, tensors=tensors or None)
+    first, *_ = rows.values()
+    return spec, _Table(
+        list(own),
+        first,
+        lambda column: own[column][0].read(own[column][1]),
+        lambda column: own[column][0].describe(own[column][1]),
+        lambda column: own[column][0].find_categories(own[column][1]),
+    )
+
+
 def _add_targets(
     spec: ColumnSpec, table: _Table, targets: Sequence[Any], floatx: str, name: str
 ) -> tuple[ColumnSpec, _Table]:
@@ -310,7 +366,7 @@ def _add_targets(
 
 
 def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
-    """Return labels or weights as a table, of one column unless they are a data frame."""
+    """Return an input, labels or weights as a table, of one column unless it is a data frame."""
     if is_frame(part):
         if is_pandas(part):
             part = part.set_axis([str(column) for column in part.columns], axis=1)
@@ -329,7 +385,7 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
 
 
 def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
-    """Convert labels or weights to an Arrow column."""
+    """Convert an array to an Arrow column."""
     import pyarrow as pa
 
     pandas = sys.modules.get("pandas")

@@ -6,6 +6,7 @@ import datetime
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -560,6 +561,51 @@ def test_times_say_how_they_become_numbers(values: Any, made: str) -> None:
     with pytest.raises(InputError, match=r"'when'.*convert its times") as caught:
         FrameRows.of(frame, ColumnSpec(), "float32", "data")
     assert made in str(caught.value)
+
+
+LEFT = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+RIGHT = pd.DataFrame({"a": [5.0, 6.0], "kind": ["x", "y"]})
+
+
+@pytest.mark.parametrize("names", [("left", "right"), None])
+def test_frames_of_several_inputs_keep_their_names(names: Any) -> None:
+    def make(left: Any, right: Any) -> Any:
+        return dict(zip(names, (left, right), strict=True)) if names else [left, right]
+
+    data = make(LEFT, pl.from_pandas(RIGHT)), [0, 1]
+    assert holds_frame(data)
+    rows = FrameRows.of(data, ColumnSpec(), "float32", "data")
+    one, two = (f"x/{name}" for name in names or ("#0", "#1"))
+    assert rows.columns[one].tolist() == [[1, 3], [2, 4]]
+    assert rows.columns[two].tolist() == [[5, 1, 0], [6, 0, 1]]
+    assert rows.columns["y"].tolist() == [0, 1]
+    before = names or ("0", "1")
+    assert list(rows.feature_names.values()) == [
+        [f"{before[0]}.a", f"{before[0]}.b"],
+        [f"{before[1]}.a", f"{before[1]}.kind_x", f"{before[1]}.kind_y"],
+    ]
+    # As in a prediction: other orders and more columns.
+    x = make(LEFT[["b", "a"]].assign(c=0), RIGHT[["kind", "a"]][::-1])
+    again = FrameRows.of((x,), replace(rows.spec, label=None), "float32", "x").columns
+    assert again[one].tolist() == [[1, 3], [2, 4]]
+    assert again[two].tolist() == [[6, 0, 1], [5, 1, 0]]
+    with pytest.raises(InputError, match=rf"`x` has no column '{before[0]}\.b'.* Its columns are"):
+        FrameRows.of((make(LEFT[["a"]], RIGHT),), rows.spec, "float32", "x")
+    with pytest.raises(InputError, match=rf"differ in their number of rows \({one}: 2, {two}: 1\)"):
+        FrameRows.of((make(LEFT, RIGHT[:1]),), ColumnSpec(), "float32", "x")
+
+
+def test_frames_fit_the_features_of_one_frame() -> None:
+    spec = ColumnSpec(features={"left": ["a"], "image": ["image"]}, label=None)
+    images = np.arange(16, dtype="uint8").reshape(2, 2, 2, 2)
+    data = {"left": LEFT[["b", "a"]], "image": images}
+    assert holds_frame(data)
+    rows = FrameRows.of((data,), spec, "float32", "x").columns
+    assert rows["x/left"].tolist() == [[1], [2]]
+    assert np.array_equal(rows["x/image"], images)
+    assert rows["x/image"].dtype == "uint8"
+    assert not holds_frame({"left": images, "right": [1, 2]})
+    assert not holds_frame(([LEFT, ["a", "b"]], [0, 1]))
 
 
 def test_intervals_are_no_times() -> None:

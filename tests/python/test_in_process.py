@@ -176,6 +176,32 @@ def test_labels_as_a_frame_let_predictions_go_by_name(rows: Any, library: Any) -
         barrier_predict("local", result, other, workers=1)
 
 
+@pytest.mark.parametrize("is_dict", [True, False])
+def test_frames_of_several_inputs_are_predicted_by_name(rows: Any, is_dict: bool) -> None:
+    left, right = keras.Input((5,), name="left"), keras.Input((3,), name="right")
+    output = keras.layers.Dense(3)(keras.layers.Concatenate()([left, right]))
+    model = keras.Model({"left": left, "right": right} if is_dict else [left, right], output)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    frame = pd.DataFrame(rows[0][:20], columns=list("abcdefgh"))
+
+    def make(one: str, two: str) -> Any:
+        parts = frame[list(one)], frame[list(two)]
+        return dict(zip(("left", "right"), parts, strict=True)) if is_dict else list(parts)
+
+    data = make("abcde", "fgh"), rows[1][:20]
+    result = barrier_train("local", model, data, workers=1, epochs=1, verbose=0)
+    x = (rows[0][:20, :5], rows[0][:20, 5:])
+    x = dict(zip(("left", "right"), x, strict=True)) if is_dict else list(x)
+    expected = result.model.predict(x, verbose=0)
+    turned = make("edcba", "hgf")
+    np.testing.assert_allclose(result.predict(turned), expected, atol=1e-6)
+    found = barrier_predict("local", result, turned, workers=1, verbose=0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert result.evaluate((turned, data[1])) == pytest.approx(result.evaluate((x, data[1])))
+    with pytest.raises(InputError, match=r"`x` has no column '(left|0)\.e'"):
+        result.predict(make("abcd", "fgh"))
+
+
 def test_all_kinds_of_rows_give_the_figures_of_keras(rows: Any, tmp_path: Any) -> None:
     model, (x, y) = build_dense(), (rows[0][:70], rows[1][:70])
     result, weight = of(model), np.linspace(0, 2, 70)
