@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import keras
@@ -44,8 +45,8 @@ from pybackend.api.mnist import digit_model
 from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.options import DataOptions
 from pybackend.job.values import decode_value
+from pybackend.launchers.spark import attach, explain
 from pybackend.launchers.spark import barrier as spark_launcher
-from pybackend.launchers.spark import explain
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
@@ -731,7 +732,38 @@ def test_executors_get_this_very_package(spark: Any) -> None:
 def test_a_second_application_beside_this_one_is_refused(spark: Any) -> None:
     with pytest.raises(ClusterError, match=spark.sparkContext.applicationId) as caught:
         attach_spark(1, "secret")
-    assert "stop it with `session.stop()`, or pass that session" in str(caught.value)
+    assert "not through sparklyr: pass its session instead, or stop it with its stop()" in str(
+        caught.value
+    )
+
+
+def test_each_jvm_of_sparklyr_has_its_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def join(port: int, *_: Any) -> Any:
+        sys.modules["pretended.session"] = ModuleType(f"of {port}")
+        return f"session {port}"
+
+    monkeypatch.setattr(attach, "_FORGOTTEN", ("pretended",))
+    monkeypatch.setattr(attach, "_attached", {})
+    monkeypatch.setattr(attach, "_loaded", None)
+    monkeypatch.setattr(attach, "_attach", join)
+    monkeypatch.setattr(attach, "_reject_foreign_session", lambda: None)
+    ended: set[str] = set()
+    monkeypatch.setattr(attach, "_is_alive", lambda session: session not in ended)
+    try:
+        first = attach_spark(1, "secret"), sys.modules["pretended.session"]
+        sys.modules["pretended.later"] = ModuleType("later")
+        assert attach_spark(2, "secret") == "session 2"
+        assert sys.modules["pretended.session"].__name__ == "of 2"
+        assert "pretended.later" not in sys.modules
+        assert (attach_spark(1, "secret"), sys.modules["pretended.session"]) == first
+        assert "pretended.later" in sys.modules
+        ended.add("session 1")
+        assert attach_spark(2, "secret") == "session 2"
+        assert attach_spark(1, "secret") == "session 1"
+        assert sys.modules["pretended.session"] is not first[1]
+    finally:
+        for name in ("pretended.session", "pretended.later"):
+            sys.modules.pop(name, None)
 
 
 # A process has one Spark, which the other tests use.

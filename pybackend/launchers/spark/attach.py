@@ -12,21 +12,37 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.launchers.spark.session import ask
 from pybackend.words import either
 
-# Port and session to which this process is attached.
-_attached: tuple[int, Any] | None = None
 _FORGOTTEN = ("pyspark", "pybackend.ml", "pybackend.tfos")
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Session of a JVM, and the modules of PySpark that hold on to that JVM while not in use."""
+
+    session: Any
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+
+
+# By the port of the JVM.
+_attached: dict[int, _Attached] = {}
+# Port of the JVM whose modules are loaded.
+_loaded: int | None = None
 
 
 def attach_spark(
     port: int, secret: str, spark_home: str | None = None, python: str | None = None
 ) -> Any:
     """Return the PySpark session of the JVM whose Py4J server listens on a local port.
+
+    Each JVM has its own PySpark modules, so sparklyr may have several connections.
 
     Parameters
     ----------
@@ -44,23 +60,25 @@ def attach_spark(
     Raises
     ------
     ClusterError
-        This process already uses a different, live SparkContext; pyspark is not installed; or the
-        JVM does not answer.
+        This process started a Spark application itself; pyspark is not installed; or the JVM does
+        not answer.
     """
-    global _attached
     if importlib.util.find_spec("pyspark") is None:
         raise ClusterError(
             "pyspark is not installed for this Python: install the pyspark version that matches "
             'your Spark, e.g. with install_tfdist(extras = c("cpu", "spark")) in R'
         )
-    if _attached is not None and _is_alive(_attached[1]):
-        if _attached[0] == port:
-            return _attached[1]
-        _reject_session(_attached[1])
+    known = _attached.get(port)
+    if known is not None and _is_alive(known.session):
+        if _loaded != port:
+            _load_pyspark(port, known.modules)
+        return known.session
     _reject_foreign_session()
-    _forget_pyspark()
-    _attached = (port, _attach(port, secret, spark_home, python))
-    return _attached[1]
+    _load_pyspark(port, {})
+    for other in [other for other, one in _attached.items() if not _is_alive(one.session)]:
+        del _attached[other]
+    _attached[port] = _Attached(_attach(port, secret, spark_home, python))
+    return _attached[port].session
 
 
 def _attach(port: int, secret: str, spark_home: str | None, python: str | None) -> Any:
@@ -134,29 +152,31 @@ def _reject_foreign_session() -> None:
         session = ask(None, "its session", SparkSession.active)
     except Exception:  # raised for a session whose JVM exited
         return
-    if session is not None and _is_alive(session):
-        _reject_session(session)
-
-
-def _reject_session(session: Any) -> None:
+    if session is None or not _is_alive(session):
+        return
     context = session.sparkContext
+    if _loaded in _attached and context is _attached[_loaded].session.sparkContext:
+        return
     raise ClusterError(
-        f"Python already uses another Spark application ({context.applicationId}, master "
-        f"{context.master}): stop it with "
-        f"`{either('session.stop()', 'sparklyr::spark_disconnect_all()')}`, or pass that session "
-        "instead"
+        f"Python started another Spark application ({context.applicationId}, master "
+        f"{context.master}), not through sparklyr: pass its session instead, or stop it with its "
+        f"{either('stop()', '`$stop()`')}"
     )
 
 
-def _forget_pyspark() -> None:
-    """Remove PySpark from the loaded modules, because it holds on to the gateway of its first JVM.
+def _load_pyspark(port: int, modules: dict[str, ModuleType]) -> None:
+    """Replace the loaded modules of PySpark by those of the JVM at a port; empty: load new ones.
 
-    Objects of the old JVM refer to the old modules, so they never use the new JVM. Our modules with
-    classes derived from PySpark's are removed as well.
+    PySpark holds on to the gateway of its first JVM. Objects of a JVM refer to its modules, so they
+    never use another JVM. Our modules with classes derived from PySpark's are replaced as well.
     """
+    global _loaded
+    before = _attached[_loaded].modules if _loaded in _attached else dict[str, ModuleType]()
     for name in list(sys.modules):
         if any(name == one or name.startswith(f"{one}.") for one in _FORGOTTEN):
-            del sys.modules[name]
+            before[name] = sys.modules.pop(name)
+    sys.modules.update(modules)
+    _loaded = port
 
 
 @contextmanager

@@ -73,6 +73,24 @@ test_that("a local connection trains as this machine does", {
   expect_snapshot(error = TRUE, check_sc(sc, arg = "sc"))
 })
 
+test_full("a second connection trains beside the first, and after it", {
+  first <- file_connection("local[2]")
+  withr::local_dir(withr::local_tempdir())
+  config <- test_config()
+  second <- sparklyr::spark_connect("local[1]", app_name = "second", config = config)
+  on.exit(sparklyr::spark_disconnect(second))
+  application <- function(sc) open_session(check_sc(sc))$sparkContext$applicationId
+
+  for (sc in list(first, second, first)) {
+    expect_identical(application(sc), application_id(sc))
+  }
+  table <- sparklyr::sdf_copy_to(second, rows, "iris_rows")
+  fit <- barrier_train(second, dense_model(), table, workers = 1, verbose = 0)
+  sparklyr::spark_disconnect(first)
+  expect_identical(application(second), application_id(second))
+  expect_identical(sparklyr::sdf_nrow(predict(fit, table)), 150)
+})
+
 test_full("text as the label, weights of rows, and a SQL query, to which dplyr verbs are added", {
   sc <- file_connection("local[2]")
   rows$kind <- as.character(iris$Species)
