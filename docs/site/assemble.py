@@ -36,6 +36,7 @@ GUIDES = {
         "choose": "Choose a launcher",
         "training": "Train a model",
         "data": "Data",
+        "lakes": "Delta, Iceberg, Hugging Face, web data",
         "detached": "Leave a job running",
         "monitoring": "Monitor",
         "tuning": "Tune",

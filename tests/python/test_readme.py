@@ -34,6 +34,7 @@ GUIDES = {
         "databases",
         "detached",
         "strategies",
+        "lakes",
     ],
 }
 
