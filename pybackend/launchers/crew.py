@@ -143,9 +143,8 @@ class Crew:
         """Wait until another thread has added a failure."""
         self._has_failed.wait(seconds)
 
-    @property
     def deadline(self) -> float:
-        """When to stop waiting for running workers; infinity while the job continues.
+        """Return when to stop waiting for running workers; infinity while the job continues.
 
         The clock is ``time.monotonic``. Each loss is reported to the user once. The report of a
         loss may arrive before the report that training has begun.
@@ -199,7 +198,7 @@ class Crew:
         while self.missing:
             check()
             check_stop()
-            if time.monotonic() > min(latest, self.deadline):
+            if time.monotonic() > min(latest, self.deadline()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             listen(LOOK_SECONDS)
@@ -225,7 +224,7 @@ class Crew:
         WorkerFailedError
             Failures end the job; the earliest is the cause.
         """
-        _ = self.deadline  # the last losses are reported, too
+        self.deadline()  # reports the last losses
         for rank in self.missing:
             text = "ended by the launcher because another worker failed"
             host = self._hosts if isinstance(self._hosts, str) else self._hosts[rank]

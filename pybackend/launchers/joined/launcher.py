@@ -267,7 +267,7 @@ class _Others:
     def give_up(self) -> str | None:
         """Return the reason to stop waiting for this process's own worker, or None."""
         self._look()
-        is_over = time.monotonic() > self._crew.deadline
+        is_over = time.monotonic() > self._crew.deadline()
         return "ended because another worker failed" if is_over else None
 
     def wait(self, own: WorkerReport) -> list[WorkerReport]:
