@@ -9,7 +9,7 @@ import numpy as np
 
 from pybackend.api.calls import ModelCall
 from pybackend.data import arrays
-from pybackend.data.columns import ColumnSpec, TableRows
+from pybackend.data.columns import TEXT, ColumnSpec, TableRows
 from pybackend.data.datasets import Batches, is_dataset
 from pybackend.data.files import is_path
 from pybackend.data.frames import FrameRows
@@ -100,12 +100,14 @@ def check_rows_fit(model: Any, datasets: Mapping[str, Any], job: ModelJob) -> An
                 check_input_names(model, [group.key for group in data.column_groups])
                 names = dict(zip(name_inputs(model), names.values(), strict=False))
             check_features(model, None if list(names) == [""] else names, names)
+            inputs = [group for group in data.column_groups if not group.is_target]
+            check_text(model, {one.key: one.columns for one in inputs if one.dtype == TEXT})
         if isinstance(columns, dict):
             ragged = [key for key, column in columns.items() if isinstance(column, Ragged)]
             try:
                 if not isinstance(data, TableRows):
                     check_input_names(model, columns)
-                    check_text(model, ragged)
+                    check_text(model, dict.fromkeys(ragged, ()))
                 rows = None if ragged else reshape_rows(to_rows(columns), model)
             except InputError as error:
                 raise InputError(f"`{argument}`: {error}") from error

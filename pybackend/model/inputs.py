@@ -12,7 +12,7 @@ from pybackend.data.rows import Renamed, Rows, reshape_columns
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
 from pybackend.model.layers import build_model, is_of_keras
-from pybackend.words import REST, setting, show
+from pybackend.words import REST, call_of, setting, show
 
 _LISTED = 20
 
@@ -174,27 +174,31 @@ def _check_output_count(model: Any, count: int) -> None:
         )
 
 
-def check_text(model: Any, texts: Collection[str]) -> None:
+def check_text(model: Any, texts: Mapping[str, Sequence[str]]) -> None:
     """Reject text for inputs that take numbers.
 
     Parameters
     ----------
     texts
-        Names of the arrays of text.
+        Names of the arrays of text; with each, the column that it has in a table, or nothing.
 
     Raises
     ------
     InputError
-        Names the array and the expected type.
+        Names the array or the column, and the expected type.
     """
     inputs = name_inputs(model)
     for number, (name, tensor) in enumerate(inputs.items()):
-        for key in texts:
+        for key, columns in texts.items():
             is_this = key in (f"x/#{number}", f"x/{name}") or len(inputs) == 1
             if is_this and keras.backend.standardize_dtype(tensor.dtype) != "string":
+                what, how = key, "as numbers first"
+                if columns:
+                    encode = call_of("DataOptions", encode={columns[0]: "one_hot"})
+                    what, how = f"column {show(columns[0])}", f"({setting(data_options=encode)})"
                 raise InputError(
-                    f"{key} is text, but the model's input takes {tensor.dtype}: encode it as "
-                    "numbers first, or begin the model with a TextVectorization layer"
+                    f"{what} is text, but the model's input takes {tensor.dtype}: encode it "
+                    f"{how}, or begin the model with a TextVectorization layer"
                 )
 
 
@@ -225,6 +229,8 @@ def reshape_rows(rows: Rows, model: Any) -> Rows:
         expected = model.input_shape
     except (AttributeError, TypeError):  # not built
         return rows
+    inputs = {key: np.dtype(kind) for key, (kind, _) in rows.spec.items() if key[0] == "x"}
+    check_text(model, {key: () for key, kind in inputs.items() if kind.kind == "O"})
     rows = reshape_columns(rows, _shapes_by_column(expected, model, rows))
     return _match_names(rows, model)
 

@@ -90,8 +90,8 @@ def test_other_outputs_and_text_for_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="outputs p, q, but there are labels for 1"):
         check_output_names(model, ["x", "y"])
     with pytest.raises(InputError, match="x is text, but the model's input takes float32"):
-        check_text(model, ["x"])
-    check_text(keras.Sequential([keras.Input((1,), dtype="string")]), ["x"])
+        check_text(model, {"x": ()})
+    check_text(keras.Sequential([keras.Input((1,), dtype="string")]), {"x": ()})
 
 
 def test_inputs_that_take_text_are_known_by_name() -> None:
@@ -138,6 +138,23 @@ def test_a_model_that_workers_build_is_compared_with_the_names_of_a_table() -> N
     for model, kind in ((wide(), InputError), (wide, WorkerFailedError)):
         with pytest.raises(kind, match=expected):
             barrier_train("local", model, frame, workers=1, verbose=0)
+
+
+def test_text_for_an_input_that_takes_numbers_is_named() -> None:
+    frame = pd.DataFrame({"t": ["u", "v"], "y": [1.0, 2.0]})
+    for model, data, kind, what in (
+        (_regression(), frame, InputError, "column 't' is text, .*'one_hot'"),
+        (_regression, frame, WorkerFailedError, "x is text, but the model's input takes float32"),
+        (_regression, (frame[["t"]].to_numpy(), frame["y"]), WorkerFailedError, "x is text, but"),
+    ):
+        with pytest.raises(kind, match=what):
+            barrier_train("local", model, data, label="y", workers=1, verbose=0)
+
+
+def _regression() -> Any:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
 
 
 def test_inputs_in_a_mapping_have_its_names_in_any_order() -> None:
