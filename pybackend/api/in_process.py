@@ -110,16 +110,20 @@ def shape_outputs(
     complete
         Which rows are complete; None: all.
     """
-    kind = call.type
-    if kind == "raw" or (kind is None and not is_frame(x)):
+    if not shows_columns(call.type, x):
         return _spread_outputs(outputs, complete)
 
     import keras
 
     levels = None if known is None else check_levels(known.levels)
-    made = predictions_of(find_model(), kind, check_levels(call.levels), levels)
+    made = predictions_of(find_model(), call.type, check_levels(call.levels), levels)
     columns_of = made.arrow(keras.tree.flatten(outputs), complete)
     return _tabulate(made, columns_of, x.index if is_pandas(x) else None)
+
+
+def shows_columns(kind: str | None, x: Any) -> bool:
+    """Return whether predictions of a type for these inputs are columns, not the raw outputs."""
+    return kind != "raw" and (kind is not None or is_frame(x))
 
 
 def _predict_rows(model: Any, found: Any, job: ModelJob) -> Any:

@@ -197,7 +197,7 @@ def _encode(
         custom_objects = add_custom_objects(model, custom_objects)
         rows = check_rows_fit(model, datasets, job)
     else:
-        job = replace(job, feature_names=_list_features(datasets["train"]))
+        job = replace(job, feature_names=_list_features(datasets.get("train")))
     files = encode_model(model, custom_objects, job, callbacks, as_file, rows, datasets)
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from pybackend.api.calls import (
     explain_arguments,
 )
 from pybackend.api.datasets import read_data
-from pybackend.api.in_process import shape_outputs
+from pybackend.api.in_process import shape_outputs, shows_columns
 from pybackend.api.model import is_keras_model
 from pybackend.api.model_columns import check_levels, check_on_missing, check_type
 from pybackend.api.request import prepare
@@ -32,6 +31,7 @@ from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
 from pybackend.launchers import count_workers, launcher_for
+from pybackend.words import setting
 
 
 @explain_arguments
@@ -171,6 +171,7 @@ def barrier_predict(
     )
     reader = _InputReader(x, skips_incomplete=check_on_missing(on_missing))
     request = prepare(PredictionJob, call, reader.read)
+    here = _build(request.model) if shows_columns(type, x) else None
     if request.datasets:
         outcome = request.run(launcher)
         parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]
@@ -178,11 +179,26 @@ def barrier_predict(
     else:
         outputs = _predict_nothing(request.model)
     known = model if isinstance(model, TrainResult) else None
-    return shape_outputs(outputs, reader.complete, x, call, known, partial(_build, request.model))
+    return shape_outputs(outputs, reader.complete, x, call, known, lambda: here)
 
 
 def _build(model: Any) -> Any:
-    return model if is_keras_model(model) else model()
+    """Return a model, whose outputs name the columns, before anything is computed.
+
+    Raises
+    ------
+    InputError
+        The function that builds it does not run in this session.
+    """
+    if is_keras_model(model):
+        return model
+    try:
+        return model()
+    except Exception as error:  # of the user's function
+        raise InputError(
+            f"the `model` function fails in this session ({error}), which needs the model's "
+            f"outputs to name the columns: pass {setting(type='raw')}, or a model"
+        ) from error
 
 
 class _InputReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pybackend.data.checkpoint_store import Manifest
 from pybackend.data.sharding import is_sharded_evenly
-from pybackend.data.structures import Difference, list_differences
+from pybackend.data.structures import list_differences, show_argument
 from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
@@ -96,12 +96,6 @@ def check_is_same(
         raise InputError(f"{which} is beyond {setting(epochs=job.epochs)}: increase `epochs`")
 
 
-def find_rate_change(saved: Manifest, described: Mapping[str, Any]) -> Difference | None:
-    """Return how the learning rate of a resumed training run differs from the checkpoint's."""
-    there, here = saved.job.get("model", ""), described.get("model", "")
-    return next((one for one in list_differences(there, here) if one.may_change), None)
-
-
 def check_rows_are_as_many(uri: str, saved: Manifest, rows: Mapping[str, int | None]) -> None:
     """Reject a checkpoint whose data sets had different numbers of rows; None: not known yet."""
     for name, here in rows.items():
@@ -123,8 +117,13 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     if name == "exchange":
         there = _select(there)
     if name == "model":
-        found = [one for one in list_differences(there or "", here) if not one.may_change]
+        found = list_differences(there or "", here)
         return f"model differs: {found[0]}. Build and compile it as before" if found else None
+    if name == "learning_rate":
+        if isinstance(there, float) == isinstance(here, float):
+            return None  # no variable of the state depends on it
+        was, now = show_argument(there), show_argument(here)
+        return f"`learning_rate` was {was}, but is now {now}. Compile the model as before"
     if name == "cut" and there is None and _was_cut_alike(saved, job):
         return None
     if name not in _ROWS:

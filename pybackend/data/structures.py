@@ -38,21 +38,8 @@ class Difference:
     def __str__(self) -> str:
         if not self.owner:
             return f"it has different {self.path[-1]}"
-        there, here = _show_argument(self.there), _show_argument(self.here)
+        there, here = show_argument(self.there), show_argument(self.here)
         return f"`{self.path[-1]}` of {self.owner} was {there}, but is now {here}"
-
-    @property
-    def may_change(self) -> bool:
-        """True for another learning rate, or another schedule of it: no variable depends on it."""
-        is_same_kind = isinstance(self.there, float) == isinstance(self.here, float)
-        is_all = self.path[-1] == "learning_rate"
-        return {"optimizer", "learning_rate"} <= set(self.path) and (is_same_kind or not is_all)
-
-    @property
-    def rate(self) -> float | None:
-        """The learning rate, if it is a number."""
-        is_rate = self.path[-1] == "learning_rate" and isinstance(self.here, float)
-        return self.here if is_rate else None
 
 
 def shorten(text: str) -> str:
@@ -68,17 +55,12 @@ def list_differences(there: str, here: str) -> list[Difference]:
     there, here
         Results of `shorten`; ``there`` may be the digest that older releases wrote.
     """
-    if there == here or there == digest_text(_expand(here)):
+    if there == here:
         return []
     if not there or not here or len(there) == _DIGEST:
         return [Difference("", ("compile settings or layer arguments",), None, None)]
-    own, other = json.loads(_expand(there)), json.loads(_expand(here))
-    found = _compare(own, other, "the model", ("layers",))
-    return list({str(one): one for one in found}.values())  # some are described twice
-
-
-def _expand(text: str) -> str:
-    return zlib.decompress(base64.b64decode(text)).decode() if text else ""
+    own, other = (json.loads(zlib.decompress(base64.b64decode(one))) for one in (there, here))
+    return list(_compare(own, other, "the model", ("layers",)))
 
 
 def _compare(there: Any, here: Any, owner: str, path: tuple[str, ...]) -> Iterator[Difference]:
@@ -104,7 +86,7 @@ def _drop_number(name: Any) -> str:
     return str(name).partition("#")[0]
 
 
-def _show_argument(value: Any) -> str:
+def show_argument(value: Any) -> str:
     """Show an argument in a few words."""
     if isinstance(value, dict):
         return _drop_number(value.get("class_name", "a dict"))

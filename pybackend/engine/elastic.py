@@ -49,6 +49,7 @@ from pybackend.job.notice import LeftError, Notice
 from pybackend.job.report import Audit, find_groups_before
 from pybackend.model.callbacks import counts_steps, select_callbacks
 from pybackend.model.load import LoadedModel, load_job_model
+from pybackend.model.structure import describe_rate
 from pybackend.net.rendezvous import address_of, listen
 
 
@@ -120,6 +121,8 @@ class Memory:
         The checkpoints that this process writes, as long as it is rank 0.
     run
         As in `CheckpointStore`; the same in all workers.
+    rate
+        The model's learning rate before training, as in `describe_rate`.
     """
 
     member: int
@@ -127,6 +130,7 @@ class Memory:
     is_asked: Callable[[], bool]
     notice: Notice = field(default_factory=Notice)
     first: dict[int, dict[str, str]] = field(default_factory=dict)
+    rate: Any = None
     kept: EpochState | None = None
     next: EpochState | None = None
     is_seeded: bool = False
@@ -244,6 +248,7 @@ class ElasticLifecycle(Lifecycle):
         """Open the checkpoints; the first group resumes from the newest one, if there is one."""
         memory, order = self._memory, self._order
         manifest, write = describe_replica(replica)
+        memory.rate = memory.rate or describe_rate(replica.model)  # callbacks may change it
         memory.run = self._share_run(replica.collective)
         if order.epoch is None:
             self._checkpoints = open_checkpoints(
@@ -262,7 +267,8 @@ class ElasticLifecycle(Lifecycle):
         elif manifest is None:
             self._checkpoints = Checkpoints(options, self.start)
         else:
-            manifest = replace(manifest, generations=order.generations)
+            described = {**manifest.job, "learning_rate": memory.rate}
+            manifest = replace(manifest, generations=order.generations, job=described)
             self._checkpoints = continue_checkpoints(
                 options, manifest, write, replica.emit, self.start, memory.checkpoints, memory.run
             )

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from pybackend.collective import Collective, broadcast_bytes
-from pybackend.data.checkpoint_checks import check_is_same, describe_settings, find_rate_change
+from pybackend.data.checkpoint_checks import check_is_same, describe_settings
 from pybackend.data.checkpoint_store import CheckpointStore, Manifest, Part, SavedCheckpoint
 from pybackend.data.files import check_writable
 from pybackend.data.rows import Rows, ShardedRows
 from pybackend.data.state_file import decode_state, encode_state
-from pybackend.data.structures import shorten
+from pybackend.data.structures import shorten, show_argument
 from pybackend.engine.checkpointing import Checkpointing, Checkpoints, CheckpointWriter
 from pybackend.engine.feed import Feed
 from pybackend.engine.lifecycle import Lifecycle, Start, build_what_is_restored, wait_for_all
@@ -36,7 +36,7 @@ from pybackend.job.messages import Emit, Note, Resumed
 from pybackend.job.notice import Notice
 from pybackend.job.report import Generation, resume_generations
 from pybackend.model.compare import hash_weights
-from pybackend.model.structure import describe_structure
+from pybackend.model.structure import describe_rate, describe_structure
 from pybackend.words import show
 
 # Rows that are compared: a file of other rows differs in these, too.
@@ -64,6 +64,7 @@ def describe_training(
     # First the differences that can be reported exactly.
     described["weights"] = [f"{v.dtype} {tuple(v.shape)}" for v in model.weights]
     described["model"] = shorten(describe_structure(model))
+    described["learning_rate"] = describe_rate(model)
     for name, own in rows.items():
         described[argument_of(name)] = None
         if own is not None and job.is_elastic:
@@ -222,9 +223,8 @@ def open_checkpoints(
     if saved is not None:
         emit(Resumed(saved.place, generations))
     known = newest.manifest if newest is not None and newest.model is not None else None
-    description = manifest.job  # it may have another learning rate
     manifest = _choose_model(store, manifest, known, write_model)
-    manifest = replace(manifest, job=description, generations=generations, fixed=fixed)
+    manifest = replace(manifest, generations=generations, fixed=fixed)
     writer = CheckpointWriter(store, options.keep, emit)
     return Checkpoints(options, _share(newest, job, collective), store, writer, manifest)
 
@@ -312,13 +312,17 @@ def _find(
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
     emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))
-    change = find_rate_change(newest.manifest, own.job)
-    if change is None:
+    there, here = (one.job.get("learning_rate") for one in (newest.manifest, own))
+    if there == here:
         return newest
-    emit(Note(f"{change}: the new one applies from here on"))
-    # A schedule has no state; a rate is a variable, which the checkpoint would restore.
-    state = {**decode_state(newest.state), RATE: change.rate}
-    return newest if change.rate is None else replace(newest, state=encode_state(state))
+    if isinstance(here, float):
+        # It is a variable, which the checkpoint would restore.
+        was, now = show_argument(there), show_argument(here)
+        emit(Note(f"the learning rate was {was}, and is {now} from here on"))
+        state = {**decode_state(newest.state), RATE: (there, here)}
+        return replace(newest, state=encode_state(state))
+    emit(Note("the learning rate has another schedule from here on"))
+    return replace(newest, model=None)  # its file has the old one
 
 
 def _share(newest: SavedCheckpoint | None, job: TrainingJob, collective: Collective) -> Start:

@@ -195,6 +195,27 @@ HISTORY = -1
 RATE = "learning_rate"
 
 
+def change_rate(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Set the learning rate of a training run that resumes with another one.
+
+    Raises
+    ------
+    InputError
+        Callbacks had changed the rate: whether theirs or the new one should hold is not known.
+    """
+    if RATE not in state:
+        return
+    there, here = state[RATE]
+    saved = float(optimizer.learning_rate)
+    if not np.isclose(saved, there, rtol=1e-6, atol=0.0):
+        raise InputError(
+            f"callbacks have changed the learning rate from {there:.7g} to {saved:.7g} since "
+            f"training began: compile the model with {there:.7g}, as before, and have callbacks "
+            "change it"
+        )
+    optimizer.learning_rate = here
+
+
 def keep_callbacks(replica: Replica) -> dict[int, Any]:
     """Return the callbacks of this rank for `TrainingState`, and Keras's history."""
     own = select_callbacks(replica.rank, replica.callbacks)
@@ -338,8 +359,7 @@ class TrainingState:
             if variable is not None and (is_same_group or id(variable) not in seeds):
                 value = own["differing"].get(number, state["variables"][number])
                 variable.assign(value)
-        if RATE in state:
-            self._model.optimizer.learning_rate = state[RATE]
+        change_rate(self._model.optimizer, state)
         known = {**ranks[0]["callbacks"], **own["callbacks"]}
         self._others = {n: one for n, one in known.items() if n not in self._callbacks}
         for number, callback in self._callbacks.items():

@@ -208,7 +208,7 @@ class Crew:
                 except ClusterError as error:
                     trouble, latest = error, time.monotonic() + CAUSE_SECONDS
         listen(0)
-        if trouble is not None and not self.has_failed:
+        if trouble is not None and not self._find_fatal():
             raise trouble
 
     def conclude(self, explain: Explain = lambda one: one) -> list[WorkerReport]:

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path("/")
-# Files of a memory control group, by version: limits, use, and the counters of `memory.stat` whose
+# Files of a memory control group, by version: limit, use, and the counters of `memory.stat` whose
 # pages the system gives back before it kills. Rows that were just written fill the page cache: the
 # use of a container with 6 GB free then is nearly its limit.
 _MEMORY = {
     2: (
-        ("memory.max", "memory.high"),
+        "memory.max",
         "memory.current",
         ("inactive_file", "active_file", "slab_reclaimable"),
     ),
     1: (
-        ("memory.limit_in_bytes",),
+        "memory.limit_in_bytes",
         "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
     ),
@@ -67,7 +67,7 @@ def read_memory(root: Path = _ROOT) -> float:
     with suppress(OSError, ValueError):
         found.append(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     for version, folder in list_groups("memory", root):
-        found += list(_read_limits(version, folder))
+        found.append(_read_number(folder / _MEMORY[version][0]))
     return min(found)
 
 
@@ -77,26 +77,29 @@ def read_free_memory(root: Path = _ROOT, swaps: bool = False) -> float:
     Parameters
     ----------
     swaps
-        Whether the swap space of the machine counts, too.
+        Whether swap space counts, too. In a group of version 1, it is left out.
     """
-    names = ("MemAvailable", "SwapFree") if swaps else ("MemAvailable",)
-    found = [read_meminfo(*names, root=root)]
+    spare = read_meminfo("SwapFree", root=root) if swaps else 0.0
+    found = [read_meminfo("MemAvailable", root=root) + spare]
     for version, folder in list_groups("memory", root):
-        _, current, given_back = _MEMORY[version]
-        limits = list(_read_limits(version, folder))
+        limit, current, given_back = _MEMORY[version]
         with suppress(OSError, ValueError):
             used = int((folder / current).read_text())
             lines = (folder / "memory.stat").read_text().splitlines()
             counters = dict(line.split() for line in lines)
             used -= sum(int(counters.get(name, 0)) for name in given_back)
-            found += [max(0.0, limit - used) for limit in limits]
+            free = max(0.0, _read_number(folder / limit) - used)
+            swapped = _read_number(folder / "memory.swap.current", 0.0)
+            most = _read_number(folder / "memory.swap.max") if version == 2 else 0.0
+            found.append(free + min(spare, max(0.0, most - swapped)))
     return min(found)
 
 
-def _read_limits(version: int, folder: Path) -> Any:
-    for name in _MEMORY[version][0]:
-        with suppress(OSError, ValueError):  # "max": no limit
-            yield float((folder / name).read_text())
+def _read_number(file: Path, otherwise: float = float("inf")) -> float:
+    """Return the number in a file; infinite by default if there is none, as for "max"."""
+    with suppress(OSError, ValueError):
+        return float(file.read_text())
+    return otherwise
 
 
 def read_meminfo(*names: str, root: Path = _ROOT) -> float:

@@ -13,16 +13,47 @@ _SHARED = "shared_object_id"
 def describe_structure(model: Any) -> str:
     """Return a model's layers and compile settings as JSON, but not its weights.
 
-    Empty for a model that cannot be described, e.g. of a class without ``get_config``.
+    Empty for a model that cannot be described, e.g. of a class without ``get_config``. The learning
+    rate of its optimizer is left out; see `describe_rate`.
     """
     import keras
 
     try:
-        described = keras.saving.serialize_keras_object(model)
+        described = dict(keras.saving.serialize_keras_object(model))
+        described.pop("compile_config", None)  # the same settings
         settings = model.get_compile_config() if model.compiled else None
+        optimizer = _find_optimizer(settings)
+        if optimizer is not None:
+            del optimizer["learning_rate"]
         return describe_config([described, settings])
     except Exception:  # a custom class may raise any error
         return ""
+
+
+def describe_rate(model: Any) -> Any:
+    """Return the learning rate of a compiled model's optimizer: a number, or a schedule as JSON.
+
+    None if there is none, or if the model cannot be described.
+    """
+    try:
+        optimizer = _find_optimizer(model.get_compile_config())
+    except Exception:  # a custom class may raise any error
+        return None
+    rate = None if optimizer is None else optimizer["learning_rate"]
+    return rate if isinstance(rate, float) else json.loads(describe_config(rate))
+
+
+def _find_optimizer(settings: Any) -> dict[str, Any] | None:
+    """Return the arguments of the optimizer that has the learning rate, perhaps a wrapped one."""
+    part = settings.get("optimizer") if isinstance(settings, dict) else None
+    while isinstance(part, dict):
+        config = part.get("config")
+        if not isinstance(config, dict):
+            return None
+        if "learning_rate" in config:
+            return config
+        part = config.get("inner_optimizer")
+    return None
 
 
 def describe_config(config: Any) -> str:

@@ -25,6 +25,7 @@ from pybackend.engine.resume import describe_model, describe_training, open_chec
 from pybackend.engine.save import SavingPlan, encode_trained, plan_saving, write_model
 from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.train import Training
+from pybackend.engine.training_state import change_rate
 from pybackend.engine.validation import build_metrics
 from pybackend.errors import InputError, PeerLostError
 from pybackend.job.checkpoint import pointing_to
@@ -299,6 +300,7 @@ class Keeping:
             values = found.start.state["variables"]
             for variable, value in zip(variables_of(self._model), values, strict=True):
                 variable.assign(value)
+            change_rate(self._model.optimizer, found.start.state)
 
     def keep(self, epoch: int) -> None:
         """Write a checkpoint of the current model, after this number of epochs."""

@@ -95,14 +95,19 @@ predict.tfdist_fit <- function(
 # The model's numbers for the complete rows of `newdata`, in the form that `type` asks for.
 shape_scores <- function(scores, model, complete, type, newdata, call) {
   is_fit <- inherits(model, "tfdist_fit")
-  if (identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")) {
+  if (!shows_columns(type, newdata)) {
     scores <- spread_rows(scores, complete)
     return(if (is_fit) name_scores(scores, model) else scores)
   }
   if (is_fit) {
     return(as_columns(scores, model, fit_model(model, call), complete, type, call))
   }
-  as_columns(scores, list(), if (is.function(model)) model() else model, complete, type, call)
+  as_columns(scores, list(), model, complete, type, call)
+}
+
+# Whether predictions are columns, not the raw outputs.
+shows_columns <- function(type, newdata) {
+  !identical(type %||% if (!is.data.frame(newdata)) "raw", "raw")
 }
 
 # The columns that a Spark table would get; for several outputs, also classes.

@@ -135,8 +135,10 @@ barrier_predict <- function(
   session <- if (is_rebuilt(model)) open_r_workers(route) else open_session(route)
   rows <- as_input(checked$rows, as_feature_array)
   call <- rlang::current_env()
+  # Before anything is computed: the model's outputs name the columns.
+  here <- if (is.function(model) && shows_columns(type, x)) model() else model
   scores <- run_scoring("barrier_predict", session, model, rows, settings, call)
-  shape_scores(scores, model, checked$complete, type, x, call)
+  shape_scores(scores, here, checked$complete, type, x, call)
 }
 
 run_scoring <- function(name, launcher, model, rows, settings, call) {

@@ -9,12 +9,15 @@ import pytest
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.job import FunctionJob, Job, TrainingJob
-from pybackend.job.messages import EpochEnded, Event, Failed, Note, StopTraining
+from pybackend.job.messages import Begun, EpochEnded, Event, Failed, Note, StopTraining
 from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers import crew as crew_module
 from pybackend.launchers.crew import Crew, find_fatal
 from pybackend.launchers.spark.task_failure import fail_task, find_failures
+
+ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
+ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)
 
 
 def failure(rank: int, kind: str = "KeyError", time: float = 0.0) -> Failure:
@@ -71,6 +74,11 @@ def test_workers_are_followed_until_the_first_cause_is_known(monkeypatch: Any) -
     crew.follow(lambda seconds: crew.hear(next(said)) if seconds else None, look)
     with pytest.raises(WorkerFailedError, match="KeyError: reason 0"):
         crew.conclude()
+    crew = Crew(ASYNCHRONOUS, lambda event: None)
+    crew.hear(Begun())
+    crew.lose([failure(2, "ProcessDied")])  # training goes on without it
+    with pytest.raises(ClusterError, match="no such partition"):
+        crew.follow(time.sleep, look)
     crew = Crew(FunctionJob(2), lambda event: None)
     crew.follow(time.sleep, seconds=0.05)
     assert crew.missing == [0, 1]
@@ -96,10 +104,6 @@ def test_others_have_longer_to_report_if_the_cause_is_not_known(
     assert seconds <= deadline - began <= seconds + (time.monotonic() - began)
     crew.hear(WorkerReport(2, "a", 1, failure=failure(2, "ValueError")))
     assert crew.deadline() <= deadline
-
-
-ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
-ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)
 
 
 @pytest.mark.parametrize(

@@ -439,7 +439,7 @@ def test_inputs_that_the_model_lacks_are_told_at_once(tmp_path: Path, rows: Any)
     path = parquet(tmp_path, rows, age=pa.array(np.arange(500) / 500))
     features = {"numbers": ["features"], "animals": "animal"}
     with pytest.raises(
-        InputError, match="the model has the inputs animal, numbers, words: specify"
+        InputError, match="the model has the inputs animal, numbers, tags, tracks, words: specify"
     ):
         barrier_train(None, build_named(), path, features=features, label="age", verbose=0)
 

@@ -132,6 +132,16 @@ def test_the_smallest_limit_of_memory_wins(
     assert read_free_memory(root) == free * GB
 
 
+def test_swap_space_counts_as_far_as_a_group_may_use_it(tmp_path: Path) -> None:
+    base = "sys/fs/cgroup/a"
+    files = {**group("a", 2, 2), f"{base}/memory.high": str(GB), f"{base}/memory.swap.max": "max"}
+    root = make(tmp_path, "0::/a", files)
+    assert (read_free_memory(root), read_free_memory(root, swaps=True)) == (0, GB)
+    for name, size in (("max", GB), ("current", GB * 3 // 4)):
+        (root / base / f"memory.swap.{name}").write_text(str(size))
+    assert read_free_memory(root, swaps=True) == GB // 4
+
+
 def test_what_cannot_be_read_is_no_limit(tmp_path: Path) -> None:
     assert read_free_memory(tmp_path) == float("inf")
     root = make(tmp_path, "0::/a", {"sys/fs/cgroup/a/memory.max": "many"})

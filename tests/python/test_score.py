@@ -175,3 +175,12 @@ def test_a_result_is_a_model_that_knows_its_columns(rows: Any, tmp_path: Any) ->
     further = barrier_train(None, result, path, label="animal", workers=1, verbose=0)
     assert (further.levels, further.features) == (result.levels, ["x"])
     assert further.history["loss"][0] < result.history["loss"][0]
+
+
+def test_a_function_that_cannot_run_here_is_told_before_the_workers_compute(rows: Any) -> None:
+    def build() -> Any:
+        return open("/only/on/workers")
+
+    frame = pd.DataFrame(rows[0][:3]).add_prefix("c")
+    with pytest.raises(InputError, match=r"`model` function fails in this .*: pass type='raw'"):
+        barrier_predict(None, build, frame, workers=1, verbose=0)
