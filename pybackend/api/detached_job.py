@@ -14,14 +14,8 @@ from typing import Any
 from pybackend.api.calls import Place, hide_frames
 from pybackend.api.display import Lines, choose_display
 from pybackend.api.job_copy import JobCopy, list_jobs
-from pybackend.api.job_folder import (
-    LOST_SECONDS,
-    JobFolder,
-    Status,
-    find_root,
-    next_step,
-    restore_error,
-)
+from pybackend.api.job_folder import JobFolder, find_root
+from pybackend.api.job_record import LOST_SECONDS, Status, next_step, restore_error
 from pybackend.api.observer import Observer, Observers, split_observers
 from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult

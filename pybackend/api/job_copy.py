@@ -17,16 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pybackend.api.job_folder import (
+from pybackend.api.job_folder import EVENTS, JobFolder, Root, list_folders
+from pybackend.api.job_record import (
     BEAT_SECONDS,
-    EVENTS,
     LOST_SECONDS,
     Ended,
-    JobFolder,
-    Root,
     Status,
     Submitted,
-    list_folders,
     parse_events,
 )
 from pybackend.api.result import TrainResult

@@ -22,99 +22,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pybackend.api.job_record import (
+    LOST_SECONDS,
+    End,
+    Ended,
+    JobError,
+    Status,
+    Submitted,
+    parse_events,
+)
 from pybackend.api.result import TrainResult
 from pybackend.data.files import hide_password, is_remote, local_path, write_whole
-from pybackend.errors import (
-    ClusterError,
-    DatabaseError,
-    Failure,
-    InputError,
-    PeerLostError,
-    RError,
-    SerializationError,
-    TfdistError,
-    WorkerFailedError,
-)
+from pybackend.errors import InputError
 from pybackend.job.codec import decode, encode, encode_line
 from pybackend.job.job import Job
-from pybackend.job.messages import Announced, Event, EventBytes, StepEnded, read_event
-from pybackend.words import Language, setting, show, spoken
+from pybackend.job.messages import Announced, Event, EventBytes, StepEnded
+from pybackend.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
-End = Literal["finished", "failed", "cancelled"]
-Status = Literal["running", "finished", "failed", "cancelled", "lost"]
 
 EVENTS = "events.jsonl"
-BEAT_SECONDS = 10.0
-"""Seconds between two signs of life of a driver."""
 _UNFINISHED = ".new-"
-# On another machine, a driver counts as lost if its last beat is older.
-LOST_SECONDS = 120.0
 _STEP_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A job as it was submitted: ``time`` in seconds since 1970, ``where`` its workers run.
-
-    ``copy`` is the URI to which its driver copies it for sessions on other machines.
-    """
-
-    time: float
-    host: str
-    where: str
-    workers: int
-    epochs: int
-    language: Language
-    copy: str | None = None
-
-
-@dataclass(frozen=True)
-class JobError:
-    """An error as data.
-
-    ``rank``, ``host`` and ``reason`` belong to a `PeerLostError`, ``failures`` to a
-    `WorkerFailedError`. The ``reason`` of an `RError` is R's call stack.
-    """
-
-    kind: str
-    message: str
-    failures: list[Failure]
-    rank: int = 0
-    host: str = ""
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a job."""
-
-    status: End
-    time: float
-    error: JobError | None = None
-
-
-def describe_error(error: TfdistError) -> JobError:
-    """Return an error as data."""
-    kind, text = type(error).__name__, str(error)
-    if isinstance(error, WorkerFailedError):
-        return JobError(kind, text, error.failures)
-    if isinstance(error, PeerLostError):
-        return JobError(kind, text, [], error.rank, error.host, error.reason)
-    return JobError(kind, text, [], reason=error.calls if isinstance(error, RError) else "")
-
-
-def restore_error(error: JobError) -> TfdistError:
-    """Return the error that `describe_error` described."""
-    if error.kind == "WorkerFailedError":
-        return WorkerFailedError(error.failures)
-    if error.kind == "PeerLostError":
-        return PeerLostError(error.rank, error.host, error.reason)
-    if error.kind == "RError":
-        return RError(error.message, error.reason)
-    kinds = (InputError, SerializationError, DatabaseError)
-    kind = next((kind for kind in kinds if kind.__name__ == error.kind), ClusterError)
-    return kind(error.message)
 
 
 @dataclass(frozen=True)
@@ -403,20 +332,5 @@ class EventLog:
         os.write(self._descriptor, encode_line(event))
 
 
-def parse_events(content: bytes, start: int) -> tuple[list[Event], int]:
-    """Return the complete events in a part of a log, and the position after them."""
-    complete, end, _ = content.rpartition(b"\n")
-    return [read_event(line) for line in complete.splitlines()], start + len(complete) + len(end)
-
-
 def _decode(decoder: bytes, content: bytes) -> Any:
     return pickle.loads(decoder)(content)  # noqa: S301
-
-
-def next_step(record: Submitted) -> str:
-    """Return what to do about a lost job."""
-    return (
-        f"its driver on {record.host} was killed, or the machine restarted, and its "
-        "workers ended with it: make the same call again, with "
-        f"`{setting(checkpoint=...)}` and `resume` if it wrote checkpoints"
-    )

@@ -1,0 +1,83 @@
+"""What the files of a detached job contain, in its folder and in a copy of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pybackend.errors import ClusterError, Failure, TfdistError
+from pybackend.job.messages import Event, read_event
+from pybackend.words import Language, setting
+
+End = Literal["finished", "failed", "cancelled"]
+Status = Literal["running", "finished", "failed", "cancelled", "lost"]
+
+BEAT_SECONDS = 10.0
+"""Seconds between two signs of life of a driver."""
+# On another machine, a driver counts as lost if its last beat is older.
+LOST_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job as it was submitted: ``time`` in seconds since 1970, ``where`` its workers run.
+
+    ``copy`` is the URI to which its driver copies it for sessions on other machines.
+    """
+
+    time: float
+    host: str
+    where: str
+    workers: int
+    epochs: int
+    language: Language
+    copy: str | None = None
+
+
+@dataclass(frozen=True)
+class JobError:
+    """An error as data: the name of its class, its text, and the arguments that create it."""
+
+    kind: str
+    message: str
+    arguments: list[list[Failure] | int | str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a job."""
+
+    status: End
+    time: float
+    error: JobError | None = None
+
+
+def describe_error(error: TfdistError) -> JobError:
+    """Return an error as data, with the arguments that pickle stores."""
+    arguments = error.__reduce__()[1]
+    assert isinstance(arguments, tuple)
+    return JobError(type(error).__name__, str(error), list(arguments))
+
+
+def restore_error(error: JobError) -> TfdistError:
+    """Return the error that `describe_error` described."""
+    kinds = {kind.__name__: kind for kind in TfdistError.__subclasses__()}
+    try:
+        return kinds[error.kind](*error.arguments)
+    except (KeyError, TypeError, ValueError, AttributeError):  # from another version
+        return ClusterError(error.message)
+
+
+def parse_events(content: bytes, start: int) -> tuple[list[Event], int]:
+    """Return the complete events in a part of a log, and the position after them."""
+    complete, end, _ = content.rpartition(b"\n")
+    return [read_event(line) for line in complete.splitlines()], start + len(complete) + len(end)
+
+
+def next_step(record: Submitted) -> str:
+    """Return what to do about a lost job."""
+    return (
+        f"its driver on {record.host} was killed, or the machine restarted, and its "
+        "workers ended with it: make the same call again, with "
+        f"`{setting(checkpoint=...)}` and `resume` if it wrote checkpoints"
+    )
