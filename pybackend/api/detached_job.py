@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from pybackend.api.observer import Observer, Observers, split_observers
 from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult
 from pybackend.data.files import hide_password
-from pybackend.errors import ClusterError, InputError
+from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.job.arguments import counted
 from pybackend.job.messages import (
     EpochEnded,
@@ -67,38 +68,54 @@ class DetachedJob:
 
     @property
     def status(self) -> Status:
-        """``"running"``, ``"finished"``, ``"failed"``, ``"cancelled"`` or ``"lost"``.
+        """Status of the job, in a word.
 
-        Lost: the process that drove the job was killed, or its machine restarted. The workers ended
-        with it.
+        ``"running"``, ``"finished"``, ``"failed"``, ``"cancelled"``, ``"lost"`` or
+        ``"unreadable"``. Lost: the process that drove the job was killed, or its machine restarted.
+        The workers ended with it. Unreadable: a file of the job is damaged, or the folder is not
+        yours; `describe` returns the reason.
         """
+        return self._look()[0]
+
+    def _look(self) -> tuple[Status, str]:
+        """Return the status, and the reason if it is ``"unreadable"``."""
         self._check_exists()
-        return self._folder.status
+        try:
+            return self._folder.status, ""
+        except (InputError, SerializationError) as error:
+            return "unreadable", str(error)
 
     def describe(self) -> str:
         """Return the status and the progress in a line."""
-        record, status = self._folder.submitted, self.status
+        status, reason = self._look()
+        if reason:
+            return f"{status}: {reason}"
+        record = self._folder.submitted
         ended = self._folder.ended
         if ended is not None and ended.error is not None:
             return f"{status}: {ended.error.message.partition(chr(10))[0]}"
         if status == "lost":
-            return f"{status}: {next_step(self._folder.submitted)}"
+            return f"{status}: {next_step(record)}"
         epochs = [e for e in self._folder.read_events(0)[0] if isinstance(e, EpochEnded)]
         done = max((event.epoch for event in epochs), default=0)
         where = f"{counted(record.workers, 'worker')}, {record.where}, driven on {record.host}"
         return f"{status}, epoch {done}/{record.epochs} completed ({where})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the job as plain data; ``submitted`` is in seconds since 1970."""
-        record = self._folder.submitted
+        """Return the job as plain data; ``submitted`` is in seconds since 1970.
+
+        What only the files of an unreadable job contain is None.
+        """
+        status = self.status
+        record = None if status == "unreadable" else self._folder.submitted
         return {
             "id": self.id,
-            "status": self.status,
-            "submitted": record.time,
-            "host": record.host,
-            "where": record.where,
-            "workers": record.workers,
-            "epochs": record.epochs,
+            "status": status,
+            "submitted": record and record.time,
+            "host": record and record.host,
+            "where": record and record.where,
+            "workers": record and record.workers,
+            "epochs": record and record.epochs,
             "folder": self.folder,
         }
 
@@ -133,6 +150,9 @@ class DetachedJob:
         self._check_exists()
         deadline = None if timeout is None else time.monotonic() + timeout
         patiently = partial(_call_patiently, self._folder.look_seconds, deadline)
+        status: Status = patiently(lambda: self.status)
+        if status == "unreadable":
+            return status
         job = self._folder.read_job()
         if verbose is not None:
             job = replace(job, verbose=verbose)
@@ -141,7 +161,7 @@ class DetachedJob:
         try:
             with display:
                 # First: then the log is complete.
-                status: Status = patiently(lambda: self._folder.status)
+                status = patiently(lambda: self.status)
                 if self._shown == 0 and status == "running":
                     display.begin(describe_start(self._folder.submitted, job), job)
                 is_past = True
@@ -152,7 +172,7 @@ class DetachedJob:
                         display.ended(status)
                         return status
                     time.sleep(self._folder.look_seconds)
-                    status = patiently(lambda: self._folder.status)
+                    status = patiently(lambda: self.status)
         except KeyboardInterrupt:
             again = call_of("attach_job", Code(show(self.id)))
             end = either(".cancel()", "job_cancel()")
@@ -187,10 +207,14 @@ class DetachedJob:
             The job has not ended in time. It goes on.
         ClusterError
             The job was cancelled or lost, or the cluster could not run it.
+        SerializationError
+            A file of the job is damaged.
         TfdistError
             The error that the call without ``detach`` raises.
         """
         status = self.wait(timeout, verbose=verbose)
+        if status == "unreadable":
+            raise SerializationError(f"the job {self.id} cannot be read: {self._look()[1]}")
         if status == "running":
             raise TimeoutError(f"the job {self.id} has not ended after {timeout:g} seconds")
         if status == "lost":
@@ -215,17 +239,23 @@ class DetachedJob:
         ClusterError
             The job has not ended in time.
         """
-        if self.status == "running":
+        if self._is_running():
             self._folder.ask("cancel")
         deadline = time.monotonic() + timeout
-        while (status := self.status) == "running":
+        while self._is_running():
             if time.monotonic() > deadline:
+                host = self.to_dict()["host"]
                 raise ClusterError(
                     f"the job {self.id} has not ended after {timeout:g} seconds; it ends when its "
-                    f"driver on {self._folder.submitted.host} notices"
+                    f"driver{f' on {host}' if host else ''} notices"
                 )
             time.sleep(self._folder.look_seconds)
-        return status
+        return self.status
+
+    def _is_running(self) -> bool:
+        """Return whether the job is running, even if it cannot be read."""
+        status = self.status
+        return status == "running" or (status == "unreadable" and self._folder.may_run())
 
     def remove(self) -> None:
         """Remove the folder of a job that has ended, with its result.
@@ -233,14 +263,16 @@ class DetachedJob:
         Raises
         ------
         InputError
-            The job is running.
+            The job is running, or belongs to another user.
         ClusterError
-            Its driver is still copying it to a URI after half a minute.
+            Its driver is still copying it to a URI after half a minute, or the folder cannot be
+            removed.
         """
-        if self.status == "running":
+        if self._is_running():
             raise InputError(f"the job {self.id} is running: cancel it first")
         if isinstance(self._folder, JobFolder):
-            self._wait_for_copy(self._folder)
+            with suppress(SerializationError):  # a damaged job is removed, too
+                self._wait_for_copy(self._folder)
         self._folder.remove()
 
     def _wait_for_copy(self, folder: JobFolder) -> None:
@@ -304,7 +336,7 @@ def jobs(folder: Place | None = None) -> list[DetachedJob]:
     Raises
     ------
     InputError
-        The folder is neither a path nor a URI.
+        The folder is neither a path nor a URI, or cannot be read.
     """
     return [DetachedJob(found) for found in list_jobs(find_root(folder))]
 

@@ -24,6 +24,7 @@ from pybackend.api.job_record import (
     Ended,
     Status,
     Submitted,
+    naming_damage,
     parse_events,
 )
 from pybackend.api.result import TrainResult
@@ -67,16 +68,21 @@ class JobCopy:
 
     @property
     def submitted(self) -> Submitted:
-        return decode(self._read(_SUBMITTED) or b"", Submitted)
+        with naming_damage(_SUBMITTED):
+            return decode(self._read(_SUBMITTED) or b"", Submitted)
 
     @property
     def ended(self) -> Ended | None:
         content = self._read(_ENDED)
         # Some stores show a file before its content.
-        return decode(content, Ended) if content else None
+        with naming_damage(_ENDED):
+            return decode(content, Ended) if content else None
 
     @property
     def status(self) -> Status:
+        """The status, of which the caller knows ``"unreadable"`` by an error."""
+        self.read_job()
+        self.submitted  # noqa: B018
         if (ended := self.ended) is not None:
             return ended.status
         if (beat := self._read(_BEAT)) is None:
@@ -87,7 +93,8 @@ class JobCopy:
             return "running"
 
     def read_job(self) -> Job:
-        return Job.from_json((self._read(_JOB) or b"").decode())
+        with naming_damage(_JOB):
+            return Job.from_json((self._read(_JOB) or b"").decode())
 
     def read_events(self, start: int) -> tuple[list[Event], int]:
         return parse_events((self._read(EVENTS) or b"")[start:], start)
@@ -97,6 +104,10 @@ class JobCopy:
             path = Path(folder, _RESULT)
             path.write_bytes(self._read(_RESULT) or b"")
             return TrainResult.load(path)
+
+    def may_run(self) -> bool:
+        """Return False: an unreadable copy may be removed, since its job is elsewhere."""
+        return False
 
     def ask(self, what: Literal["cancel", "stop"]) -> None:
         with _reaching(self.uri):

@@ -7,9 +7,12 @@ any reason.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
+import pwd
+import re
 import secrets
 import shutil
 import socket
@@ -20,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, BinaryIO, ClassVar, Literal
 
 from pybackend.api.job_record import (
     LOST_SECONDS,
@@ -29,20 +32,22 @@ from pybackend.api.job_record import (
     JobError,
     Status,
     Submitted,
+    naming_damage,
     parse_events,
 )
 from pybackend.api.result import TrainResult
 from pybackend.data.files import hide_password, is_remote, local_path, write_whole
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError, SerializationError, TfdistError
 from pybackend.job.codec import decode, encode, encode_line
 from pybackend.job.job import Job
-from pybackend.job.messages import Announced, Event, EventBytes, StepEnded
+from pybackend.job.messages import Announced, Event, EventBytes, Note, StepEnded
 from pybackend.words import show, spoken
 
 VARIABLE = "TFDIST_JOBS"
 
 EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
+_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _STEP_SECONDS = 1.0
 
 
@@ -128,7 +133,8 @@ class JobFolder:
 
     @property
     def submitted(self) -> Submitted:
-        return decode(self.record.read_bytes(), Submitted)
+        with naming_damage(self.record.name):
+            return decode(self._read(self.record), Submitted)
 
     def submit(self, where: str, workers: int, epochs: int, copies: str | None) -> None:
         """Write the description of the job, whose copy is in a folder at the URI ``copies``."""
@@ -143,36 +149,49 @@ class JobFolder:
         return str(self.path)
 
     @property
+    def is_job(self) -> bool:
+        """True for the folder of a job, even if it is damaged."""
+        return _ID.fullmatch(self.id) is not None or (
+            not self.id.startswith(".") and os.path.lexists(self.job)
+        )
+
+    @property
     def exists(self) -> bool:
         """True until the job is removed."""
-        return self.job.exists()
+        return os.path.lexists(self.path)
 
     def read_job(self) -> Job:
         """Return what the workers were to do."""
-        return Job.from_json(self.job.read_text())
+        with naming_damage(self.job.name):
+            return Job.from_json(self._read(self.job).decode())
 
     def read_events(self, start: int) -> tuple[list[Event], int]:
         """Return the complete events in the log from a position on, and the position after them."""
         try:
-            with self.events.open("rb") as file:
+            with naming_damage(EVENTS), self._open(self.events) as file:
                 file.seek(start)
                 return parse_events(file.read(), start)
-        except FileNotFoundError:
-            return [], start
+        except SerializationError as error:
+            if not os.path.lexists(self.events):
+                return [], start
+            # The result may still be there.
+            return ([] if start else [Note(str(error))]), max(start, 1)
 
     def load_result(self) -> TrainResult:
         """Return the result, with the whole model, also with parts that no file can hold."""
         self.check_private()
-        decode = partial(_decode, self.decoder.read_bytes())
+        with naming_damage(self.decoder.name):
+            decode = partial(_decode, self._read(self.decoder))
         return replace(TrainResult.load(self.result), decode=decode)
 
     @property
     def ended(self) -> Ended | None:
         """The end of the job; None before."""
-        try:
-            return decode(self._ended.read_bytes(), Ended)
-        except FileNotFoundError:
-            return None
+        with naming_damage(self._ended.name):
+            try:
+                return decode(self._read(self._ended), Ended)
+            except FileNotFoundError:
+                return None
 
     def end(self, status: End, error: JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
@@ -181,30 +200,60 @@ class JobFolder:
 
     @property
     def status(self) -> Status:
+        """The status, of which the caller knows ``"unreadable"`` by an error."""
+        self.read_job()
+        host = self.submitted.host
         # The end is looked up again, since a driver may end in between.
-        ended = self.ended or (None if self._has_driver() else self.ended)
+        ended = self.ended or (None if self._has_driver(host) else self.ended)
         if ended is not None:
             return ended.status
-        return "running" if self._has_driver() else "lost"
+        return "running" if self._has_driver(host) else "lost"
 
-    def _has_driver(self) -> bool:
-        with suppress(FileNotFoundError):
-            if self.submitted.host == socket.gethostname():
-                return self.is_locked()
-            return time.time() - self.lock.stat().st_mtime < LOST_SECONDS
+    def may_run(self) -> bool:
+        """Return whether an unreadable job may be running, as far as its files show it."""
+        host = None
+        with suppress(SerializationError):
+            if self.ended is not None:
+                return False
+        with suppress(SerializationError):
+            host = self.submitted.host
+        with suppress(SerializationError):
+            return self._has_driver(host)
         return False
+
+    def _has_driver(self, host: str | None) -> bool:
+        """Return whether a driver is alive; ``host`` is its machine, if it is known."""
+        if self.is_locked():
+            return True
+        if host == socket.gethostname():
+            return False
+        with naming_damage(self.lock.name):
+            return time.time() - self.lock.stat().st_mtime < LOST_SECONDS
 
     def is_locked(self) -> bool:
         """Return whether a submission or a driver on this machine holds the lock."""
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # A shared lock, so that two sessions that look do not see each other.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
+        with naming_damage(self.lock.name), self._open(self.lock) as file:
+            try:
+                # A shared lock, so that two sessions that look do not see each other.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def _open(self, path: Path) -> BinaryIO:
+        """Open one of the files, not what else another user may have put in its place."""
+        self.check_own()
+        # Opening a named pipe would wait for its writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-        return False
+            raise SerializationError(f"{path.name} is not a regular file")
+        return os.fdopen(descriptor, "rb")
+
+    def _read(self, path: Path) -> bytes:
+        with self._open(path) as file:
+            return file.read()
 
     def beat(self) -> None:
         """Show sessions on other machines that the driver is running."""
@@ -212,10 +261,34 @@ class JobFolder:
 
     def ask(self, what: Literal["cancel", "stop"]) -> None:
         """Ask the driver to end the job, or to stop the training and return its result."""
-        (self.path / what).touch(0o600)
+        self.check_own()
+        # A link here would create a file elsewhere.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            os.close(os.open(self.path / what, flags, 0o600))
+        except OSError as error:
+            raise ClusterError(
+                f"the job {self.id} cannot be reached: {self.path} cannot be written to "
+                f"({error.strerror})"
+            ) from error
 
     def is_asked(self, what: Literal["cancel", "stop"]) -> bool:
-        return (self.path / what).exists()
+        return os.path.exists(self.path / what)
+
+    def check_own(self) -> None:
+        """Check that the folder, and a link to it, belong to this user.
+
+        Raises
+        ------
+        InputError
+            It belongs to another user.
+        SerializationError
+            It is not a folder, or cannot be read.
+        """
+        with naming_damage(str(self.path)):
+            _check_owner(self.path)
+            if not stat.S_ISDIR(self.path.stat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
     def check_private(self) -> None:
         """Check that only this user can have written the folder, before code in it is run."""
@@ -228,7 +301,15 @@ class JobFolder:
                 )
 
     def remove(self) -> None:
-        shutil.rmtree(self.path)
+        """Remove the folder, also behind a link, or the file in its place."""
+        _check_owner(self.path)
+        try:
+            if self.path.is_dir():
+                shutil.rmtree(os.path.realpath(self.path))
+            if os.path.lexists(self.path):
+                self.path.unlink()
+        except OSError as error:
+            raise ClusterError(f"{self.path} cannot be removed ({error.strerror})") from error
 
     @property
     def published(self) -> JobFolder:
@@ -296,7 +377,7 @@ def remove_unfinished(root: Path) -> None:
     """Remove folders of submissions on this machine that were killed."""
     for path in root.glob(f"{_UNFINISHED}*"):
         folder = JobFolder(path)
-        with suppress(OSError):
+        with suppress(OSError, TfdistError):
             if folder.record.exists():
                 is_left = folder.submitted.host == socket.gethostname()
             else:  # perhaps just created, and not yet locked
@@ -307,11 +388,15 @@ def remove_unfinished(root: Path) -> None:
 
 def list_folders(root: Path) -> list[JobFolder]:
     """Return the folders of all jobs, oldest first."""
-    if not root.is_dir():
-        return []
-    remove_unfinished(root)
-    found = [p for p in root.iterdir() if not p.name.startswith(".") and (p / "job.json").exists()]
-    return [JobFolder(path) for path in sorted(found)]
+    try:
+        if not root.is_dir():
+            return []
+        remove_unfinished(root)
+        return [found for path in sorted(root.iterdir()) if (found := JobFolder(path)).is_job]
+    except OSError as error:
+        raise InputError(
+            f"{root}, the folder with all jobs, cannot be read ({error.strerror})"
+        ) from error
 
 
 class EventLog:
@@ -330,6 +415,22 @@ class EventLog:
                 return
             self._last_step = time.monotonic()
         os.write(self._descriptor, encode_line(event))
+
+
+def _check_owner(path: Path) -> None:
+    """Raise `InputError` if a path, or what it links to, belongs to another user."""
+    owners = {path.lstat().st_uid}
+    with suppress(FileNotFoundError):
+        owners.add(path.stat().st_uid)
+    if others := owners - {os.getuid()}:
+        raise InputError(f"{path} belongs to {_name_user(others.pop())}, not to you")
+
+
+def _name_user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"the user {number}"
 
 
 def _decode(decoder: bytes, content: bytes) -> Any:

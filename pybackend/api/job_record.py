@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
-from pybackend.errors import ClusterError, Failure, TfdistError
-from pybackend.job.messages import Event, read_event
+from pybackend.errors import ClusterError, Failure, SerializationError, TfdistError
+from pybackend.job.messages import Event, Note, read_event
 from pybackend.words import Language, setting
 
 End = Literal["finished", "failed", "cancelled"]
-Status = Literal["running", "finished", "failed", "cancelled", "lost"]
+Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
 
 BEAT_SECONDS = 10.0
 """Seconds between two signs of life of a driver."""
 # On another machine, a driver counts as lost if its last beat is older.
 LOST_SECONDS = 120.0
+
+
+_GAP = Note("a part of the log is damaged, and left out")
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,40 @@ def restore_error(error: JobError) -> TfdistError:
         return ClusterError(error.message)
 
 
+@contextmanager
+def naming_damage(name: str) -> Iterator[None]:
+    """Raise `SerializationError` with the name of a file if it cannot be read or decoded."""
+    try:
+        yield
+    except TfdistError:
+        raise
+    except FileNotFoundError as error:
+        raise SerializationError(f"{name} is missing") from error
+    except OSError as error:
+        raise SerializationError(f"{name} cannot be read ({error.strerror})") from error
+    except Exception as error:  # also what unpickling raises
+        raise SerializationError(
+            f"{name} is damaged, or another version of tfdist wrote it "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
 def parse_events(content: bytes, start: int) -> tuple[list[Event], int]:
-    """Return the complete events in a part of a log, and the position after them."""
+    """Return the complete events in a part of a log, and the position after them.
+
+    A note replaces lines that cannot be read, such as half a line from when the disk was full.
+    """
     complete, end, _ = content.rpartition(b"\n")
-    return [read_event(line) for line in complete.splitlines()], start + len(complete) + len(end)
+    events = [_parse_event(line) for line in complete.split(b"\n")] if end else []
+    shown = [one for event, same in groupby(events) for one in ([event] if event == _GAP else same)]
+    return shown, start + len(complete) + len(end)
+
+
+def _parse_event(line: bytes) -> Event:
+    try:
+        return read_event(line)
+    except ValueError:
+        return _GAP
 
 
 def next_step(record: Submitted) -> str:

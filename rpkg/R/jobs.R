@@ -22,7 +22,9 @@
 #' * `attach_job()`: an object of class `tfdist_job`.
 #' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,
 #'   `host`, `where`, `workers`, `epochs` and `folder`.
-#' * `job_status()`: `"running"`, `"finished"`, `"failed"`, `"cancelled"` or `"lost"`.
+#' * `job_status()`: `"running"`, `"finished"`, `"failed"`, `"cancelled"`, `"lost"` or
+#'   `"unreadable"`. Unreadable: a file of the job is damaged, or the folder belongs to another user.
+#'   Printing the job shows the reason.
 #' * `job_result()`: the [tfdist_fit] of the call without `detach`. If training failed, it raises
 #'   the error of that call.
 #' * `job_logs()`: a character vector of epochs, notes and what the workers printed.
@@ -63,8 +65,9 @@ jobs <- function(folder = NULL) {
   check_string(folder, allow_null = TRUE)
   call <- rlang::current_env()
   found <- call_python(pybackend(call)$bridge$list_jobs, jobs_folder(folder), call = call)
-  text <- function(name) vapply(found, function(job) job[[name]], "")
-  number <- function(name) vapply(found, function(job) as.numeric(job[[name]]), 0)
+  # An unreadable job has only an id, a status and a folder.
+  text <- function(name) vapply(found, function(job) job[[name]] %||% NA_character_, "")
+  number <- function(name) vapply(found, function(job) as.numeric(job[[name]] %||% NA), 0)
   data.frame(
     id = text("id"),
     status = text("status"),

@@ -142,6 +142,20 @@ def test_a_beat_is_read_while_it_is_written(folder: JobFolder, beat: bytes) -> N
     assert copy.status == ("lost" if beat == b"17." else "running")
 
 
+@pytest.mark.parametrize("name", ["submitted.json", "job.json", "ended.json"])
+def test_a_damaged_copy_is_named_and_can_be_removed(folder: JobFolder, name: str) -> None:
+    with new_copy(folder), copied(folder):
+        folder.end("finished")
+    copy = copy_of(folder)
+    path = Path(copy.uri.removeprefix("file://"), name)
+    path.write_bytes(path.read_bytes()[:-5])
+    (found,) = detached_job.jobs(os.path.dirname(copy.uri))
+    assert found.describe().startswith(f"unreadable: {name} is damaged, or another version")
+    assert found.to_dict()["status"] == "unreadable"
+    found.remove()
+    assert not path.parent.exists()
+
+
 def test_waiting_survives_a_store_that_fails_for_a_moment(
     folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,27 @@ test_that("a job outlives its session and gives the fit of the call without deta
   expect_error(job_status(job), "was removed", class = "tfdist_error_input")
 })
 
+test_that("a damaged job is listed and can be removed", {
+  skip_if_no_pybackend()
+  folder <- local_jobs()
+  Sys.chmod(folder, "700")
+  id <- "20261128-141820-5a15f0"
+  dir.create(file.path(folder, id), mode = "0700")
+  listed <- jobs()
+  expect_identical(listed$id, id)
+  expect_identical(listed$status, "unreadable")
+  expect_identical(listed$workers, NA_integer_)
+  expect_identical(listed$host, NA_character_)
+  expect_true(is.na(listed$submitted))
+  job <- attach_job(id)
+  expect_output(print(job), "unreadable: job.json is missing", fixed = TRUE)
+  expect_error(job_result(job), "job.json is missing", class = "tfdist_error_serialization")
+  file.create(file.path(folder, id, "lock"))
+  Sys.setFileTime(file.path(folder, id, "lock"), Sys.time() - 3600)
+  job_remove(job)
+  expect_identical(nrow(jobs()), 0L)
+})
+
 test_that("what has no job is named", {
   skip_if_no_pybackend()
   local_jobs()
