@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pybackend.api.heartbeat import BEAT_SECONDS
 from pybackend.api.job_copy import copied
 from pybackend.api.job_folder import EventLog, JobFolder
-from pybackend.api.job_record import BEAT_SECONDS, describe_error
+from pybackend.api.job_record import describe_error
 from pybackend.api.observer import Observer, Observers
 from pybackend.api.prepared_training import PreparedTraining
 from pybackend.api.submit import opened_request

@@ -14,9 +14,10 @@ from typing import Any
 
 from pybackend.api.calls import Place, hide_frames
 from pybackend.api.display import Lines, choose_display
+from pybackend.api.heartbeat import BEAT_SECONDS, LOST_SECONDS
 from pybackend.api.job_copy import JobCopy, list_jobs
 from pybackend.api.job_folder import JobFolder, find_root
-from pybackend.api.job_record import LOST_SECONDS, Status, next_step, restore_error
+from pybackend.api.job_record import Status, next_step, restore_error
 from pybackend.api.observer import Observer, Observers, split_observers
 from pybackend.api.progress import Narrator, describe_start
 from pybackend.api.result import TrainResult
@@ -35,6 +36,8 @@ from pybackend.words import Code, call_of, either, show
 _END_SECONDS = 60.0
 # A driver that completes the copy of its job needs the folder.
 _COPY_SECONDS = 30.0
+# A driver on a machine with another clock may look lost at first.
+_WATCH_SECONDS = 3 * BEAT_SECONDS
 _Patiently = Callable[[Callable[[], Any]], Any]
 
 
@@ -84,6 +87,15 @@ class DetachedJob:
             return self._folder.status, ""
         except (InputError, SerializationError) as error:
             return "unreadable", str(error)
+
+    def _watch(self, deadline: float | None = None) -> Status:
+        """Return the status; if a job looks lost, watch first whether its driver still beats."""
+        end = min(time.monotonic() + _WATCH_SECONDS, deadline or math.inf)
+        while (status := self.status) == "lost":
+            if self._folder.watched_seconds >= _WATCH_SECONDS or time.monotonic() >= end:
+                break
+            time.sleep(self._folder.look_seconds)
+        return status
 
     def describe(self) -> str:
         """Return the status and the progress in a line."""
@@ -150,7 +162,7 @@ class DetachedJob:
         self._check_exists()
         deadline = None if timeout is None else time.monotonic() + timeout
         patiently = partial(_call_patiently, self._folder.look_seconds, deadline)
-        status: Status = patiently(lambda: self.status)
+        status: Status = patiently(lambda: self._watch(deadline))
         if status == "unreadable":
             return status
         job = self._folder.read_job()
@@ -254,7 +266,7 @@ class DetachedJob:
 
     def _is_running(self) -> bool:
         """Return whether the job is running, even if it cannot be read."""
-        status = self.status
+        status = self._watch()
         return status == "running" or (status == "unreadable" and self._folder.may_run())
 
     def remove(self) -> None:

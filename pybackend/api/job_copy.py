@@ -17,10 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pybackend.api.job_folder import EVENTS, JobFolder, Root, list_folders
-from pybackend.api.job_record import (
+from pybackend.api.heartbeat import (
     BEAT_SECONDS,
     LOST_SECONDS,
+    age_of_beat,
+    watched_seconds,
+)
+from pybackend.api.job_folder import EVENTS, JobFolder, Root, list_folders
+from pybackend.api.job_record import (
     Ended,
     Status,
     Submitted,
@@ -88,9 +92,15 @@ class JobCopy:
         if (beat := self._read(_BEAT)) is None:
             return "lost"
         try:
-            return "running" if time.time() - float(beat) < LOST_SECONDS else "lost"
+            age = age_of_beat(self.uri, beat, lambda: time.time() - float(beat))
+            return "running" if age < LOST_SECONDS else "lost"
         except ValueError:  # it is just being written
             return "running"
+
+    @property
+    def watched_seconds(self) -> float:
+        """For how long this session has seen the same beat."""
+        return watched_seconds(self.uri)
 
     def read_job(self) -> Job:
         with naming_damage(_JOB):

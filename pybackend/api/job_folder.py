@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import pickle
 import pwd
@@ -25,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
 
+from pybackend.api.heartbeat import LOST_SECONDS, age_of_beat, time_of_disk, watched_seconds
 from pybackend.api.job_record import (
-    LOST_SECONDS,
     End,
     Ended,
     JobError,
@@ -228,7 +229,15 @@ class JobFolder:
         if host == socket.gethostname():
             return False
         with naming_damage(self.lock.name):
-            return time.time() - self.lock.stat().st_mtime < LOST_SECONDS
+            beat = self.lock.stat().st_mtime_ns
+        age = age_of_beat(self.place, beat, lambda: time_of_disk(self.path) - beat / 1e9)
+        return age < LOST_SECONDS
+
+    @property
+    def watched_seconds(self) -> float:
+        """For how long this session has seen the same beat; the lock is certain at once."""
+        is_here = self.submitted.host == socket.gethostname()
+        return math.inf if is_here else watched_seconds(self.place)
 
     def is_locked(self) -> bool:
         """Return whether a submission or a driver on this machine holds the lock."""
@@ -381,7 +390,7 @@ def remove_unfinished(root: Path) -> None:
             if folder.record.exists():
                 is_left = folder.submitted.host == socket.gethostname()
             else:  # perhaps just created, and not yet locked
-                is_left = time.time() - path.stat().st_mtime > LOST_SECONDS
+                is_left = time_of_disk(root) - path.stat().st_mtime > LOST_SECONDS
             if is_left and not (folder.lock.exists() and folder.is_locked()):
                 folder.remove()
 

@@ -15,11 +15,6 @@ from pybackend.words import Language, setting
 End = Literal["finished", "failed", "cancelled"]
 Status = Literal["running", "finished", "failed", "cancelled", "lost", "unreadable"]
 
-BEAT_SECONDS = 10.0
-"""Seconds between two signs of life of a driver."""
-# On another machine, a driver counts as lost if its last beat is older.
-LOST_SECONDS = 120.0
-
 
 _GAP = Note("a part of the log is damaged, and left out")
 

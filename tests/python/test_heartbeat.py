@@ -1,59 +1,144 @@
-"""A member or driver without heartbeats counts as lost, and no other one does."""
+"""Jobs that another machine drives, whose clock differs; without a driver."""
 
 from __future__ import annotations
 
+import os
 import socket
-import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from pathlib import Path
 
-from conftest import wait_for
-from threads import Threads
+import pytest
 
-from pybackend.job.messages import PrintedLine
-from pybackend.net.heartbeat import read_lines
-from pybackend.net.meeting import MeetingServer
-from pybackend.net.meeting_client import MeetingClient
-from pybackend.net.rendezvous import new_token
-from pybackend.net.stream import Stream
-
-TOKEN = new_token()
-SILENCE = 2.5
+import pybackend
+from pybackend import InputError
+from pybackend.api import heartbeat
+from pybackend.api.heartbeat import time_of_disk
+from pybackend.api.job_copy import JobCopy, new_copy
+from pybackend.api.job_folder import JobFolder, new_folder
+from pybackend.job.job import TrainingJob
 
 
-def test_who_shows_no_sign_of_life_counts_as_lost() -> None:
-    lost = threading.Event()
-    with (
-        MeetingServer("127.0.0.1", TOKEN, 2, silence=SILENCE) as server,
-        MeetingClient(server.address, TOKEN, 0, 10, lost.set, silence=SILENCE) as quiet,
-        MeetingClient(server.address, TOKEN, 1, 10) as stopped,
-    ):
-        server.start_beating(SILENCE)
-        quiet.start_beating(SILENCE)
-        quiet.require()
-        stopped.require()
-        wait_for(lambda: server.silent() == [1])
-        wait_for(lambda: stopped.has_ended)  # it learns of it when it continues
-        assert not stopped.is_silent
-        assert not lost.wait(SILENCE)
-        assert quiet(PrintedLine("here"))
-        assert server.queue.get(timeout=30) == PrintedLine("here")
-        assert server.silent() == [1]
-        server._closed.set()  # its heartbeats stop, and its connections stay open
-        assert lost.wait(30)
-        assert quiet.is_silent
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobFolder:
+    """Return a job that another machine drives, whose locks this one does not see."""
+    monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
+    with new_folder(tmp_path / "jobs") as (found, _):
+        found.submit("here", 2, 3, f"file://{tmp_path}/copies")
+        found.job.write_text(TrainingJob(2, epochs=3).to_json())
+        published = found.publish()
+    here = socket.gethostname()
+    monkeypatch.setattr(socket, "gethostname", lambda: f"other-than-{here}")
+    return published
 
 
-def test_a_line_that_takes_long_to_come_is_a_sign_of_life() -> None:
-    with (
-        closing(socket.create_server(("127.0.0.1", 0))) as server,
-        closing(Stream.connect(server.getsockname(), 10)) as near,
-        closing(Stream.accept(server)) as far,
-        Threads() as threads,
-    ):
-        read = threads.submit(lambda: list(read_lines(far, 1000, 2.0)))
-        for letter in b"slow\n":
-            near.send_all(bytes([letter]))
-            time.sleep(0.5)
-        near.close()
-        assert read.result(30) == [b"slow\n"]
+class Clock:
+    """The monotonic clock of the session: a driver beats while it sleeps."""
+
+    def __init__(self, lock: Path, beats: bool) -> None:
+        self.now, self.lock, self.beats = time.monotonic(), lock, beats
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1.0)
+        if self.beats:
+            found = self.lock.stat()
+            os.utime(self.lock, (found.st_atime, found.st_mtime + seconds))
+
+
+@pytest.fixture
+def clock(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock(folder.lock, beats=True)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    yield clock
+    monkeypatch.undo()  # pytest measures, too
+
+
+def age(folder: JobFolder, seconds: float) -> None:
+    """Date the last beat, as a driver does whose clock is that late."""
+    os.utime(folder.lock, (0, time.time() - seconds))
+
+
+def test_the_age_of_a_beat_is_that_of_the_file_server(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 130)
+    assert pybackend.attach_job(folder.id).status == "running"
+    age(folder, 10_000)
+    heartbeat._SEEN.clear()
+    assert pybackend.attach_job(folder.id).status == "lost"
+
+
+def test_a_job_that_looks_lost_but_beats_is_not_removed(folder: JobFolder, clock: Clock) -> None:
+    age(folder, 130)
+    job = pybackend.attach_job(folder.id)
+    assert job.status == "lost"
+    with pytest.raises(InputError, match="cancel it first"):
+        job.remove()
+    assert job.status == "running"
+    with pytest.raises(TimeoutError):
+        job.result(10, verbose=0)
+    with pytest.raises(pybackend.ClusterError, match="has not ended after 5 seconds"):
+        job.cancel(5)
+    assert folder.is_asked("cancel")
+
+
+def test_a_beat_that_does_not_move_is_lost(folder: JobFolder, clock: Clock) -> None:
+    clock.beats = False
+    age(folder, -3600)  # a clock that is ahead by an hour
+    job = pybackend.attach_job(folder.id)
+    assert job.status == "running"
+    clock.now += 119
+    assert job.status == "running"
+    clock.now += 2
+    assert job.status == "lost"
+    began = clock.now
+    job.remove()
+    assert clock.now == began  # it was watched before
+    assert pybackend.jobs() == []
+
+
+def test_a_lost_job_is_removed_after_a_while(folder: JobFolder, clock: Clock) -> None:
+    clock.beats = False
+    age(folder, 130)
+    began = clock.now
+    pybackend.attach_job(folder.id).remove()
+    assert 30 <= clock.now - began <= 32
+    assert not folder.path.exists()
+
+
+def test_a_session_that_looks_rarely_sees_the_age_by_the_clock(
+    folder: JobFolder, clock: Clock
+) -> None:
+    job = pybackend.attach_job(folder.id)
+    assert job.status == "running"
+    clock.now += 3600
+    age(folder, 3000)
+    assert job.status == "lost"
+
+
+def test_a_copy_that_looks_lost_but_beats_is_not_removed(
+    folder: JobFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_copy(folder):
+        pass
+    assert folder.submitted.copy is not None
+    beat = Path(folder.submitted.copy.removeprefix("file://"), "beat")
+    beat.write_text(str(time.time() - 130))
+    job = pybackend.DetachedJob(JobCopy(folder.submitted.copy))
+    assert job.status == "lost"
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        beat.write_text(str(float(beat.read_text()) + seconds))
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(InputError, match="cancel it first"):
+        job.remove()
+
+
+def test_a_disk_that_cannot_be_written_to_has_the_clock_of_this_machine(tmp_path: Path) -> None:
+    assert abs(time_of_disk(tmp_path / "absent") - time.time()) < 5
+    assert abs(time_of_disk(tmp_path) - time.time()) < 5
+    assert os.listdir(tmp_path) == []

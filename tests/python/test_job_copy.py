@@ -149,7 +149,7 @@ def test_a_damaged_copy_is_named_and_can_be_removed(folder: JobFolder, name: str
     copy = copy_of(folder)
     path = Path(copy.uri.removeprefix("file://"), name)
     path.write_bytes(path.read_bytes()[:-5])
-    (found,) = detached_job.jobs(os.path.dirname(copy.uri))
+    found = DetachedJob(copy)
     assert found.describe().startswith(f"unreadable: {name} is damaged, or another version")
     assert found.to_dict()["status"] == "unreadable"
     found.remove()
