@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pybackend.api.heartbeat import BEAT_SECONDS
 from pybackend.api.job_copy import copied
-from pybackend.api.job_folder import EventLog, JobFolder
+from pybackend.api.job_folder import VARIABLE, EventLog, JobFolder
 from pybackend.api.job_record import describe_error
 from pybackend.api.observer import Observer, Observers
 from pybackend.api.prepared_training import PreparedTraining
+from pybackend.api.result import TrainResult
 from pybackend.api.submit import opened_request
 from pybackend.api.train import run_prepared
+from pybackend.data.disk import naming_full_disk
 from pybackend.errors import ClusterError, TfdistError
-from pybackend.words import speak
+from pybackend.words import either, show, speak
 
 _LOOK_SECONDS = 0.2
 
@@ -72,8 +77,41 @@ def _train(folder: JobFolder, prepared: PreparedTraining, began: float) -> None:
     result = run_prepared(replace(prepared, request=request), began, log, log)
     verbose = folder.read_job().verbose
     decode = result.decode and replace(result.decode, verbose=verbose)  # type: ignore[type-var]
-    folder.decoder.write_bytes(pickle.dumps(decode))
-    result.save(folder.result)
+    folder.free()  # before: the result may need its space
+    _write(folder, result, decode)
+
+
+def _write(folder: JobFolder, result: TrainResult, decode: object) -> None:
+    """Write a result to the job's folder, or at least to another disk."""
+    try:
+        with naming_full_disk(folder.path, "files of the result", VARIABLE):
+            folder.decoder.write_bytes(pickle.dumps(decode))
+            result.save(folder.result)
+    except (OSError, TfdistError) as error:
+        with suppress(OSError):
+            folder.decoder.unlink()  # for the end of the job
+        reason = getattr(error, "strerror", None) or error
+        raise ClusterError(
+            f"training has ended, but its result could not be written to {folder.path}: {reason}. "
+            f"{_rescue(folder, result)}"
+        ) from error
+
+
+def _rescue(folder: JobFolder, result: TrainResult) -> str:
+    """Write a result to a new folder elsewhere on this machine, and return where it is."""
+    tried = [tempfile.gettempdir(), "/dev/shm"]  # noqa: S108  a disk of its own in containers
+    for place in tried:
+        made = None
+        try:
+            made = tempfile.mkdtemp(prefix=f"tfdist-{folder.id}-", dir=place)
+            path = show(str(result.save(Path(made, folder.result.name))))
+        except (OSError, TfdistError):
+            if made is not None:
+                shutil.rmtree(made, ignore_errors=True)
+            continue
+        read = either(f"TrainResult.load({path})", f"read_fit({path})")
+        return f"The result is in {path} on {socket.gethostname()}: read it there with {read}"
+    return f"The result could not be written to {' or '.join(tried)}, either"
 
 
 @contextmanager

@@ -50,6 +50,7 @@ EVENTS = "events.jsonl"
 _UNFINISHED = ".new-"
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _STEP_SECONDS = 1.0
+_GAP = Note("lines are missing here: the log could not be written, perhaps because a disk was full")
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,12 @@ class JobFolder:
 
     def end(self, status: End, error: JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
-        shutil.rmtree(self.request, ignore_errors=True)
+        self.free()
         write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
+
+    def free(self) -> None:
+        """Remove what only the driver needed: the rows and the model as they were submitted."""
+        shutil.rmtree(self.request, ignore_errors=True)
 
     @property
     def status(self) -> Status:
@@ -415,6 +420,7 @@ class EventLog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(folder.events, flags, 0o600)
         self._last_step = 0.0
+        self._has_gap = False
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, EventBytes | Announced):  # not for display, and long
@@ -423,7 +429,18 @@ class EventLog:
             if time.monotonic() - self._last_step < _STEP_SECONDS:
                 return
             self._last_step = time.monotonic()
-        os.write(self._descriptor, encode_line(event))
+        gap = encode_line(_GAP) if self._has_gap else b""
+        self._has_gap = not self._write(gap + encode_line(event))
+
+    def _write(self, content: bytes) -> bool:
+        """Write all, or nothing if the disk is full, which must not end a training."""
+        size = os.fstat(self._descriptor).st_size
+        with suppress(OSError):
+            if os.write(self._descriptor, content) == len(content):
+                return True
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, size)
+        return False
 
 
 def _check_owner(path: Path) -> None:

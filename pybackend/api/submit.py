@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pybackend.api.calls import TrainingCall
 from pybackend.api.detached_job import DetachedJob
 from pybackend.api.job_copy import new_copy
-from pybackend.api.job_folder import JobFolder, Root, find_root, new_folder
+from pybackend.api.job_folder import VARIABLE, JobFolder, Root, find_root, new_folder
 from pybackend.api.observer import Observers, split_observers
 from pybackend.api.prepared_training import PreparedTraining
 from pybackend.api.request import Request
@@ -76,7 +76,7 @@ def submit(prepared: PreparedTraining, began: float, root: Root) -> DetachedJob:
         launcher.check(job)
     with new_folder(root.path) as (folder, lock), _hand_over(prepared) as moved:
         folder.submit(launcher.where, job.workers, job.epochs, root.copies)
-        with naming_full_disk(folder.path, "the job"):
+        with naming_full_disk(folder.path, "files of the job", VARIABLE):
             write_request(folder, prepared, began, moved)
         with new_copy(folder):
             published = _start(folder, lock, {} if moved is None else moved.variables)

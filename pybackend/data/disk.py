@@ -14,7 +14,7 @@ from pybackend.job.resources import show_bytes
 
 
 @contextmanager
-def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
+def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> Iterator[None]:
     """Raise `ClusterError` with the disk's name if a write fails because the disk is full.
 
     Parameters
@@ -22,7 +22,9 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
     folder
         Folder that is written to.
     content
-        Noun for the message, such as ``"rows"``.
+        Plural for the message, such as ``"rows"``.
+    variable
+        The environment variable that names another folder.
 
     Raises
     ------
@@ -38,7 +40,7 @@ def naming_full_disk(folder: Path, content: str) -> Iterator[None]:
         raise ClusterError(
             f"the disk that contains {folder} is full: {show_bytes(disk.free)} "
             f"of {show_bytes(disk.total)} are free, and the {content} need more. Free up space "
-            "there, or set TMPDIR to a folder on a larger disk"
+            f"there, or set {variable} to a folder on a larger disk"
         ) from error
 
 
