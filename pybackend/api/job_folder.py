@@ -213,7 +213,11 @@ class JobFolder:
         ended = self.ended or (None if self._has_driver(host) else self.ended)
         if ended is not None:
             return ended.status
-        return "running" if self._has_driver(host) else "lost"
+        if self._has_driver(host):
+            return "running"
+        if host == socket.gethostname():  # where the lock is certain
+            self.free()
+        return "lost"
 
     def may_run(self) -> bool:
         """Return whether an unreadable job may be running, as far as its files show it."""

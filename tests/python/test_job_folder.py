@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,6 +210,50 @@ def test_a_decoder_that_is_damaged_is_named(root: Path) -> None:
     job.decoder.unlink()
     with pytest.raises(SerializationError, match=r"^decoder\.pickle is missing$"):
         pybackend.attach_job(job.id).result(verbose=0)
+
+
+def test_the_rows_of_a_killed_driver_are_removed_at_the_next_look(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_folder(root) as (found, _):
+        found.submit("here", 2, 3, None)
+        found.job.write_text(TrainingJob(2, epochs=3).to_json())
+        found.request.mkdir()
+        (found.request / "rows.pickle").touch()
+        job = found.publish()
+        attached = pybackend.attach_job(job.id)
+        assert attached.status == "running"
+        assert job.request.exists()
+    with monkeypatch.context() as patch:  # elsewhere, only the age of the beat is known
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        os.utime(job.lock, (0, 0))
+        assert attached.status == "lost"
+        assert job.request.exists()
+    assert attached.status == "lost"
+    assert not job.request.exists()
+
+
+def test_a_lost_job_on_a_disk_that_is_read_only(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, open_file = make(root, is_ended=False), os.open
+
+    def deny(path: Path, flags: int, *rest: Any, **settings: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return open_file(path, flags, *rest, **settings)
+
+    def fail(_: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", deny)
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    (found,) = pybackend.jobs()
+    assert found.describe().startswith("lost: its driver on ")
+    expected = f"{job.path} cannot be removed (Read-only file system)"
+    with pytest.raises(pybackend.ClusterError, match=f"^{re.escape(expected)}$"):
+        found.remove()
 
 
 def test_a_folder_of_another_user_is_listed_but_not_touched(
