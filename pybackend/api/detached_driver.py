@@ -33,6 +33,8 @@ from pybackend.errors import ClusterError, TfdistError
 from pybackend.words import either, show, speak
 
 _LOOK_SECONDS = 0.2
+# A folder may be moved, and replaced by a link.
+_GONE_SECONDS = 30.0
 
 
 def main(place: str, lock: str) -> None:
@@ -116,18 +118,24 @@ def _rescue(folder: JobFolder, result: TrainResult) -> str:
 
 @contextmanager
 def _watched(folder: JobFolder) -> Iterator[None]:
-    """Show that this process runs; interrupt the block, as with Ctrl-C, if the job is cancelled."""
+    """Show that this process runs; interrupt the block, as with Ctrl-C, if the job is cancelled.
+
+    Without its folder, a job cannot be found, cancelled or give its result. So this ends it, too.
+    """
     has_ended = threading.Event()
     guard = threading.Lock()
 
     def look() -> None:
-        last = 0.0
+        last, seen = 0.0, time.monotonic()
         while not has_ended.wait(_LOOK_SECONDS):
             if time.monotonic() - last > BEAT_SECONDS:
                 folder.beat()
                 last = time.monotonic()
+            if not folder.is_gone:
+                seen = time.monotonic()
+            is_deleted = time.monotonic() - seen > _GONE_SECONDS
             with guard:
-                if folder.is_asked("cancel") and not has_ended.is_set():
+                if (is_deleted or folder.is_asked("cancel")) and not has_ended.is_set():
                     has_ended.set()
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

@@ -229,7 +229,8 @@ class _Writer:
                 _complain("updated", error)
 
     def finish(self) -> None:
-        ended = self._folder.ended  # first: the job may be removed in the meantime
+        # First: the job may be removed in the meantime.
+        ended = None if self._folder.is_gone else self._folder.ended
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _UPDATE_SECONDS)
             try:

@@ -151,6 +151,17 @@ class JobFolder:
         return str(self.path)
 
     @property
+    def is_gone(self) -> bool:
+        """True if somebody deleted the folder, or its content; False while its disk is away."""
+        try:
+            self.lock.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
     def is_job(self) -> bool:
         """True for the folder of a job, even if it is damaged."""
         return _ID.fullmatch(self.id) is not None or (
@@ -198,7 +209,8 @@ class JobFolder:
     def end(self, status: End, error: JobError | None = None) -> None:
         """Remove what only the driver needed, and write the end of the job."""
         self.free()
-        write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
+        if not self.is_gone:  # writing would create the folder again
+            write_whole(str(self._ended), encode(Ended(status, time.time(), error)).encode())
 
     def free(self) -> None:
         """Remove what only the driver needed: the rows and the model as they were submitted."""
@@ -275,7 +287,8 @@ class JobFolder:
 
     def beat(self) -> None:
         """Show sessions on other machines that the driver is running."""
-        os.utime(self.lock)
+        with suppress(OSError):  # tried again
+            os.utime(self.lock)
 
     def ask(self, what: Literal["cancel", "stop"]) -> None:
         """Ask the driver to end the job, or to stop the training and return its result."""

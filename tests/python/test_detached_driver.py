@@ -1,12 +1,14 @@
-"""The process that drives a detached job, as a function: full disks."""
+"""The process that drives a detached job, as a function: full disks, and a folder that vanishes."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
 import pybackend
 from pybackend import ClusterError, TrainResult
 from pybackend.api import detached_driver, result_file
+from pybackend.api.job_copy import copied, new_copy
 from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import EpochEnded
@@ -150,3 +154,69 @@ def test_a_log_on_a_full_disk_has_whole_lines_and_names_the_gap(
     first, gap, last = folder.read_events(0)[0]
     assert (first, last) == (events[0], events[3])
     assert "lines are missing here" in str(gap)
+
+
+@pytest.mark.parametrize("what", ["folder", "content"])
+def test_a_job_whose_folder_is_deleted_ends_and_does_not_create_it_again(
+    what: str,
+    folder: JobFolder,
+    drive: Callable[[Train], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(detached_driver, "_GONE_SECONDS", 0.5)
+
+    def train() -> TrainResult:
+        for path in [folder.path] if what == "folder" else folder.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        time.sleep(30)  # interrupted
+        raise AssertionError("the driver went on")
+
+    began = time.monotonic()
+    with new_copy(folder), copied(folder):
+        drive(train)
+    assert time.monotonic() - began < 20
+    assert list(folder.path.parent.rglob("*")) == ([] if what == "folder" else [folder.path])
+
+
+def test_a_folder_that_is_moved_behind_a_link_does_not_end_its_job(
+    folder: JobFolder,
+    drive: Callable[[Train], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(detached_driver, "_GONE_SECONDS", 20.0)
+
+    def train() -> TrainResult:
+        folder.path.rename(tmp_path / "moved")
+        assert folder.is_gone
+        time.sleep(0.5)
+        folder.path.symlink_to(tmp_path / "moved")
+        time.sleep(0.5)
+        return RESULT
+
+    drive(train)
+    assert pybackend.attach_job(folder.id).status == "finished"
+    folder.remove()
+    assert not (tmp_path / "moved").exists()
+
+
+def test_a_disk_that_does_not_answer_does_not_stop_the_watch(
+    folder: JobFolder, drive: Callable[[Train], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    def train() -> TrainResult:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "utime", fail)
+            patch.setattr(Path, "lstat", fail)
+            wait_for(lambda: not folder.is_gone)
+            time.sleep(0.5)
+        folder.ask("cancel")
+        time.sleep(30)  # interrupted
+        raise AssertionError("the driver went on")
+
+    monkeypatch.setattr(detached_driver, "_GONE_SECONDS", 0.1)
+    monkeypatch.setattr(detached_driver, "BEAT_SECONDS", 0.0)
+    drive(train)
+    assert pybackend.attach_job(folder.id).status == "cancelled"
