@@ -477,4 +477,8 @@ def _name_user(number: int) -> str:
 
 
 def _decode(decoder: bytes, content: bytes) -> Any:
-    return pickle.loads(decoder)(content)  # noqa: S301
+    try:
+        rebuild = pickle.loads(decoder)  # noqa: S301
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise SerializationError(f"decoder.pickle is damaged ({error})") from error
+    return rebuild(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 
 import pybackend
-from pybackend import InputError, SerializationError
+from pybackend import InputError, SerializationError, TrainResult
 from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.cli import main
 from pybackend.job.codec import encode_line
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import EpochEnded, Note
+from pybackend.job.report import WorkerReport
 
 EPOCH = EpochEnded(1, 3, 1.0, {"loss": 0.5})
 
@@ -201,12 +203,21 @@ def test_a_log_that_is_not_a_file_becomes_a_note(
     assert attached.wait(verbose=0) == "finished"
 
 
-def test_a_decoder_that_is_damaged_is_named(root: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps(print)[:-4]])
+def test_a_result_that_is_damaged_is_named(content: bytes, root: Path) -> None:
     job = make(root)
-    job.decoder.write_bytes(b"no pickle")
+    job.decoder.write_bytes(content)
     job.result.write_text("{}")
     with pytest.raises(SerializationError, match=r"result\.json is not a result file"):
         pybackend.attach_job(job.id).result(verbose=0)
+    job.result.unlink()
+    worker = WorkerReport(0, "127.0.0.1", 100, rows=50, steps=4, seconds=1.25)
+    made = TrainResult(b"model", "h5", "ab" * 32, {}, [worker], seconds=3.0, seed=7, epochs=1)
+    made.save(job.result)
+    result = pybackend.attach_job(job.id).result(verbose=0)
+    assert result.content == b"model"
+    with pytest.raises(SerializationError, match=r"^decoder\.pickle is damaged \("):
+        _ = result.model
     job.decoder.unlink()
     with pytest.raises(SerializationError, match=r"^decoder\.pickle is missing$"):
         pybackend.attach_job(job.id).result(verbose=0)
