@@ -315,6 +315,7 @@ def _score(worker: WorkerProcess[ModelJob]) -> WorkerReport:
     sources, sent = _read_own(worker, order)
     with worker.join(order, bool(sources)) as collective:
         counts = {**order.counts, **sources.settle(worker.job, collective, worker.folder)}
+        worker.emit(Phase("computing"))
         scored = score(worker.job, collective, counts, worker.folder, worker.emit, sent)
     return worker.report(rows=scored.rows, seconds=scored.seconds, value=scored.value)
 

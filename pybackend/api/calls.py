@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from pybackend.errors import InputError, TfdistError
@@ -161,6 +162,10 @@ _NEEDED = {
 }
 
 
+# Folder of this package, and of the standard library functions that it decorates with.
+_OWN = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))
+
+
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function so that wrong arguments raise a helpful `InputError`, not a TypeError.
 
@@ -192,9 +197,23 @@ def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return fn(*args, **kwargs)
         except (TfdistError, KeyboardInterrupt) as error:
-            raise error.with_traceback(None) from error.__cause__
+            # What the user's own code did, such as an observer, follows after our frames.
+            cause, context = error.__cause__, error.__context__
+            hides = error.__suppress_context__
+            try:
+                raise error.with_traceback(_skip_own(error.__traceback__))
+            finally:
+                error.__cause__, error.__context__ = cause, context
+                error.__suppress_context__ = hides
 
     return call
+
+
+def _skip_own(frames: TracebackType | None) -> TracebackType | None:
+    """Return the frames, starting with the first one outside this package; None: there is none."""
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
+        frames = frames.tb_next
+    return frames
 
 
 def _open_standard_streams() -> None:

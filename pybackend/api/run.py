@@ -105,6 +105,12 @@ def _read_frame(frame: Any) -> Any:
     spec = ColumnSpec(features={name: [name] for name in kinds}, label=None, finds_levels=False)
     # Doubles stay doubles, and narrower types keep their width.
     rows = DataFrameRows.of(frame, spec, "float64", "data")
+    for name, kind in kinds.items():
+        if kind.holds == "text" and kind.depth:
+            raise InputError(
+                f"column {show(name)} has lists of text: join each to one string, or encode them "
+                "as arrays of numbers"
+            )
     groups = [_keep_type(group, kinds[group.columns[0]]) for group in rows.column_groups]
     return replace(rows, column_groups=tuple(groups))
 

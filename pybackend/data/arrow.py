@@ -110,6 +110,7 @@ class TensorReader:
     def __init__(self, column_groups: Sequence[ColumnGroup]) -> None:
         self._groups = column_groups
         self._widths: dict[str, int] = {}
+        self._inner: dict[str, list[int]] = {}
         self._batch: Any = None
         self._name_row: Callable[[int], str] = str
 
@@ -199,7 +200,11 @@ class TensorReader:
         inner = [sizes for sizes in levels[1:] if sizes.size]
         if promised is None and (uneven := [sizes for sizes in inner if np.ptp(sizes)]):
             raise InputError(_explain_widths(name, uneven[0], "one width"))
-        self._check_widths(row_sizes, name, promised, [int(sizes[0]) for sizes in inner])
+        widths = [int(sizes[0]) for sizes in inner]
+        self._check_widths(row_sizes, name, promised, widths)
+        known = self._inner.setdefault(name, widths)
+        if promised is None and widths and widths != known:
+            raise InputError(_explain_widths(name, np.array([*known, *widths]), "one width"))
         return numbers.reshape(len(column), -1)
 
     def _read_bytes(self, column: Any, name: str, dtype: Any, promised: int | None) -> Array:

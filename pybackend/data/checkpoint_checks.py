@@ -167,6 +167,12 @@ def _explain(name: str, there: Any, here: Any) -> str:
     if name == "weights":
         return f"model has different weights ({_find_first(there, here)}): build it as before"
     if name == "batches":
+        counts = [sum(count for _, count in one or ()) for one in (there, here)]
+        if counts[0] != counts[1]:
+            return (
+                f"data set had {counts[0]} batches, but has {counts[1]} now. An infinite data set "
+                "has those of all epochs: pass a finite one to resume with more `epochs`"
+            )
         return "data set had batches of different sizes: batch it as before"
     return f"`{name}` {differs}. Repeat the original call"
 

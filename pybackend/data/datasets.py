@@ -112,7 +112,7 @@ def read_batches(
         ``on_epoch_begin`` and ``on_epoch_end``, until a pass leaves its attributes unchanged.
     steps
         Batches of each pass, if each continues where the one before ended, as with Keras's
-        ``steps_per_epoch``. Only these are read from a ``tf.data.Dataset``, which may be infinite.
+        ``steps_per_epoch``. No more are read from an infinite ``tf.data.Dataset``.
 
     Raises
     ------
@@ -120,11 +120,11 @@ def read_batches(
         The data set is endless, is larger than `MOST_BYTES`, yields different rows when it is read
         again, or has elements with a different structure.
     """
-    is_continued = steps is not None and not _is_keras(data)
-    needed = passes * (steps or 0)
-    if is_continued:
-        data = data.take(needed)
-    _check_ends(data, name)
+    needed = None if steps is None or _is_keras(data) else passes * steps
+    # A finite data set is read whole, so that what is stored does not depend on the epochs.
+    most = needed if needed is not None and int(data.cardinality()) < 0 else None
+    if needed is None:
+        _check_ends(data, name)
     _check_structure(data, name)
     parts: list[Mapping[str, Any]] = []
     digests = []
@@ -133,19 +133,24 @@ def read_batches(
         for index in range(min(_SIGNATURE_BATCHES, _length(data) or 0)):
             data[index]
         data.on_epoch_end()
-    for leaves in _elements(data, name):
+    for leaves in _elements(data, name, may_be_empty=steps is None):
         held += sum(array.nbytes for array in leaves.values())
         if held > MOST_BYTES:
+            what = "is an infinite data set, or one of"
+            if most is not None:
+                what = f"has {most} batches for all epochs (`steps_per_epoch`), of"
             raise InputError(
-                f"`{name}` is an infinite data set, or one of more than {MOST_BYTES >> 30} GiB, "
-                f"and this process would have to hold all of it in memory. {_instead()}"
+                f"`{name}` {what} more than {MOST_BYTES >> 30} GiB, and this process would have to "
+                f"hold all of it in memory. {_instead()}"
             )
         parts.append(leaves)
         digests.append(_digest(leaves))
+        if len(parts) == most:
+            break
     if not parts:
         raise InputError(f"`{name}` has no rows")
     state = _digest_state(data)
-    for _ in range(1, -(-needed // len(parts)) if is_continued else passes):
+    for _ in range(1, passes if needed is None else -(-needed // len(parts))):
         _check_repeats(data, digests, name)
         before, state = state, _digest_state(data)
         if state is not None and state == before:
@@ -214,7 +219,7 @@ def _check_parts(element: Any, name: str) -> None:
         )
 
 
-def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
+def _elements(data: Any, name: str, may_be_empty: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the arrays of each batch that has rows."""
     for element in _batches(data):
         _check_parts(element, name)
@@ -232,6 +237,11 @@ def _elements(data: Any, name: str) -> Iterator[dict[str, Any]]:
             )
         if any(counts.values()):
             yield leaves
+        elif not may_be_empty:
+            raise InputError(
+                f"`{name}` has a batch without rows, which Keras counts as one of the "
+                "`steps_per_epoch`: leave such batches out, e.g. with .filter()"
+            )
 
 
 def _batches(data: Any) -> Iterator[Any]:

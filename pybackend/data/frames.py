@@ -189,7 +189,7 @@ def has_frames(x: Any) -> bool:
     is_table = [is_frame(one) for one in inputs]
     others = [one for one, is_one in zip(inputs, is_table, strict=True) if not is_one]
     return any(is_table) and all(
-        getattr(one, "dtype", np.dtype("O")).kind in "fiub" for one in others
+        getattr(getattr(one, "dtype", None), "kind", "O") in "fiub" for one in others
     )
 
 

@@ -17,12 +17,16 @@ import numpy.typing as npt
 from pybackend.data.ragged import Ragged
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import argument_of
+from pybackend.words import show
 
 Array = npt.NDArray[Any]
 
 LAYOUT = "layout.json"
 # Start and number of the values of a ragged row.
 PLACE = np.dtype([("start", "<i8"), ("length", "<i8")])
+
+
+_TEXT = ("is_text", "is_list")
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class Kind:
             inner = column.values.shape[1:]
             return cls(column.values.dtype.str, None, longest, column.is_text, inner, is_list)
         return cls(column.dtype.str, column.shape[1:])
+
+    def describe(self) -> str:
+        """Describe rows for messages: ``"have shape (3,) and type float32"``."""
+        if self.is_text:
+            return "are lists of strings" if self.is_list else "are single strings"
+        return f"have shape {show(self.shape)} and type {np.dtype(self.dtype)}"
 
     @property
     def field(self) -> Any:
@@ -171,7 +181,10 @@ def check_layouts(layouts: Sequence[Mapping[str, Any]]) -> None:
         found = [layout[name] for layout in layouts]
         known = {
             json.dumps(
-                {k: [c["dtype"], c["shape"], c["inner"]] for k, c in layout["columns"].items()}
+                {
+                    key: [column[name] for name in ("dtype", "shape", "inner", *_TEXT)]
+                    for key, column in layout["columns"].items()
+                }
             )
             for layout in found
             if layout["columns"]

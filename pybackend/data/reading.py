@@ -25,6 +25,7 @@ from pybackend.job.context import WorkerContext
 from pybackend.job.job import SOURCE, Job, TrainingJob, argument_of
 from pybackend.job.messages import Order
 from pybackend.tf_config import make_tf_config
+from pybackend.words import show
 
 Counts = dict[str, list[int]]
 
@@ -171,6 +172,7 @@ def _unify_layouts(collective: Collective, folder: Path, name: str) -> list[Mapp
 def _store_dataset(data: Any, folder: Path, argument: str) -> None:
     if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise InputError(f"the `{argument}` function returns infinite data: use .take()")
+    widths: dict[str, Any] = {}
     with RowStoreWriter(folder) as writer:
         for element in data.as_numpy_iterator():
             leaves = flatten(element)
@@ -181,6 +183,13 @@ def _store_dataset(data: Any, folder: Path, argument: str) -> None:
                     "call the trained model's `evaluate` on them"
                 )
             if any(counts.values()):
+                for key, leaf in leaves.items():
+                    if widths.setdefault(key, leaf.shape[1:]) != leaf.shape[1:]:
+                        raise InputError(
+                            f"`{key}` of the data set that the `{argument}` function returned has "
+                            f"rows of shapes {show(widths[key])} and {show(leaf.shape[1:])}: pad "
+                            "them to the same shape"
+                        )
                 writer.append({key: _to_storable(leaf, argument) for key, leaf in leaves.items()})
 
 

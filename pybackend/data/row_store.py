@@ -85,11 +85,11 @@ class RowStoreWriter:
             self._begin(describe_columns(columns))
         assert self.kinds is not None
         for key, column in columns.items():
-            if not isinstance(column, Ragged) and Kind.of(column) != self.kinds[key]:
+            own, known = Kind.of(column), self.kinds[key]
+            if replace(own, longest=known.longest) != known:
                 raise InputError(
-                    f"rows of {show(key)} have shape {show(column.shape[1:])} and type "
-                    f"{column.dtype}, but earlier rows have {show(self.kinds[key].shape)} and "
-                    f"{self.kinds[key].dtype}: all rows must match (pad them to the same length)"
+                    f"rows of {show(key)} {own.describe()}, but earlier rows {known.describe()}: "
+                    "all rows must match (pad them to the same length)"
                 )
         fields: dict[str, Array] = {}
         with naming_full_disk(self._folder, "rows"):

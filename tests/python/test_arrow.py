@@ -409,3 +409,17 @@ def test_rows_of_finite_values_are_found(values: pa.Array, expected: list[bool])
     rows = batch(a=values)
     assert reader.find_complete(rows).tolist() == expected
     assert reader.find_complete(rows.slice(1)).tolist() == expected[1:]
+
+
+def test_the_widths_of_inner_arrays_are_those_of_earlier_batches() -> None:
+    nested = pa.list_(LISTS)
+    first, second = (
+        batch(v=pa.array([value], nested))
+        for value in ([[1, 2], [3, 4], [5, 6]], [[1, 2, 3], [4, 5, 6]])
+    )
+    spec = ColumnSpec(label=None)
+    groups, names = group_columns(spec, describe_schema(first.schema), "float32", "data")
+    reader = TensorReader(groups)
+    assert reader.read(first.select(names))["x"].shape == (1, 6)
+    with pytest.raises(InputError, match="inner arrays of column 'v' have 2, 3 numbers; expected"):
+        reader.read(second.select(names))

@@ -369,6 +369,8 @@ def test_steps_per_epoch_are_those_of_fit(make: Any, steps: int, epochs: int) ->
 
 def test_with_steps_per_epoch_no_more_is_read_than_they_need() -> None:
     assert read_batches(endless(), "float32", "data", passes=2, steps=3).sizes[-2:] == (1, 50)
+    # A finite data set is read whole, whatever the epochs.
+    assert len(read_batches(batches(), "float32", "data", passes=1, steps=2).sizes) == 5
     # The third epoch would begin again, with other rows.
     with pytest.raises(InputError, match="yields different rows each time"):
         read_batches(batches().shuffle(5), "float32", "data", passes=3, steps=2)
@@ -379,3 +381,16 @@ def test_only_data_sets_are_data_sets() -> None:
     assert is_dataset(batches())
     assert is_dataset(Slices())
     assert not is_dataset((X, Y))
+
+
+def test_batches_without_rows_are_no_steps() -> None:
+    holes = batches().map(lambda x, y: (x[:0], y[:0])).take(1).concatenate(batches())
+    assert read_batches(holes, "float32", "data", passes=1).sizes[0] == 50
+    with pytest.raises(InputError, match="a batch without rows, which Keras counts as one of"):
+        read_batches(holes, "float32", "data", passes=1, steps=2)
+
+
+def test_infinite_data_that_this_process_could_not_hold_name_the_steps(monkeypatch: Any) -> None:
+    monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
+    with pytest.raises(InputError, match=r"has 6 batches for all .* of more than 0"):
+        read_batches(endless(), "float32", "data", passes=2, steps=3)

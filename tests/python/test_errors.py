@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import traceback
+from typing import Any
 
 import pytest
 
 from pybackend import WorkerContext, barrier_run, errors
+from pybackend.api.calls import hide_frames
 from pybackend.errors import (
     ClusterError,
     Failure,
@@ -146,3 +148,22 @@ def test_an_exception_without_text_arrives_with_its_traceback() -> None:
     assert "in fail_without_text" in caught.value.worker_traceback
     assert caught.value.log == ["2/2 done"]
     assert len(traceback.extract_tb(caught.tb)) == 2  # this line, and that which raises
+
+
+def test_frames_of_the_callers_own_code_and_contexts_stay() -> None:
+    @hide_frames
+    def call(fn: Any) -> None:
+        fn()
+
+    def observe() -> None:
+        try:
+            {}["missing"]
+        except KeyError:
+            raise ClusterError("cannot connect") from None
+
+    with pytest.raises(ClusterError) as caught:
+        call(observe)
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["call", "observe"]
+    assert isinstance(caught.value.__context__, KeyError)
+    assert caught.value.__suppress_context__

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from pybackend.data import rows as rows_module
 from pybackend.data.arrays import count_rows, shard
 from pybackend.data.layout import Kind, check_layouts, read_layouts
-from pybackend.data.ragged import Ragged, concatenate, pack_lists, to_dense
+from pybackend.data.ragged import Ragged, concatenate, join_texts, pack_lists, to_dense
 from pybackend.data.row_store import (
     BLOB_BYTES,
     SCHEMA,
@@ -184,7 +184,7 @@ def test_no_rows_at_all_are_rejected(tmp_path: Path) -> None:
 def test_rows_of_another_width_are_rejected(tmp_path: Path) -> None:
     with RowStoreWriter(tmp_path / "train") as writer:
         writer.append({"x": np.ones((2, 3))})
-        with pytest.raises(InputError, match=r"shape \(1,\) .* but earlier rows have \(3,\)"):
+        with pytest.raises(InputError, match=r"shape \(1,\) .* but earlier rows have shape \(3,\)"):
             writer.append({"x": np.ones((2, 1))})
 
 
@@ -313,3 +313,17 @@ def test_missing_rows_are_noticed(lost: int) -> None:
     size = len(rows.pop(lost)[3])
     with pytest.raises(RuntimeError, match=f"delivered {size} bytes too few to worker 0"):
         received(rows, datasets, 1, 0)
+
+
+def test_strings_and_lists_of_strings_do_not_mix(tmp_path: Path) -> None:
+    single, lists = join_texts([b"ab", b"cd"], 2), join_texts([b"ab", b"c", b"d", b"e"], 2)
+    with RowStoreWriter(tmp_path / "rows") as writer:
+        writer.append({"x": single})
+        with pytest.raises(InputError, match="'x' are lists of strings, but earlier rows are sing"):
+            writer.append({"x": lists})
+    for number, column in enumerate((single, lists)):
+        (tmp_path / str(number)).mkdir()
+        with RowStoreWriter(tmp_path / str(number) / "train") as writer:
+            writer.append({"x": column})
+    with pytest.raises(InputError, match="differ in width or type"):
+        check_layouts([read_layouts(tmp_path / str(number)) for number in range(2)])

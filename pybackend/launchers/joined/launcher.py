@@ -275,7 +275,8 @@ class _Others:
         place, reminder, crew = self._call.place, Reminder(self._call), self._crew
 
         def listen(seconds: float) -> None:
-            reminder.look(", ".join(map(place.name, crew.missing)))
+            if crew.missing:
+                reminder.look(", ".join(map(place.name, crew.missing)))
             time.sleep(seconds)
             self._look()
 
