@@ -113,7 +113,7 @@ def train(target: Any, folder: Path, plan: Plan) -> None:
         """Writes the time of each step, and kills its own process as planned."""
 
         def write(self, what: str) -> None:
-            with open(f"{folder}/times-{os.environ['TFDIST_RANK']}", "a") as file:
+            with open(f"{folder}/times-{os.environ['TFDIST_WORKER']}", "a") as file:
                 file.write(f"{what} {time.time()}\n")
 
         def on_train_begin(self, logs: Any = None) -> None:
@@ -121,7 +121,7 @@ def train(target: Any, folder: Path, plan: Plan) -> None:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.write("step")
-            number = int(os.environ["TFDIST_RANK"])
+            number = int(os.environ["TFDIST_WORKER"])
             step, delay = plan.get(number, (-1, 0.0))
             if int(self.model.optimizer.iterations.numpy()) == step:
                 order = f"sleep {delay}; date +%s.%N >{folder}/killed-{number}"

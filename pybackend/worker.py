@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
         events.write(encode(event) + "\n")
 
     emit = Phases(write)
-    rank = int(os.environ["TFDIST_RANK"])
+    rank = int(os.environ["TFDIST_WORKER"])  # for life; `TFDIST_RANK` may change
     host = os.environ["TFDIST_HOST"]
     at_end = contextlib.ExitStack()
     conclude = _Conclusion(folder, events, emit, at_end)
@@ -271,9 +271,15 @@ def _train_elastically(worker: WorkerProcess[TrainingJob]) -> WorkerReport:
     ) -> contextlib.AbstractContextManager[Collective]:
         return replace(worker, job=job, rank=rank, server=server).join(order, False)
 
+    def wait() -> Order:
+        order = worker.orders.get()
+        # Callbacks ask for it. When it was the number of the worker for life, what they did "on
+        # rank 0" stopped silently once worker 0 was lost.
+        os.environ["TFDIST_RANK"] = str(order.rank)
+        return order
+
     member, host, server = worker.rank, worker.host, worker.server
-    orders, asked = worker.orders.get, worker.asked.is_set
-    membership = Membership(member, host, server, orders, asked, join, worker.answers)
+    membership = Membership(member, host, server, wait, worker.asked.is_set, join, worker.answers)
     trained = train_in_generations(worker.job, membership, worker.folder, worker.emit)
     if trained.discard is not None:
         worker.at_end.callback(trained.discard)

@@ -306,7 +306,8 @@ class Child:
             "TMPDIR": str(self.folder),
             **_utf8(),
             **self._environment,
-            "TFDIST_RANK": str(self.rank),
+            "TFDIST_RANK": str(self.rank),  # elastic training updates it in each generation
+            "TFDIST_WORKER": str(self.rank),
             "TFDIST_HOST": self.host,
         }
 

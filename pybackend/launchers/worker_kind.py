@@ -16,7 +16,7 @@ from pybackend.machine.capacity import list_gpus
 
 # Variables that no import reads; those of sshd and of systemd differ in each connection.
 _OWN = (
-    *("TMPDIR", "TFDIST_RANK", "TFDIST_HOST"),
+    *("TMPDIR", "TFDIST_RANK", "TFDIST_WORKER", "TFDIST_HOST"),
     *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "KRB5CCNAME"),
     *("INVOCATION_ID", "JOURNAL_STREAM", "XDG_SESSION_ID"),
 )

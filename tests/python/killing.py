@@ -34,7 +34,7 @@ class KillAt(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        now = (int(os.environ["TFDIST_RANK"]), self.epoch, batch)
+        now = (int(os.environ["TFDIST_WORKER"]), self.epoch, batch)
         if now == self.moment and not Path(self.mark).exists():
             Path(self.mark).touch()
             victim = Path(f"{self.mark}.victim")

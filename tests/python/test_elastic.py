@@ -111,9 +111,11 @@ class Script(keras.callbacks.Callback):
         time.sleep(0.2)  # fewer epochs until the other one has joined
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        number, mark = int(os.environ["TFDIST_RANK"]), Path(self.folder, "told")
+        number, mark = int(os.environ["TFDIST_WORKER"]), Path(self.folder, "told")
         note = Path(self.folder, f"epoch-{epoch}-{number}")
         note.write_text(f"{os.getpid()} {os.environ['TMPDIR']}")
+        rank = os.environ["TFDIST_RANK"]
+        Path(self.folder, f"rank-{epoch}-{number}").write_text(rank)
         if number != self.by:
             return
         if mark.exists():
@@ -138,7 +140,7 @@ class KillAsItWrites(keras.callbacks.Callback):
     """Kills the process of the first worker, once, when the trained model is to be written."""
 
     def on_train_end(self, logs: Any = None) -> None:
-        if os.environ["TFDIST_RANK"] == "0":
+        if os.environ["TFDIST_WORKER"] == "0":
             self.model.get_config = lambda: os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -156,7 +158,7 @@ class KillAsOneJoins(keras.layers.Layer):
         self.mark = mark
 
     def call(self, inputs: Any) -> Any:
-        if os.environ.get("TFDIST_RANK") == "0" and Path(self.mark).exists():
+        if os.environ.get("TFDIST_WORKER") == "0" and Path(self.mark).exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return inputs
 
@@ -182,6 +184,11 @@ def test_the_first_is_killed_one_joins_and_one_is_told_to_end(tmp_path: Path, ca
     assert [said.count(f"epoch {n}/500 ") for n in range(1, epochs + 1)] == [1] * epochs
     for number in range(3):
         assert len({p.read_text() for p in tmp_path.glob(f"epoch-*-{number}")}) == 1
+    # Worker 1 is rank 1, then 0; worker 2 is rank 1, then 0.
+    for number, ranks in {0: "0", 1: "10", 2: "10"}.items():
+        notes = sorted(tmp_path.glob(f"rank-*-{number}"), key=lambda p: int(p.name.split("-")[1]))
+        found = [note.read_text() for note in notes]
+        assert [rank for rank, _ in itertools.groupby(found)] == list(ranks), number
     # Nothing remains of the two workers that left, while the training continues.
     looks = sorted(tmp_path.glob("left-*"), key=lambda path: int(path.name[5:]))
     assert looks[-1].read_text() == ""
@@ -224,7 +231,7 @@ class KillAfter(keras.callbacks.Callback):
         self.rank, self.steps, self.mark = str(rank), steps, str(mark)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if os.environ["TFDIST_RANK"] == self.rank:
+        if os.environ["TFDIST_WORKER"] == self.rank:
             threading.Thread(target=self.kill, daemon=True).start()
 
     def kill(self) -> None:
@@ -402,7 +409,7 @@ class StopAfterLoss(keras.callbacks.Callback):
         self.mark = str(mark)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if os.environ["TFDIST_RANK"] == "1" and epoch == 1 and not Path(self.mark).exists():
+        if os.environ["TFDIST_WORKER"] == "1" and epoch == 1 and not Path(self.mark).exists():
             Path(self.mark).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         self.model.stop_training = epoch == 1
@@ -438,7 +445,7 @@ def build_with_deaths(size: int, number: int, is_sent: bool, folder: Path) -> An
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if os.environ.get("TFDIST_RANK") == str(number) and not mark.exists():
+    if os.environ.get("TFDIST_WORKER") == str(number) and not mark.exists():
         elastic_engine.broadcast_bytes = die
     layers = keras.layers
     keras.utils.set_random_seed(3)
@@ -461,7 +468,7 @@ class WriteSeeds(keras.callbacks.Callback):
         self.folder = str(folder)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        number = os.environ["TFDIST_RANK"]
+        number = os.environ["TFDIST_WORKER"]
         drawn = np.random.RandomState()
         drawn.set_state(np.random.get_state())
         Path(self.folder, f"seed-{epoch}-{number}").write_text(str(drawn.random()))
@@ -499,7 +506,7 @@ class StopWhenJoined(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         Path(self.begun).touch()
         time.sleep(0.2)
-        if os.environ["TFDIST_RANK"] == self.number and not Path(self.mark).exists():
+        if os.environ["TFDIST_WORKER"] == self.number and not Path(self.mark).exists():
             Path(self.mark).write_text(str(epoch))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -562,7 +569,7 @@ def test_a_group_may_repeat_the_last_steps_of_the_one_before() -> None:
 @pytest.mark.full
 def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
     def die_or_build() -> Any:
-        if os.environ["TFDIST_RANK"] == "0":
+        if os.environ["TFDIST_WORKER"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         return build()
 

@@ -231,7 +231,7 @@ class LoseLast(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         mark, store = Path(self.folder, "lost"), CheckpointStore(f"{self.folder}/kept")
-        if os.environ["TFDIST_RANK"] == "0" and not mark.exists():
+        if os.environ["TFDIST_WORKER"] == "0" and not mark.exists():
             wait_for(lambda: (kept := store.read_manifest()) and kept.epoch == EPOCHS)
             newest = store.read_manifest()
             assert newest is not None

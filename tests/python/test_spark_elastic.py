@@ -49,7 +49,7 @@ class KeepRows(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         rows = Path(os.environ["TMPDIR"], "train", "rows.npy")
-        shutil.copy(rows, Path(self.folder, f"{os.environ['TFDIST_RANK']}.npy"))
+        shutil.copy(rows, Path(self.folder, f"{os.environ['TFDIST_WORKER']}.npy"))
 
 
 def make_frame(spark: Any) -> Any:
