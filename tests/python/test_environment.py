@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,7 @@ from pybackend.launchers.environment.installing import (
     Installation,
     Interpreter,
     check_host,
+    install_command,
     install_here,
     read_blocks,
 )
@@ -87,6 +89,18 @@ def packed(small: Path, tmp_path_factory: pytest.TempPathFactory) -> PackedEnvir
 @pytest.fixture(scope="module")
 def unpacked(packed: PackedEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
     return install_here(packed, read_blocks(packed.path), str(tmp_path_factory.mktemp("host")))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> PackedEnvironment:
+    """Return an environment with one module, whose Python is this one."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "python").symlink_to(sys.executable)
+    (folder / "module.py").write_bytes(os.urandom(2_000_000))
+    with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
+        archive.add(folder / "python", "bin/python")
+        archive.add(folder / "module.py", "lib/a module.py")
+    return read_packed(str(folder / "env.tar.gz"))
 
 
 def run(interpreter: Interpreter, program: str) -> str:
@@ -209,6 +223,83 @@ def test_an_archive_that_ends_between_two_files_leaves_nothing(
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.parametrize("damage", ["deleted", "shortened", "copied"])
+def test_an_environment_that_lost_files_is_unpacked_again(
+    tiny: PackedEnvironment, tmp_path: Path, damage: str
+) -> None:
+    root, name = tmp_path / "host", tmp_path / "host" / tiny.name
+    install_here(tiny, read_blocks(tiny.path), str(root))
+    if damage == "copied":  # with the content of links, as some programs do
+        shutil.copytree(name.resolve(), tmp_path / "copy", symlinks=True)
+        name.unlink()
+        (tmp_path / "copy").rename(name)
+    lost = name / "lib" / "a module.py"
+    content = lost.read_bytes()
+    if damage == "shortened":
+        os.truncate(lost, 100)
+    else:
+        lost.unlink()
+    for _ in range(2):
+        assert install_here(tiny, read_blocks(tiny.path), str(root)).folder == name
+        assert lost.read_bytes() == content
+        assert name.is_symlink()
+        # One was made, and the damaged one may still be in use.
+        assert len(list(root.iterdir())) == 3
+
+
+def test_only_an_environment_of_the_same_user_is_used(
+    tiny: PackedEnvironment, tmp_path: Path
+) -> None:
+    if os.getuid():
+        pytest.skip("only root can make files of another user")
+    root = tmp_path / "host"
+    first = install_here(tiny, read_blocks(tiny.path), str(root)).folder
+    os.chown(first.resolve(), 1234, -1)
+    own = f"{tiny.name}-{os.getuid()}"
+    assert install_here(tiny, read_blocks(tiny.path), str(root)).folder == root / own
+    os.chown(root / own, 1234, -1, follow_symlinks=False)
+    with pytest.raises(ClusterError, match=f"/{own} belongs to another user$"):
+        install_here(tiny, read_blocks(tiny.path), str(root))
+
+
+def test_a_copy_of_a_process_that_was_killed_is_removed_and_one_that_grows_is_not(
+    tiny: PackedEnvironment, tmp_path: Path
+) -> None:
+    root, archive = tmp_path / "host", Path(tiny.path).read_bytes()
+    elsewhere = [root / f"tfdist-environment-{name}" / ".unpacking" for name in ("new", "old")]
+    for mark in elsewhere:
+        mark.parent.mkdir(parents=True)
+        mark.write_text("1 of another boot\n")
+    os.utime(elsewhere[1], (0, 0))
+    with start_shell(tiny, root) as killed, start_shell(tiny, root) as growing:
+        for number, shell in enumerate((killed, growing), 1):
+            assert shell.stdin is not None
+            shell.stdin.write(archive[: tiny.size // 2])
+            shell.stdin.flush()
+            wait_for(lambda count=number: len(list(root.glob("*/bin"))) == count)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        install_here(tiny, read_blocks(tiny.path), str(root))
+        assert [mark.exists() for mark in elsewhere] == [True, False]
+        elsewhere[0].unlink()
+        elsewhere[0].parent.rmdir()
+        # The environment, its name, and the copy that grows.
+        assert len(list(root.iterdir())) == 3
+        assert growing.stdin is not None
+        growing.stdin.write(archive[tiny.size // 2 :])
+        growing.stdin.close()
+        assert growing.wait() == 0
+    assert len(list(root.iterdir())) == 2
+
+
+def start_shell(packed: PackedEnvironment, root: Path) -> subprocess.Popen[bytes]:
+    """Start a shell that unpacks an environment from its input."""
+    command = install_command(packed.name, str(root))
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+
 @pytest.mark.timeout(60)
 def test_a_shell_that_reads_nothing_is_ended(packed: PackedEnvironment) -> None:
     answer = f"printf '\\ntfdist need|{os.uname().machine}|glibc 2.99|/x\\n'; exec sleep 600"
@@ -291,8 +382,7 @@ def test_another_executor_takes_over_from_one_that_is_killed(
         assert first.wait(30) != 0
     assert second.returncode == 0
     assert subprocess.run([python, "-c", "import numpy"], check=False).returncode == 0
-    if victim == "executor":
-        wait_for(lambda: len(list(root.glob("tfdist-*"))) == 2)  # the environment, and its name
+    wait_for(lambda: len(list(root.glob("tfdist-*"))) == 2)  # the environment, and its name
 
 
 def test_hosts_read_an_environment_from_the_driver(packed: PackedEnvironment) -> None:

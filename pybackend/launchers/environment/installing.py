@@ -30,11 +30,22 @@ _AFTER_REASONS = ("Exiting with failure", "Error is not recoverable", "Child ret
 # whether the environment is there, the machine, its C library, and the path; then it reads the
 # archive. The name is a link, which appears when everything is in place. Environments that were not
 # used for a month are removed.
+#
+# - `mine`: another user may have made the name where the folder is shared; its code is not run.
+# - `whole`: cleaners of scratch disks delete single files, which made each later call fail with a
+#   missing module. Such an environment is unpacked again; others may still use the damaged one.
+# - `.unpacking` names the shell that unpacks, the boot and the PID namespace: the copy of a killed
+#   shell stayed for a month. The copy of another machine may still grow; it stays for a day.
 INSTALL = r"""
 umask 077
 root=$0; [ "$root" != - ] || root=${XDG_CACHE_HOME:-$HOME/.cache}/tfdist/environments
-place=$root/$1; state=need
-if [ -e "$place/bin/python" ]; then state=have; touch "$place/.used"; fi
+me=$(id -u); place=$root/$1; state=need
+mine() { [ -z "$(find "$1" "$1/" -maxdepth 0 ! -user "$me" 2>/dev/null)" ]; }
+list() { xargs -0 stat -c %s <.files 2>/dev/null | cksum; }
+whole() { [ -e "$1/bin/python" ] && (cd "$1" && [ "$(list)" = "$(cat .sizes)" ]) 2>/dev/null; }
+mine "$place" || place=$place-$me
+mine "$place" || { echo "$place belongs to another user" >&2; exit 1; }
+if whole "$place"; then state=have; touch "$place/.used"; fi
 libc=$(getconf GNU_LIBC_VERSION 2>/dev/null) || libc=unknown
 printf '\ntfdist %s|%s|%s|%s\n' "$state" "$(uname -m)" "$libc" "$place"
 [ "$state" = need ] || exit 0
@@ -44,17 +55,28 @@ find "$root" -mindepth 2 -maxdepth 2 -path '*/tfdist-environment-*/.used' -mtime
 while read -r old; do
   rm -rf "${old%/.used}"
 done
+here=$(cat /proc/sys/kernel/random/boot_id; readlink /proc/self/ns/pid); here=$(echo $here)
+for mark in "$root"/tfdist-environment-*/.unpacking; do
+  { read -r pid where <"$mark"; } 2>/dev/null || continue
+  if [ "$where" = "$here" ]; then [ ! -d "/proc/$pid" ]
+  else [ -n "$(find "$mark" -mtime +0)" ]; fi || continue
+  [ ! -e "$mark" ] || rm -rf "${mark%/*}"  # it is removed first when all is in place
+done
 made=$(mktemp -d "$place.XXXXXX") || exit 1
 trap 'rm -rf "$made"' EXIT; trap 'exit 1' HUP INT PIPE TERM
-touch "$made/.used"
+echo "$$ $here" >"$made/.unpacking"; touch "$made/.used"
 LC_ALL=C tar -xozf - -C "$made" || exit 1
 LD_LIBRARY_PATH=$made/LIBRARIES${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; export LD_LIBRARY_PATH
 "$made/bin/python" -I -c "import sys, ssl, ctypes
 if '%d.%d' % sys.version_info[:2] != '$2': sys.exit('it is Python ' + sys.version)" || exit 1
 if [ -e "$made/bin/conda-unpack" ]; then "$made/bin/python" "$made/bin/conda-unpack" || exit 1; fi
-[ ! -h "$place" ] || [ -e "$place/bin/python" ] || rm -f "$place"
-if ln -sn "${made##*/}" "$place" 2>/dev/null; then trap - EXIT; fi
-[ -e "$place/bin/python" ]
+cd "$made" || exit 1; rm .unpacking
+find . ! -type d ! -path '*/__pycache__/*' ! -name .used ! -name .files -print0 >.files
+list >.sizes
+whole "$place" && exit  # another process was faster
+[ -h "$place" ] || rm -rf "$place"  # a copy, or restored; a link would end up in it
+ln -s "${made##*/}" "$made.new" && mv -fT "$made.new" "$place" && trap - EXIT
+whole "$place"
 """.replace("LIBRARIES", LIBRARIES)
 
 
