@@ -479,6 +479,12 @@ def _advice(error: BaseException) -> str:
         return "memory ran out: lower batch_size, or give each worker more memory"
     if isinstance(error, ClusterError):
         return "see the message"
+    folder = os.environ.get("TMPDIR", "/")
+    if not os.path.isdir(folder):  # most errors name a file that was in it, or not even that
+        return (
+            f"the worker's folder, {folder}, was deleted while the worker ran: set TMPDIR to a "
+            "folder from which no cleaner of temporary files deletes"
+        )
     if isinstance(error, SerializationError):
         return "see the message"
     if isinstance(error, RError):

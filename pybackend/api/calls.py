@@ -11,6 +11,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from pybackend.data.disk import check_temporary_folder
 from pybackend.errors import InputError, TfdistError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
@@ -181,6 +182,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         except TypeError as error:
             raise InputError(_explain(fn.__name__, signature, args, kwargs) or str(error)) from None
         _open_standard_streams()
+        check_temporary_folder()
         return fn(*args, **kwargs)
 
     return call

@@ -1,10 +1,12 @@
-"""Clear errors when a system limit is reached: full disks, too many open files."""
+"""Clear errors of disks and limits: full disks, deleted folders, large files, many open files."""
 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ from pybackend.job.resources import show_bytes
 
 @contextmanager
 def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> Iterator[None]:
-    """Raise `ClusterError` with the disk's name if a write fails because the disk is full.
+    """Raise `ClusterError` with the path if a write fails because of a limit: of a disk or a file.
 
     Parameters
     ----------
@@ -29,11 +31,14 @@ def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> It
     Raises
     ------
     ClusterError
-        The disk of ``folder`` is full, or the user's quota on it is used up.
+        The disk of ``folder`` is full, the user's quota on it is used up, or a file there has the
+        size that the system allows.
     """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _describe_large_file(folder, content) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         disk = shutil.disk_usage(folder)
@@ -42,6 +47,41 @@ def naming_full_disk(folder: Path, content: str, variable: str = "TMPDIR") -> It
             f"of {show_bytes(disk.total)} are free, and the {content} need more. Free up space "
             f"there, or set {variable} to a folder on a larger disk"
         ) from error
+
+
+def _describe_large_file(folder: Path, content: str) -> ClusterError:
+    """Return the error for the largest file in a folder; the system's error has no name."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=folder)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return ClusterError(
+            f"{largest} cannot become larger on this disk, and the {content} need more: set TMPDIR "
+            "to a folder on another disk"
+        )
+    return ClusterError(
+        f"{largest} reached the size limit for files of this process, {show_bytes(limit)}, and the "
+        f"{content} need more: raise the limit before the process starts (`ulimit -f unlimited`)"
+    )
+
+
+def check_temporary_folder() -> None:
+    """Raise `ClusterError` if the folder for temporary files does not exist.
+
+    Python remembers the folder that it has found first.
+    """
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ClusterError(
+            f"there is no folder for temporary files ({error.strerror}): set TMPDIR to a folder "
+            "that you may write to, before this process starts"
+        ) from error
+    if not os.path.isdir(folder):
+        raise ClusterError(
+            f"{folder}, the folder for temporary files (TMPDIR), no longer exists: create "
+            "it, or set TMPDIR to another folder and start this process again"
+        )
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pybackend.data.disk import check_temporary_folder
+
 # A shell that waits for the end of its input, because the pipe closes even if a process is killed.
 # Processes that end at the same time may still write there, so it tries again for a while.
 SWEEP = (
@@ -49,6 +51,8 @@ def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def swept_folder(parent: str | None = None, prefix: str = "tfdist-") -> Iterator[Path]:
     """Make a private folder, which is removed on exit, even if this process is killed."""
+    if parent is None:
+        check_temporary_folder()
     folder = Path(parent or tempfile.gettempdir(), f"{prefix}{secrets.token_hex(8)}")
     # It knows the folder first: this process may be killed at any moment.
     janitor = sweep(str(folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,12 +30,13 @@ from pybackend import (
     barrier_train,
     make_tf_config,
 )
-from pybackend.errors import TfdistError
+from pybackend.errors import ClusterError, SerializationError, TfdistError
 from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
 from pybackend.launchers import local
 from pybackend.launchers.local import LocalLauncher
+from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher
@@ -429,6 +431,23 @@ def test_runs_that_fail_one_after_the_other_leave_nothing(tmp_path: Path) -> Non
     with nothing_left(mark, tmp_path):
         for kind in [*KINDS, "kill", "exit with status 0", "raise in a function"]:
             fail(kind)
+
+
+def test_a_folder_for_temporary_files_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(tempfile, "tempdir", str(gone))
+    named = re.escape(f"{gone}, the folder for temporary files (TMPDIR), no longer exists: ")
+    with pytest.raises(ClusterError, match=named):
+        barrier_train("local", build_narrow, (np.zeros((4, 8)), np.zeros(4)), workers=2)
+    with pytest.raises(ClusterError, match=named), swept_folder():
+        pass
+    # Of a worker, while it runs: its folder is its TMPDIR.
+    monkeypatch.setenv("TMPDIR", str(gone))
+    error = SerializationError("Keras cannot write the model")
+    advice = worker_failure(1, "host", error).advice
+    assert advice.startswith(f"the worker's folder, {gone}, was deleted while the worker ran: set ")
 
 
 @pytest.mark.full

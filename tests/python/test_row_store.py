@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from pybackend.data.row_store import (
     write_columns,
 )
 from pybackend.data.rows import StoredRows, make_zero_row
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 
 dtypes = st.sampled_from(["float16", "float32", "float64", "int32", "int64", "uint8", "bool"])
 
@@ -296,6 +298,20 @@ def test_large_columns_travel_in_pieces_that_spark_can_carry() -> None:
     found = received([row for row in rows if row[0] == 6], datasets, 2, 1)
     np.testing.assert_array_equal(found["train"]["x"], columns["x"][1::2])
     np.testing.assert_array_equal(found["train"]["y"], columns["y"][1::2])
+
+
+def test_a_limit_on_the_size_of_files_is_named(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_240_000, before[1]))  # `ulimit -f 10000`
+    named = (
+        f"{tmp_path}/train/rows.npy reached the size limit for files of this process, 10.2 MB, "
+        "and the rows need more: raise the limit before the process starts (`ulimit -f unlimited`)"
+    )
+    try:
+        with pytest.raises(ClusterError, match=f"^{re.escape(named)}$"):
+            write_columns(tmp_path / "train", {"x": np.zeros((3_000_000, 1), "float32")})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_row_larger_than_a_piece_travels_alone() -> None:
