@@ -228,10 +228,10 @@ class Child:
                 return self._describe_end(status)
             self._oom.look()
             if used := memory.look():
-                signal_group(self.pid, signal.SIGKILL)  # its memory still grows
+                self._kill_group()  # its memory still grows
                 return self._describe_excess(used)
             if reason := watch.look():
-                signal_group(self.pid, signal.SIGKILL)  # its peers wait until it has ended
+                self._kill_group()  # its peers wait until it has ended
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
@@ -255,12 +255,17 @@ class Child:
         if not self._has_ended:  # else its PID may belong to another process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=2)
-            signal_group(self.pid, signal.SIGKILL)
+            self._kill_group()
             # A process that waits for a frozen disk cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
                 self._has_ended = True
         end_marked("TMPDIR", str(self.folder))  # processes that left its group
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
+        signal_group(self.pid, signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)  # it may have been stopped before it had a group
 
     def model(self) -> tuple[str, bytes] | None:
         """Return the format and content of the trained model's file, or None if there is none."""

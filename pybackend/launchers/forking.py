@@ -156,11 +156,14 @@ def attend(
     if worker == 0:
         enter(message)
         _take(message, received)
-        connection.sendall(_ANSWER.pack(_PID, os.getpid()))
         if connection.recv(1) != _GO:  # the launcher has given up
             os._exit(1)
         connection.close()
         return message
+    # Not the worker: when one was stopped before it did, the launcher waited here, started another
+    # process instead, and its peers reported that it did not answer.
+    with contextlib.suppress(OSError):  # the launcher has given up
+        connection.sendall(_ANSWER.pack(_PID, worker))
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     for descriptor in received:

@@ -19,7 +19,7 @@ from warm import children
 
 from pybackend.launchers import forking
 from pybackend.launchers.worker_kind import describe_worker
-from pybackend.machine.processes import name_process
+from pybackend.machine.processes import name_process, read_main_thread
 
 SCRIPT = """
 import json, os, signal, sys
@@ -169,6 +169,26 @@ def test_a_server_that_has_ended_is_no_server() -> None:
     theirs.close()
     with pytest.raises(OSError):
         forking.ForkedProcess(ours, [], {})
+
+
+def test_one_that_is_stopped_as_it_is_forked_is_known_and_can_be_killed() -> None:
+    ours, theirs = socket.socketpair()
+    code = (
+        "import os, signal, socket, sys; from pybackend.launchers.forking import attend; "
+        "attend(socket.socket(fileno=int(sys.argv[1])), "
+        "lambda message: os.kill(os.getpid(), signal.SIGSTOP))"
+    )
+    command = [sys.executable, "-c", code, str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as guardian:
+        theirs.close()
+        worker = forking.ForkedProcess(ours, [], dict(os.environ))
+        wait_for(lambda: (known := read_main_thread(worker.pid)) is not None and known[0] == "T")
+        assert worker.poll() is None
+        worker.send_signal(signal.SIGKILL)
+        assert worker.wait(60) == -signal.SIGKILL
+        worker.stdin.close()
+        worker.stdout.close()
+    assert guardian.returncode == 0
 
 
 @pytest.mark.parametrize("changed", [{"CUDA_VISIBLE_DEVICES": "0"}, {}])
