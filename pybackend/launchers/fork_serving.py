@@ -21,6 +21,9 @@ from pybackend.machine.processes import is_process
 
 IDLE_SECONDS = 600.0
 HUNG_SECONDS = 300.0
+# Precedes the digest of a kind. Without it, any bytes looked like another kind, and any client of
+# this user that sent half a digest ended the server.
+REQUEST = b"tfdist worker\n"
 # Replies to the digest of a kind.
 SAME, OTHER = b"y", b"n"
 PROGRAM = ("-u", "-c")
@@ -120,12 +123,13 @@ def _accept(control: socket.socket, digest: str) -> socket.socket | None:
         if not is_same_user(connection):
             raise PermissionError("a process of another user")
         connection.settimeout(_REQUEST_SECONDS)
-        wanted = connection.recv(len(digest) // 2, socket.MSG_WAITALL)
-        if wanted and wanted.hex() != digest:
+        size = len(REQUEST) + len(digest) // 2
+        wanted = connection.recv(size, socket.MSG_WAITALL)
+        if len(wanted) < size or not wanted.startswith(REQUEST):
+            raise ConnectionError("not a request")
+        if wanted.removeprefix(REQUEST).hex() != digest:
             connection.sendall(OTHER)
             return None
-        if not wanted:
-            raise ConnectionError("nothing was requested")
         connection.sendall(SAME)
         connection.settimeout(None)
     except BaseException:

@@ -13,7 +13,13 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from pybackend.job.job import LOGGER
-from pybackend.launchers.fork_serving import SAME, is_same_user, kill_server, start_server
+from pybackend.launchers.fork_serving import (
+    REQUEST,
+    SAME,
+    is_same_user,
+    kill_server,
+    start_server,
+)
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.worker_kind import WorkerKind
 
@@ -53,7 +59,7 @@ class LastingServer:
             connection.connect(self._name)
             if not is_same_user(connection):
                 raise PermissionError("it belongs to another user")
-            connection.sendall(kind.digest())
+            connection.sendall(REQUEST + kind.digest())
             if connection.recv(1) != SAME:
                 raise ConnectionError("it starts other workers")
             return ForkedProcess(connection, descriptors, variables, [folder])

@@ -16,7 +16,7 @@ import pytest
 from conftest import build_dense, is_running, marked_processes, spark_session, wait_for
 
 from pybackend import Elastic, InputError, Resources, barrier_train, kubernetes, slurm
-from pybackend.launchers.fork_serving import OTHER, SAME
+from pybackend.launchers.fork_serving import OTHER, REQUEST, SAME
 from pybackend.launchers.lasting_server import LastingServer, name_socket
 from pybackend.launchers.worker_kind import describe_worker
 from pybackend.machine.processes import name_process
@@ -184,17 +184,30 @@ def test_it_ends_when_it_is_idle_or_without_its_owner() -> None:
 
 def test_one_that_starts_other_workers_leaves_its_name_to_the_next(owner: str) -> None:
     server = start(owner, bytes(32))
-    assert request(owner, b"short") == OTHER
+    assert request(owner, REQUEST + bytes(31) + b"1") == OTHER
     assert server.wait(timeout=60) == 0
     kind = describe_worker(dict(os.environ), sys.executable)
     assert kind is not None
     server = start(owner, kind.digest())
-    assert request(owner, kind.digest()) == SAME  # this connection forks nothing
+    assert request(owner, REQUEST + kind.digest()) == SAME  # this connection forks nothing
     other = describe_worker({**os.environ, "TFDIST_ANY": "1"}, sys.executable)
     assert other is not None
     assert LastingServer(owner).fork(other, "/", [], {}) is None
     assert server.wait(timeout=60) == 0
     assert LastingServer(owner).fork(other, "/", [], {}) is None  # there is none
+
+
+def test_a_client_that_sends_no_whole_request_loses_its_own_connection_only(owner: str) -> None:
+    whole = REQUEST + bytes(32)
+    server = start(owner, bytes(32))
+    for content in (b"", whole[:5], whole[:30], whole[:-1], b"GET / HTTP/1.1\r\n" * 9):
+        assert request(owner, content) == b""
+    for rest in (b"", b"{}\n", b"garbage" * 100):  # of the guardian that it forks
+        assert request(owner, whole + rest) == SAME
+    assert request(owner, whole) == SAME
+    assert server.poll() is None
+    server.kill()
+    server.wait()
 
 
 def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +229,7 @@ def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch)
         number = listener.fileno()
         serve = f"f.serve({number}, {owner!r}, {kind.digest().hex()!r})"
         server = subprocess.Popen([sys.executable, "-c", code + serve], pass_fds=[number])
-    assert request(owner, kind.digest()) == b""
+    assert request(owner, REQUEST + kind.digest()) == b""
     server.kill()
     server.wait()
 
