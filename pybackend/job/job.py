@@ -37,6 +37,19 @@ from pybackend.job.tensorboard import check_tensorboard
 from pybackend.words import Language, call_of, setting, show, spoken, term
 
 LOGGER = logging.getLogger("tfdist")
+
+
+def _print_log() -> None:
+    """Print the log with times to standard error, from the level in the environment on."""
+    level = logging.getLevelNamesMapping().get(os.environ.get("TFDIST_LOG", "").upper())
+    if level:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s tfdist %(levelname)s: %(message)s"))
+        LOGGER.addHandler(handler)
+        LOGGER.setLevel(level)
+
+
+_print_log()
 # Largest size that the driver, Spark's messages and R's strings support.
 MODEL_LIMIT = 1 << 30
 Shuffle = Literal["shard", "global"] | bool

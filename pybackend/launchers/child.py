@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import IntEnum, auto
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ import pybackend
 from pybackend.data.disk import naming_full_disk
 from pybackend.errors import Failure, Kind, printable
 from pybackend.job.codec import encode_line
-from pybackend.job.job import TRAINED, Job
+from pybackend.job.job import LOGGER, TRAINED, Job
 from pybackend.job.messages import (
     Emit,
     Failed,
     FromLauncher,
+    Order,
     PrintedLine,
     Reported,
     read_event,
@@ -63,6 +65,18 @@ _OOM_ADVICE = "lower batch_size or use fewer workers per host"
 _MEMORY_ADVICE = (
     "give it more `memory`, lower batch_size, or use more workers, which share the rows"
 )
+
+
+class State(IntEnum):
+    """State of a `Child`. Each is followed by later ones only."""
+
+    MADE = auto()  # it has a folder and a socket, but no process
+    STARTED = auto()
+    ORDERED = auto()  # it knows the other workers; in each generation
+    REPORTED = auto()
+    KILLED = auto()  # it may still run: a process that waits for a frozen disk cannot be killed
+    ENDED = auto()  # its exit status was read: another process may have its PID
+    CLOSED = auto()  # its folder was removed
 
 
 class Child:
@@ -124,7 +138,7 @@ class Child:
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._readers: list[threading.Thread] = []
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._has_ended = False
+        self._state, self._lock = State.MADE, threading.Lock()
         self._oom = OomWatch()
         self._has_reported = threading.Event()
         self._last_words: Failure | None = None
@@ -134,8 +148,6 @@ class Child:
         """``host:port`` on which the worker accepts other workers."""
         self.reserved = address_of(self._reservation) if self._reservation else None
         """``host:port`` reserved for TensorFlow's own server, if the job needs one."""
-        self.is_closed = False
-        """True once its folder is removed."""
         self._folder = contextlib.ExitStack()
         # Until the worker watches its lifeline, only a janitor can remove the folder.
         swept = swept_folder(find_disk(), f"tfdist-{rank}-")
@@ -149,13 +161,34 @@ class Child:
 
     def close(self) -> None:
         """Kill the process, remove its folder, and close its ports; a second call does nothing."""
-        self.is_closed = True
         self.kill()
         self._server.close()
         if self._reservation is not None:
             self._reservation.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._folder.close()
+        self._enter(State.CLOSED)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once its folder is removed."""
+        return self._state == State.CLOSED
+
+    def _enter(self, state: State, reason: str = "") -> None:
+        """Enter a state and log it; one that another thread has overtaken changes nothing."""
+        with self._lock:
+            self._check(state)
+            before, self._state = self._state, max(self._state, state)
+        if state != before or state == State.ORDERED:
+            late = f", after {before.name.lower()}" if state < before else ""
+            text = f"process {state.name.lower()}{late}{reason and f' ({reason})'}"
+            extra = {"rank": self.rank, "host": self.host}
+            LOGGER.debug("worker %d on %s: %s", self.rank, self.host, text, extra=extra)
+
+    def _check(self, state: State) -> None:
+        """Raise an error if it starts twice, or does anything before it is started."""
+        if (self._state == State.MADE) != (state == State.STARTED) and state != State.CLOSED:
+            raise RuntimeError(f"a child that is {self._state.name} cannot become {state.name}")
 
     @property
     def pid(self) -> int:
@@ -165,6 +198,7 @@ class Child:
 
     def start(self, contents: Mapping[str, bytes]) -> None:
         """Write the files and start the process, which imports TensorFlow and waits for `go`."""
+        self._check(State.STARTED)
         with naming_full_disk(self.folder, "model and job"):
             (self.folder / JOB).write_text(self.job.to_json())
             for name, content in contents.items():
@@ -178,6 +212,7 @@ class Child:
             raise
         finally:
             os.close(events_in)
+        self._enter(State.STARTED, f"PID {self.pid}")
         # From here only the worker has it open: its peers notice at once when it dies.
         self._server.close()
         assert self._process.stdout is not None
@@ -188,6 +223,9 @@ class Child:
         """Send the worker an `Order`, for example with the addresses of all workers."""
         assert self._process is not None
         assert self._process.stdin is not None
+        if isinstance(order, Order):
+            rank = self.rank if order.rank is None else order.rank
+            self._enter(State.ORDERED, f"rank {rank} of {len(order.peers)}")
         try:
             self._process.stdin.write(encode_line(order))
             self._process.stdin.flush()
@@ -223,15 +261,16 @@ class Child:
         while not self._has_reported.wait(_LOOK_SECONDS) and not (self.folder / REPORT).exists():
             status = self._process.poll()
             if status is not None:
-                self._has_ended = True
+                self._enter(State.ENDED, f"status {status}")
                 signal_group(self.pid, signal.SIGKILL)
                 return self._describe_end(status)
             self._oom.look()
             if used := memory.look():
-                self._kill_group()  # its memory still grows
-                return self._describe_excess(used)
+                failure = self._describe_excess(used)
+                self._kill_group(failure.message)  # its memory still grows
+                return failure
             if reason := watch.look():
-                self._kill_group()  # its peers wait until it has ended
+                self._kill_group(reason)  # its peers wait until it has ended
                 return self._fail("WorkerStalled", reason, _STALL_ADVICE)
             if reason := self._give_up():
                 return self._fail("Stopped", reason, "")
@@ -252,18 +291,17 @@ class Child:
             # here, and then this process, as Spark does, the folder would remain.
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        if not self._has_ended:  # else its PID may belong to another process
+        if self._state < State.ENDED:  # else its PID may belong to another process
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=2)
-            self._kill_group()
-            # A process that waits for a frozen disk cannot be killed.
+            self._kill_group("by its launcher")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-                self._has_ended = True
+                self._enter(State.ENDED, f"status {process.wait(timeout=10)}")
         end_marked("TMPDIR", str(self.folder))  # processes that left its group
 
-    def _kill_group(self) -> None:
+    def _kill_group(self, reason: str) -> None:
         assert self._process is not None
+        self._enter(State.KILLED, reason)
         signal_group(self.pid, signal.SIGKILL)
         self._process.send_signal(signal.SIGKILL)  # it may have been stopped before it had a group
 
@@ -332,9 +370,11 @@ class Child:
         except ValueError:  # the process was killed while it wrote this line
             return
         if isinstance(event, Reported):
+            self._enter(State.REPORTED)
             self._has_reported.set()
         elif isinstance(event, Failed):  # the worker cannot write its report
             self._last_words = event.failure
+            self._enter(State.REPORTED, event.failure.message)
             self._has_reported.set()
         else:
             self._emit(sent_by(event, self.rank, self.host))

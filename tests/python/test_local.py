@@ -35,6 +35,7 @@ from pybackend.job.job import FUNCTION, FunctionJob, make_job
 from pybackend.job.messages import Order
 from pybackend.job.values import decode_value
 from pybackend.launchers import local
+from pybackend.launchers.child import Child
 from pybackend.launchers.local import LocalLauncher
 from pybackend.launchers.remote.janitor import swept_folder
 from pybackend.worker import _failure as worker_failure
@@ -420,6 +421,59 @@ def test_a_group_that_has_failed_can_be_launched_again(tmp_path: Path) -> None:
     for _ in range(2):
         outcome = launcher.launch(job, files, {}, print)
         assert [decode_value(report.value) for report in outcome.reports] == [0, 1]
+
+
+def test_the_states_of_processes_are_logged_with_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    job = make_job(FunctionJob, {"workers": 2, "verbose": 0})
+    work = dumps((lambda context: os._exit(3) if context.rank else context.all_gather(1), ()))
+    with caplog.at_level("DEBUG", "tfdist"), pytest.raises(WorkerFailedError):
+        LocalLauncher().launch(job, {FUNCTION: work}, {}, print)
+    states = {
+        rank: [re.sub(r"PID \d+", "PID", text.partition(": process ")[2]) for text in texts]
+        for rank, texts in {
+            rank: [r.getMessage() for r in caplog.records if vars(r).get("rank") == rank]
+            for rank in (0, 1)
+        }.items()
+    }
+    begin = ["started (PID)", f"ordered (rank {1} of 2)"]
+    assert [text for text in states[1] if text] == [*begin, "ended (status 3)", "closed"]
+    assert states[0][:2] == ["started (PID)", "ordered (rank 0 of 2)"]
+    assert states[0][-1] == "closed"
+
+
+def test_a_child_cannot_start_twice_and_a_state_that_is_late_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = make_job(FunctionJob, {"workers": 1, "verbose": 0})
+    with Child(job, 0, "127.0.0.1", print) as child:
+        child.start({FUNCTION: dumps((lambda context: None, ()))})
+        with pytest.raises(RuntimeError, match="a child that is STARTED cannot become STARTED"):
+            child.start({})
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.wait().failure is not None
+        with caplog.at_level("DEBUG", "tfdist"):
+            child.go(Order("token", (child.address,)))
+        assert caplog.messages == [
+            "worker 0 on 127.0.0.1: process ordered, after ended (rank 0 of 1)"
+        ]
+        child.kill()  # its PID may belong to another process
+        assert not child.is_closed
+    assert child.is_closed
+
+
+def test_the_log_is_printed_with_times() -> None:
+    code = "from pybackend.job.job import LOGGER; LOGGER.debug('a'); LOGGER.info('b')"
+    for level, wanted in {"debug": ["a", "b"], "INFO": ["b"], "": [], "loud": []}.items():
+        printed = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "TFDIST_LOG": level},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stderr
+        pattern = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} tfdist (?:DEBUG|INFO): (.)$"
+        assert re.findall(pattern, printed, re.MULTILINE) == wanted
+        assert len(printed.splitlines()) == len(wanted)
 
 
 @pytest.mark.full
