@@ -152,7 +152,7 @@ class JobFolder:
 
     @property
     def is_gone(self) -> bool:
-        """True if somebody deleted the folder, or its content; False while its disk is away."""
+        """True if the folder, or its content, was deleted; False while its disk is away."""
         try:
             self.lock.lstat()
         except (FileNotFoundError, NotADirectoryError):

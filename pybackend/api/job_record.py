@@ -1,4 +1,4 @@
-"""What the files of a detached job contain, in its folder and in a copy of it."""
+"""Contents of the files of a detached job, in its folder and in a copy of it."""
 
 from __future__ import annotations
 

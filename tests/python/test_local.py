@@ -37,7 +37,7 @@ from pybackend.job.values import decode_value
 from pybackend.launchers import local
 from pybackend.launchers.child import Child
 from pybackend.launchers.local import LocalLauncher
-from pybackend.launchers.remote.janitor import swept_folder
+from pybackend.machine.janitor import swept_folder
 from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher
