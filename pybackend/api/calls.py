@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import sysconfig
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from pybackend.data.disk import check_temporary_folder
 from pybackend.errors import InputError, TfdistError
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
@@ -24,6 +24,7 @@ from pybackend.job.options import (
     ScaleLearningRate,
 )
 from pybackend.job.resources import Resources
+from pybackend.machine.janitor import check_temporary_folder
 from pybackend.words import call_of, either, setting, show, term
 
 # A path on the driver, or a URI.
@@ -163,8 +164,13 @@ _NEEDED = {
 }
 
 
-# Folder of this package, and of the standard library functions that it decorates with.
-_OWN = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__))
+# Where code that is not the caller's own is: this package, other ones, and the standard library.
+# Frames hold what their functions have opened: a call that found no free descriptor once kept five.
+_OWN = (
+    os.path.dirname(os.path.dirname(__file__)),
+    *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+)
 
 
 def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -199,20 +205,14 @@ def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return fn(*args, **kwargs)
         except (TfdistError, KeyboardInterrupt) as error:
-            # What the user's own code did, such as an observer, follows after our frames.
-            cause, context = error.__cause__, error.__context__
-            hides = error.__suppress_context__
-            try:
-                raise error.with_traceback(_skip_own(error.__traceback__))
-            finally:
-                error.__cause__, error.__context__ = cause, context
-                error.__suppress_context__ = hides
+            # What the caller's own code did, such as an observer, comes after our frames.
+            raise error.with_traceback(_skip_own(error.__traceback__))  # noqa: B904 (the same)
 
     return call
 
 
 def _skip_own(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames, starting with the first one outside this package; None: there is none."""
+    """Return the frames, starting with the first one of the caller's code; None: there is none."""
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
         frames = frames.tb_next
     return frames

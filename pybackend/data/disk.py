@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,25 +61,6 @@ def _describe_large_file(folder: Path, content: str) -> ClusterError:
         f"{largest} reached the size limit for files of this process, {show_bytes(limit)}, and the "
         f"{content} need more: raise the limit before the process starts (`ulimit -f unlimited`)"
     )
-
-
-def check_temporary_folder() -> None:
-    """Raise `ClusterError` if the folder for temporary files does not exist.
-
-    Python remembers the folder that it has found first.
-    """
-    try:
-        folder = tempfile.gettempdir()
-    except FileNotFoundError as error:
-        raise ClusterError(
-            f"there is no folder for temporary files ({error.strerror}): set TMPDIR to a folder "
-            "that you may write to, before this process starts"
-        ) from error
-    if not os.path.isdir(folder):
-        raise ClusterError(
-            f"{folder}, the folder for temporary files (TMPDIR), no longer exists: create "
-            "it, or set TMPDIR to another folder and start this process again"
-        )
 
 
 @contextmanager

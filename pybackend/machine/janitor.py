@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pybackend.data.disk import check_temporary_folder
+from pybackend.errors import ClusterError
 
 # A shell that waits for the end of its input, because the pipe closes even if a process is killed.
 # Processes that end at the same time may still write there, so it tries again for a while.
@@ -18,6 +19,25 @@ SWEEP = (
     'n=$((n+1)); [ ! -e "$0" ] || sleep 0.1; done'
 )
 _SECONDS = 60.0
+
+
+def check_temporary_folder() -> None:
+    """Raise `ClusterError` if the folder for temporary files does not exist.
+
+    Python remembers the folder that it has found first.
+    """
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ClusterError(
+            f"there is no folder for temporary files ({error.strerror}): set TMPDIR to a folder "
+            "that you may write to, before this process starts"
+        ) from error
+    if not os.path.isdir(folder):
+        raise ClusterError(
+            f"{folder}, the folder for temporary files (TMPDIR), no longer exists: create "
+            "it, or set TMPDIR to another folder and start this process again"
+        )
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
