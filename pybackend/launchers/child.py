@@ -51,6 +51,8 @@ from pybackend.words import call_of, setting
 from pybackend.worker import JOB, REPORT
 
 LOG_LINES = 40
+# Workers imported from the zip of a session that had ended
+# (test_a_zip_of_a_spark_session_that_has_ended_is_not_used).
 _OWN_ZIP = re.compile(r"pybackend-[0-9a-f]{16}\.zip")
 _LONGEST_LINE = 2000
 _LOOK_SECONDS = 0.05
@@ -207,7 +209,8 @@ class Child:
         descriptors = (self._server.fileno(), events_in)
         try:
             self._process = self._start(descriptors)
-        except OSError:
+        except OSError:  # leaked at the limit of open files
+            # (test_a_session_without_free_descriptors_says_so_and_leaks_none)
             os.close(events_out)
             raise
         finally:
@@ -236,7 +239,8 @@ class Child:
         """Wait for the worker's report; if it ends without one, return a report of the failure."""
         failure = self._wait_for_report()
         for reader in self._readers:
-            # Children of the worker may hold its pipes open forever: do not wait for them.
+            # Children of the worker may hold its pipes open: a call waited for a `sleep` that its
+            # function had started (test_what_a_worker_has_started_ends_with_it).
             reader.join(timeout=1)
         try:
             content = (self.folder / REPORT).read_bytes()
@@ -288,7 +292,9 @@ class Child:
             return
         if process.stdin is not None:
             # Its lifeline: it removes its folder and ends its process group. If it were killed from
-            # here, and then this process, as Spark does, the folder would remain.
+            # here, and then this process, as Spark does, the folder would remain
+            # (test_workers_end_with_their_driver, and on Spark
+            # test_a_driver_that_dies_leaves_no_worker_and_no_folder).
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
         if self._state < State.ENDED:  # else its PID may belong to another process
@@ -297,7 +303,9 @@ class Child:
             self._kill_group("by its launcher")
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._enter(State.ENDED, f"status {process.wait(timeout=10)}")
-        end_marked("TMPDIR", str(self.folder))  # processes that left its group
+        # A daemon that has left the group outlived its worker
+        # (test_a_daemon_that_a_function_has_started_ends_with_it).
+        end_marked("TMPDIR", str(self.folder))
 
     def _kill_group(self, reason: str) -> None:
         assert self._process is not None

@@ -26,12 +26,16 @@ CAUSE_SECONDS = 2.0
 
 # Time after the first failure in which other workers can report an earlier one.
 GRACE_SECONDS = 5.0
-# The same if the first one is a cause by itself; a worker that exited counts as lost after two.
+# The same if the first one is a cause by itself: users waited five seconds for each exception of
+# their code (test_others_have_longer_to_report_if_the_cause_is_not_known). A worker that exited
+# counts as lost after two.
 _SHORT_GRACE_SECONDS = 3.0
 
 
 def describe_silence(rank: int, host: str, seconds: float) -> Failure:
     """Return the failure of a worker whose launcher has been silent for ``seconds``."""
+    # Nobody is left there to see that the worker is stopped, and the others waited for hours
+    # (test_a_first_process_that_is_stopped_with_its_worker_is_named).
     return Failure(
         rank,
         host,

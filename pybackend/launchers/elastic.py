@@ -289,6 +289,8 @@ class _Training:
 
     def _rest(self, place: int) -> float:
         """Leave a slot empty for a time that doubles with each call; return this time."""
+        # On a host without the packages, workers were started in a loop, one after the other
+        # (test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often).
         seconds = _REST_SECONDS * 2.0 ** min(self._rested[place], _MOST_DOUBLED)
         self._rested[place] += 1
         self._rests[place] = time.monotonic() + seconds
@@ -343,7 +345,8 @@ class _Training:
             self._fail([self._explain(m.failure, why) for m in lost if m.failure])
         if epoch is None and self._epoch is not None:
             self._fail([self._explain(m.failure, _NO_STATE) for m in lost if m.failure])
-        # Rank 0 must be a worker that has this state.
+        # Rank 0 must be a worker that has this state, and not one that was still receiving it
+        # (test_a_worker_dies_while_the_state_is_sent_to_a_new_one).
         staying.sort(key=lambda m: m.progress != progress)
         failures = {m.number: m.failure for m in lost if m.failure}
         self._form([*staying, *joining], progress, failures)

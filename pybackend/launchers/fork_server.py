@@ -215,6 +215,8 @@ class _Server:
 
     def leave(self) -> None:
         """Leave it to the process that this one was forked from."""
+        # At its exit, a fork of the session would kill the session's server
+        # (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
         self._control.close()
         self._process.returncode = 0  # not a child of this process
 

@@ -27,7 +27,8 @@ REQUEST = b"tfdist worker\n"
 # Replies to the digest of a kind.
 SAME, OTHER = b"y", b"n"
 PROGRAM = ("-u", "-c")
-# Not `python -m`: that would let files of the current directory stand in for real modules.
+# Not `python -m`: with it, a `queue.py` in the user's directory ended every worker
+# (test_files_of_the_current_directory_do_not_stand_in_for_modules).
 RUN_WORKER = (
     "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
 )
@@ -82,7 +83,10 @@ def serve(number: int, owner: str, digest: str) -> None:
     os.chdir("/")  # the session's directory can be removed; a worker gets its own
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the guardians
     if is_named:
-        control.listen()  # from now on, the system names this process as the other end
+        # From now on, the system names this process as the other end. Otherwise a stopped server
+        # could not be found and killed, and each call waited for it
+        # (test_other_workers_elastic_ones_and_killed_servers).
+        control.listen()
     else:
         with contextlib.suppress(OSError):  # the session has ended
             control.sendall(b"r")

@@ -35,7 +35,7 @@ _ANSWER = struct.Struct("<ci")
 _PID, _STATUS = b"p", b"s"
 _GO = b"g"
 # A signal that is sent to all processes is meant for the worker. The guardian ignores it, because
-# it must still report the worker's exit status.
+# it must still report the worker's exit status: when it died of it, the worker counted as killed.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -156,7 +156,9 @@ def attend(
     if worker == 0:
         enter(message)
         _take(message, received)
-        if connection.recv(1) != _GO:  # the launcher has given up
+        # A launcher that has given up has started another process: both would run
+        # (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
+        if connection.recv(1) != _GO:
             os._exit(1)
         connection.close()
         return message
@@ -181,6 +183,7 @@ def attend(
 
 def _resume_when_left(connection: socket.socket, worker: int) -> None:
     """Resume a stopped worker when its launcher has closed the connection."""
+    # It would stay stopped forever, with its folder, as only a running process reads its lifeline.
     ends = select.poll()
     ends.register(connection, select.POLLRDHUP)
     ends.poll()
@@ -197,7 +200,9 @@ def _take(message: Mapping[str, Any], received: Sequence[int]) -> None:
         os.close(descriptor)
     os.fchdir(received[3])
     os.close(received[3])
-    # What imports have set remains, as in a process that imports the same.
+    # What imports have set remains, as in a process that imports the same: forked workers lacked
+    # HDF5_PLUGIN_PATH=disable
+    # (test_signals_to_a_whole_group_leave_the_guardian_and_imports_leave_their_variables).
     for name in _read_first_environment() - set(message["environment"]):
         os.environ.pop(name, None)
     os.environ.update(message["environment"])

@@ -51,7 +51,9 @@ class MemoryWatch:
 # Files of a memory control group, by its version.
 _COUNTERS = {2: "memory.events", 1: "memory.oom_control"}
 
-# Interval of reading the counters; most time between a kill and when it is noticed.
+# Interval of reading the counters; most time between a kill and when it is noticed. When all kills
+# since the start counted, a `kill -9` was reported as lack of memory hours after the system had
+# killed some other process of the machine.
 _OOM_LOOK_SECONDS = 0.5
 _LATEST_SECONDS = 1.0
 

@@ -122,7 +122,8 @@ class StallWatch:
         now = time.monotonic()
         if now < self._looked + min(_STALL_LOOK_SECONDS, self._limit / 4):
             return None
-        # This process, or its whole machine, may have been stopped too.
+        # This process, or its whole machine, may have been stopped too: a worker that was resumed
+        # together with it is not lost (test_a_watcher_that_was_stopped_itself_counts_from_then_on).
         has_rested = now > self._looked + self._limit / 2
         self._looked = now
         found = read_main_thread(self._pid)

@@ -14,7 +14,8 @@ from typing import Any
 
 from pybackend.machine.capacity import list_gpus
 
-# Variables that no import reads; those of sshd and of systemd differ in each connection.
+# Variables that no import reads; those of sshd and of systemd differ in each connection, so that
+# no later call forked its workers (test_later_calls_use_it_and_nothing_is_left).
 _OWN = (
     *("TMPDIR", "TFDIST_RANK", "TFDIST_WORKER", "TFDIST_HOST"),
     *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "KRB5CCNAME"),

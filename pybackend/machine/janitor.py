@@ -62,6 +62,7 @@ def end_sweep(janitor: subprocess.Popen[bytes]) -> None:
     """Let the process of `sweep` remove what is still there, and wait for its end."""
     assert janitor.stdin is not None
     # A process that was forked meanwhile may hold the pipe open, so that its end is not enough.
+    # Calls waited for it (test_a_forked_process_that_holds_the_pipe_does_not_delay_the_end).
     with suppress(BrokenPipeError), janitor.stdin as pipe:
         pipe.write(b"\n")
     with suppress(subprocess.TimeoutExpired):  # it continues
@@ -74,7 +75,9 @@ def swept_folder(parent: str | None = None, prefix: str = "tfdist-") -> Iterator
     if parent is None:
         check_temporary_folder()
     folder = Path(parent or tempfile.gettempdir(), f"{prefix}{secrets.token_hex(8)}")
-    # It knows the folder first: this process may be killed at any moment.
+    # It knows the folder first: this process may be killed at any moment. Folders were left when it
+    # was killed right after `mkdir`
+    # (test_a_process_that_is_killed_as_soon_as_there_is_a_folder_leaves_none).
     janitor = sweep(str(folder))
     try:
         folder.mkdir(mode=0o700)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_each_module_is_in_one_group() -> None:
     listed = [*ALONE, *(module for modules in GROUPS.values() for module in modules)]
     assert len(listed) == len(set(listed))
     assert set(listed) <= {path.stem for path in Path(__file__).parent.glob("test_*.py")}
+
+
+def test_comments_name_tests_that_exist() -> None:
+    tests = {
+        name
+        for path in Path(__file__).parent.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = {
+        name
+        for path in (ROOT / "pybackend").rglob("*.py")
+        for name in re.findall(r"^ *#.*\b(test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert named <= tests
 
 
 # Suites that belong to no single module; all others are named after a module or a room.

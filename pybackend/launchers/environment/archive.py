@@ -153,6 +153,8 @@ def pack_entries(
     began = time.monotonic()
     manifest = make_manifest(facts, entries)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # A killed `tfdist pack` left half an archive
+    # (test_a_process_that_is_killed_as_it_packs_leaves_nothing).
     janitor = sweep(str(partial))
     try:
         with (

@@ -55,7 +55,9 @@ _FIND_SITE = "import site; print(site.getsitepackages(['/'])[0].lstrip('/'))"
 # Parts of the standard library and of packages that no worker uses.
 _UNUSED_LIBRARY = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages")
 _UNUSED = ("tensorflow/include", "pyspark/jars", "pyspark/examples", "pyspark/tests")
-# Where a master and workers that are started from PySpark write: it grows with each application.
+# Where a master and workers that are started from PySpark write: it grows with each application, so
+# that each call packed and sent the environment again
+# (test_files_of_a_cluster_started_from_its_pyspark_are_left_out).
 _OF_CLUSTER = ("pyspark/work", "pyspark/logs")
 # The machine's own C library must fit its kernel and its other libraries.
 _OF_SYSTEM = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|util|pthread|resolv|nsl|anl)\.so)")
@@ -171,6 +173,8 @@ def list_entries(facts: EnvironmentFacts) -> list[Entry]:
     ):
         for entry in found:
             entries.setdefault(entry.name, entry)
+    # When it came first, an archive that was cut off between two files counted as whole
+    # (test_an_archive_that_ends_between_two_files_leaves_nothing).
     listed = sorted(entries, key=lambda name: (name == "bin/python", name))
     return [entries[name] for name in listed]
 
@@ -245,6 +249,8 @@ def _find_link(root: str, path: str) -> str | None:
 
 def _is_above(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a link to a folder that contains it."""
+    # Packing followed it without end
+    # (test_links_to_folders_above_are_left_out_and_unreadable_files_are_named).
     own = Path(os.path.realpath(os.path.dirname(entry.path)), entry.name)
     return entry.is_symlink() and Path(os.path.realpath(entry.path)) in own.parents
 

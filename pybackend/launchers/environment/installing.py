@@ -22,7 +22,8 @@ from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.words import either
 
 _BLOCK = 1 << 20
-# tar prints these after the lines with the reasons.
+# tar prints these after the lines with the reasons. A full disk was reported as "Exiting with
+# failure status due to previous errors" (test_a_full_disk_of_a_host_is_named).
 _AFTER_REASONS = ("Exiting with failure", "Error is not recoverable", "Child returned status")
 
 # A shell script, since a host may have no Python. Its arguments are the folder for environments
@@ -170,7 +171,8 @@ class Installation:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        # In this order: a thread may be writing to a process that does not read.
+        # In this order: a thread may be writing to a process that does not read, and `close` would
+        # wait for it forever, even after Ctrl-C (test_a_shell_that_reads_nothing_is_ended).
         self._process.terminate()
         with suppress(BrokenPipeError):
             self._process.stdin.close()

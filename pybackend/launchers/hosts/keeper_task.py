@@ -77,7 +77,8 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
             elif time.monotonic() > used + patience:
                 break
             fcntl.flock(calls, fcntl.LOCK_UN)
-        # The workers of a call import files of this folder until they end.
+        # The workers of a call import files of this folder until they end
+        # (test_it_ends_when_it_is_idle_or_turned_off).
         fcntl.flock(calls, fcntl.LOCK_EX)
         path.unlink(missing_ok=True)
 

@@ -217,6 +217,7 @@ class Agent:
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
         """Report a rank stopped by a signal, because the others might wait for it forever."""
+        # Nothing was printed, and the run seemed to hang (test_a_rank_that_was_stopped_is_named).
         found = read_main_thread(pid)
         is_stopped = found is not None and found[0] == "T"
         if is_stopped and rank not in self._stopped:

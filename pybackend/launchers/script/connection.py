@@ -148,6 +148,8 @@ class InputPipe:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
+        # A host that took nothing in held up Ctrl-C
+        # (test_a_host_that_takes_nothing_in_does_not_hold_up_signals).
         self._waiting = bytearray()
         os.set_blocking(pipe.fileno(), False)
 

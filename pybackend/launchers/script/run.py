@@ -69,7 +69,9 @@ def _run(plan: ScriptRun, output: ScriptOutput, signals: CaughtSignals) -> int:
         say(message)
     if requeued:
         say("Slurm will start this job again")
-        time.sleep(_REQUEUED_SECONDS)  # Slurm ends this process before
+        # Slurm ends this process before. When it ended by itself, Slurm could take that for the end
+        # of the next run (test_a_job_that_gives_way_has_notice_and_goes_on).
+        time.sleep(_REQUEUED_SECONDS)
     return exit_status(outcome)
 
 

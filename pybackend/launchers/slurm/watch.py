@@ -145,6 +145,8 @@ class SlurmWatch:
         if not self._is_empty():
             return _RUNNING_SECONDS if self._state.is_running else _BEGINNING_SECONDS
         waited = time.monotonic() - self._submitted
+        # A controller of many users does not answer those who ask all night
+        # (test_slurm_is_asked_less_often_the_longer_a_job_waits).
         return min(max(_WAITING_SECONDS, waited / 30), _LONGEST_SECONDS)
 
     def _is_empty(self) -> bool:
@@ -184,7 +186,10 @@ class SlurmWatch:
         if reason is None:
             self._busy, self._busy_since = None, math.inf
             return
-        self._started = now  # the time to connect has not begun
+        # The time to connect has not begun: a step that waited for a node was reported as one whose
+        # network is broken
+        # (test_a_step_that_waits_for_a_node_reports_so_and_fails_if_training_cannot_begin).
+        self._started = now
         self._busy_since = min(self._busy_since, now)
         busy = f"Slurm job {self.number} has no free node for another worker (srun: {reason})"
         if self._busy is None and now > self._busy_since + _QUIET_SECONDS:

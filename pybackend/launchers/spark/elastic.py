@@ -88,7 +88,9 @@ class TaskWay:
         with running(self.session, plan.collect, idle_seconds) as task:
 
             def look() -> list[Failure]:
-                # Behind a worker that is receiving rows, the time without a task does not count.
+                # Behind a worker that is receiving rows, the time without a task does not count:
+                # the others were given up after a minute
+                # (test_a_worker_waits_for_a_slot_while_another_receives_its_rows).
                 if task.is_busy or not self._receiving - {number}:
                     task.look()
                 if task.is_busy and host[0] == UNKNOWN_HOST:

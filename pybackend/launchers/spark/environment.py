@@ -141,7 +141,9 @@ def _send(session: Any, packed: PackedEnvironment) -> None:
 def _place(packed: PackedEnvironment, folder: Path) -> str:
     """Link or copy the file into a folder, under the name that tells its content."""
     path = folder / FILE.format(packed.name)
-    path.unlink(missing_ok=True)  # of a call that was interrupted
+    # The file of a call that was interrupted made the next one fail
+    # (test_a_file_is_placed_again_after_a_call_that_was_interrupted).
+    path.unlink(missing_ok=True)
     try:
         os.link(packed.path, path)
     except OSError:  # on another disk

@@ -65,6 +65,8 @@ class SparkEnvironment:
             (`UnreachedError`).
         """
         root = _find_folder()
+        # A lock of the system, as it ends with its process, unlike a file that exists
+        # (test_another_executor_takes_over_from_one_that_is_killed).
         with open(os.path.join(root, f".{self.packed.name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = install_here(self.packed, self._read(), root)

@@ -98,6 +98,8 @@ def _reach_driver(session: Any) -> None:
     PySpark copies a thread's local properties, such as its scheduler pool, by calls on this thread
     that have no time limit. So another thread first makes a call.
     """
+    # Before a job started, a stopped driver held the call forever
+    # (test_a_driver_that_stops_before_a_job_starts_is_named).
     ask(session, "the start of a job", session.sparkContext.statusTracker)
 
 
@@ -269,6 +271,8 @@ class IdleWatch:
 
     def _skip_gap(self, now: float) -> None:
         """Exclude time during which `look` was not called: Spark did not cause that delay."""
+        # After a laptop had slept, the driver counted as lost
+        # (test_a_watcher_that_was_suspended_does_not_blame_spark).
         gap = now - self._looked
         self._looked = now
         if gap > _GAP_SECONDS:

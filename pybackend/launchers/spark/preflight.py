@@ -64,7 +64,9 @@ def look(batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark import BarrierTaskContext
 
-    for _ in batches:  # else Spark ends this Python process, and starts another
+    # Otherwise Spark ends this Python process and starts another, which costs the workers' tasks
+    # seconds (test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks).
+    for _ in batches:
         pass
     context = BarrierTaskContext.get()
     rank = context.partitionId()
