@@ -69,7 +69,7 @@ class ServedArchive:
                 return connect(self.address, self.token, 0, _PURPOSE, _CONNECT_SECONDS)
             except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
                 # The driver closes connections while too many others greet it: of many hosts, some
-                # cannot reach it at once (test_many_hosts_read_an_environment_at_once).
+                # cannot reach it at once.
                 is_closed = isinstance(error, ConnectionError)
                 is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
                 if not is_closed or is_answer or time.monotonic() > deadline:
