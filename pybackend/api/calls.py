@@ -195,7 +195,7 @@ def explain_arguments(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function so that tfdist's own errors, and Ctrl-C, come without its frames.
+    """Decorate a function so that errors, except tfdist's faults, come without its frames.
 
     What failed on a worker is in the message. Our frames would only hide the caller's line.
     """
@@ -204,9 +204,12 @@ def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return fn(*args, **kwargs)
-        except (TfdistError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:
             # What the caller's own code did, such as an observer, comes after our frames.
-            raise error.with_traceback(_skip_own(error.__traceback__))  # noqa: B904 (the same)
+            frames = _skip_own(error.__traceback__)
+            if frames is None and not isinstance(error, TfdistError | KeyboardInterrupt):
+                raise  # a fault of ours
+            raise error.with_traceback(frames)  # noqa: B904 (the same)
 
     return call
 

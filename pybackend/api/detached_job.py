@@ -281,6 +281,11 @@ class DetachedJob:
             removed.
         """
         if self._is_running():
+            if self.status == "unreadable":
+                raise InputError(
+                    f"the job {self.id} cannot be read, and may run on another machine: wait until "
+                    f"its last sign of life is older than {LOST_SECONDS:.0f} s"
+                )
             raise InputError(f"the job {self.id} is running: cancel it first")
         if isinstance(self._folder, JobFolder):
             with suppress(SerializationError):  # a damaged job is removed, too

@@ -23,6 +23,7 @@ from pybackend.api.request import prepare
 from pybackend.api.result import TrainResult
 from pybackend.data import arrays
 from pybackend.data.columns import ColumnSpec
+from pybackend.data.datasets import is_dataset
 from pybackend.data.frames import FrameRows, has_frames
 from pybackend.errors import InputError
 from pybackend.job.job import EvaluationJob, ModelJob, PredictionJob
@@ -30,8 +31,8 @@ from pybackend.job.options import DataOptions
 from pybackend.job.report import read_metrics
 from pybackend.job.resources import Resources
 from pybackend.job.values import decode_value
-from pybackend.launchers import count_workers, launcher_for
-from pybackend.words import setting
+from pybackend.launchers import count_workers, is_spark_frame, launcher_for
+from pybackend.words import setting, term
 
 
 @explain_arguments
@@ -211,6 +212,16 @@ class _InputReader:
 
     def read(self, columns: ColumnSpec, job: ModelJob) -> dict[str, Any]:
         """Return the columns for launchers; no data set if there are no rows to predict."""
+        if is_spark_frame(self._x):
+            raise InputError(
+                f"`x` is a {term('Spark DataFrame')}: use predict_spark(model, df), which adds the "
+                "predictions to it"
+            )
+        if is_dataset(self._x):
+            raise InputError(
+                "`x` is a data set, whose batches workers cannot share here: pass arrays or a data "
+                "frame, or use `predict` of the result or the model"
+            )
         if has_frames(self._x):
             rows = FrameRows.of(
                 (self._x,), columns, job.floatx, "x", skips_incomplete=self._skips_incomplete

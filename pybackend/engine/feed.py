@@ -149,6 +149,11 @@ class Feed:
         passes = [self._whole, *([self._rest[1]] if self._rest else [])]
         return any((np.diff(one.edges)[:, one.taken :] == 0).any() for one in passes)
 
+    def begins_again(self, epochs: int) -> bool:
+        """Return whether an epoch continues with the first rows after the last ones."""
+        steps, whole = self._steps_of_all, len(self._whole.totals)
+        return bool(whole % steps) and epochs * steps > whole
+
     @property
     def begins_empty(self) -> bool:
         """True if a worker has no rows in the first step of an epoch."""

@@ -107,6 +107,10 @@ def _name(ranks: list[int]) -> str:
     return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+_ABOUT_WRAPPING = (
+    "with these `steps_per_epoch`, the rows run out within an epoch: it continues with the first "
+    "ones, where Keras's `fit` ends it early"
+)
 _ABOUT_METRICS = (
     "some of the metrics are not sums over rows: in each step the workers exchange their outputs, "
     "and compute the metrics over all rows"
@@ -191,6 +195,8 @@ def make_replica(
     feed, rows = _make_feed(job, collective, counts, folder, model, stream, in_memory)
     if isinstance(feed, PipelineFeed) and feed.is_uneven and job.workers > 1:
         emit(Note(_ABOUT_UNEVEN))
+    if isinstance(feed, Feed) and feed.begins_again(job.epochs - job.initial_epoch):
+        emit(Note(_ABOUT_WRAPPING))
     callbacks = list(loaded.extras.get("callbacks") or [])
     check_callbacks(callbacks)
     if job.shards_optimizer:

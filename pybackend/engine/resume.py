@@ -312,6 +312,8 @@ def _find(
         return None
     check_is_same(store.uri, newest.manifest, job, own.job)
     emit(Note(f"training resumes from the checkpoint of {newest.manifest.place}"))
+    if newest.manifest.workers != job.workers and not (job.is_elastic or job.shuffles_globally):
+        emit(Note("with another number of workers, only the number of rows is compared"))
     there, here = (one.job.get("learning_rate") for one in (newest.manifest, own))
     if there == here:
         return newest

@@ -101,6 +101,10 @@ def _is_rank_0_only(callback: Any) -> bool:
     return isinstance(callback, _RANK_0_ONLY) or bool(getattr(callback, "rank_0_only", False))
 
 
+# Lists and dicts that Keras fills itself, in all callbacks and in its `History`.
+_OF_KERAS = ("params", "epoch")
+
+
 def count_items(callbacks: Sequence[Any]) -> dict[str, int]:
     """Return the lengths of lists and dicts that user-defined code in callbacks may fill.
 
@@ -109,13 +113,18 @@ def count_items(callbacks: Sequence[Any]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for callback in callbacks:
+        is_filled = _is_of_user(type(callback)) or isinstance(callback, keras.callbacks.History)
         for step, part in list_parts(callback, _is_of_user):
-            parts = [(f"{type(callback).__name__}{step}", part)] * _is_of_user(type(callback))
+            parts = [(f"{type(callback).__name__}{step}", part)] * is_filled
             if isinstance(part, FunctionType):
                 parts = list(list_parts(part, _is_of_user))
             for name, value in parts:
                 last = name.rpartition(".")[2]
-                if isinstance(value, list | dict) and not last.startswith("_") and last != "params":
+                if (
+                    isinstance(value, list | dict)
+                    and not last.startswith("_")
+                    and last not in _OF_KERAS
+                ):
                     found[name.rpartition("`")[2]] = len(value)
     return found
 

@@ -145,7 +145,7 @@ name_numbers <- function(data, features, categories, encode) {
     if (is_one_hot(name, encode)) {
       paste0(name, "_", categories[[name]])
     } else if (is.null(categories[[name]]) && NCOL(data[[name]]) > 1L) {
-      paste0(name, "_", seq_len(NCOL(data[[name]])))
+      paste0(name, "_", colnames(data[[name]]) %||% seq_len(NCOL(data[[name]])))
     } else {
       name
     }

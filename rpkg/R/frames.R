@@ -32,6 +32,8 @@ check_frame <- function(data, columns, arg, call) {
   check_finite(data, features, arg, call)
   y <- frame_label(data, columns, arg, call)
   of_labels <- if (is.list(y)) levels_of_labels(y, columns$label)
+  names <- name_features(data, features, coded, arg, call)
+  check_matrix_order(unlist(names), unlist(columns$feature_names), arg, call)
   list(
     kind = "arrays",
     x = frame_inputs(data, features, coded$categories, coded$encode),
@@ -40,9 +42,28 @@ check_frame <- function(data, columns, arg, call) {
     features = features,
     categories = c(coded$categories, of_labels),
     encode = coded$encode,
-    feature_names = name_features(data, features, coded, arg, call),
+    feature_names = names,
     arguments_used = c("weight", "categories", "encode")
   )
+}
+
+# The columns of a matrix within a data frame, such as validation data, are those of the training.
+check_matrix_order <- function(names, known, arg, call) {
+  if (setequal(names, known) && !identical(names, known)) {
+    first <- which(names != known)[[1L]]
+    abort_input(
+      c(
+        sprintf(
+          "`%s` has \"%s\" where the training has \"%s\".",
+          arg,
+          names[[first]],
+          known[[first]]
+        ),
+        i = "Put the columns of its matrix in the order of the training."
+      ),
+      call = call
+    )
+  }
 }
 
 # Text becomes a factor of its sorted values, or of those from the training or `categories`.

@@ -147,7 +147,16 @@ own_part <- function(folder) file.path(folder, "fit.rds")
 # job_result() has checked that only this user can write to the folder.
 read_own_part <- function(job) {
   path <- own_part(job$folder)
-  if (file.exists(path)) readRDS(path)
+  if (file.exists(path)) {
+    tryCatch(
+      readRDS(path),
+      error = function(error) {
+        text <- sprintf("%s is damaged: %s.", path, conditionMessage(error))
+        advice <- "`pybackend.attach_job()` in Python reads the result without it."
+        abort_tfdist(c(text, i = advice), "tfdist_error_serialization", call = NULL)
+      }
+    )
+  }
 }
 
 call_job <- function(job, method, ..., call = caller_env()) {

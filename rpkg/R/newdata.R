@@ -84,5 +84,17 @@ encode_newdata <- function(newdata, model, on_missing, arg, call) {
   }
   check_frame_features(newdata, features, arg, call, coded, "leave it out")
   check_finite(newdata, features, arg, call)
-  list(rows = frame_inputs(newdata, features, categories, coded$encode), complete = complete)
+  rows <- frame_inputs(newdata, features, categories, coded$encode)
+  if (any(vapply(unlist(features), function(name) NCOL(newdata[[name]]) > 1L, NA))) {
+    # The columns of a matrix within a data frame have names of their own.
+    names <- name_numbers(newdata, features, categories, coded$encode)
+    rows <- if (is.list(rows)) Map(name_matrix, rows, names) else name_matrix(rows, names)
+    rows <- order_columns(rows, fit_field(model, "feature_names"), arg, call)
+  }
+  list(rows = rows, complete = complete)
+}
+
+name_matrix <- function(matrix, names) {
+  colnames(matrix) <- names
+  matrix
 }

@@ -51,7 +51,11 @@ nobs.tfdist_fit <- function(object, ...) {
 
 #' @exportS3Method stats::formula
 formula.tfdist_fit <- function(x, ...) {
-  x$formula %||% abort_input("This fit was trained without a formula.", rlang::current_env())
+  x$formula %||%
+    abort_input(
+      "This fit has no formula: none was passed, or it comes from a .json file, which has none.",
+      rlang::current_env()
+    )
 }
 
 training_data <- function(fit, frame, call) {

@@ -12,7 +12,8 @@
 #'   as different `data` or a different `sc`. Pass `data` again for a fit from [train_mnist()], or
 #'   if `data` was a value and not the name of a variable. A fit does not store `checkpoint` or
 #'   `model_uri` either, because they belong to a single training run. A formula or a recipe is part
-#'   of the fit.
+#'   of the fit. A fit from a `.json` file has no arguments: pass it to [barrier_train()] as the
+#'   model.
 #' @param epochs Number of additional epochs, numbered after those of the fit. `NULL` (default): the
 #'   same number as before.
 #'
@@ -58,6 +59,16 @@ train_on <- function(fit, given, epochs, frame, call) {
     known$seed <- fit$seed
   }
   check_update_known(known, given, frame, call)
+  if (!length(fit$settings) && !length(fit$call)) {
+    abort_input(
+      c(
+        "This fit has no arguments of its training: it was read from a .json file, or is Python's.",
+        i = "Pass it as the model, with all arguments: `barrier_train(sc, fit, data, ...)`.",
+        i = "A fit that `saveRDS()` saved has them."
+      ),
+      call = call
+    )
+  }
   if (is.null(given$initial_epoch)) {
     done <- (fit$settings$initial_epoch %||% 0L) + fit$epochs
     known$initial_epoch <- done
@@ -139,7 +150,8 @@ plain_settings <- function(settings) {
 # Arguments of a call that are names, to evaluate them again. Values in a call, as from `do.call()`
 # and `!!`, may be large and are not stored. The fit is the next model, and has a formula's columns.
 plain_call <- function(call) {
-  arguments <- as.list(call)[-1L]
+  # A job stores them as a list.
+  arguments <- if (is.call(call)) as.list(call)[-1L] else as.list(call)
   left_out <- c("model", "model_fn", "formula", "exchange")
   left_out <- c(left_out, setdiff(training_settings, evaluated_names))
   arguments <- arguments[setdiff(names(arguments), left_out)]

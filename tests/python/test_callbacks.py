@@ -324,12 +324,13 @@ def test_lists_that_callbacks_fill_on_the_workers_are_named(
         Fills("a"),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda n, logs: found.update({n: 0})),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        keras.callbacks.History(),
     ]
     barrier_train(None, build_dense, rows, workers=2, callbacks=own, verbose=1)
     (note,) = re.findall("note: callbacks run .*", capsys.readouterr().out)
     assert note == (
-        "note: callbacks run on the workers and filled Fills.losses, Fills.epochs, SEEN, found "
-        "there; in this session, nothing was added. Use the history of the result, or an "
-        "Observer, which runs here"
+        "note: callbacks run on the workers and filled Fills.losses, Fills.epochs, SEEN, found, "
+        "History.history there; in this session, nothing was added. Use the history of the result, "
+        "or an Observer, which runs here"
     )
     assert [SEEN, found, own[0].losses] == [[], {}, []]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import traceback
 from typing import Any
 
 import keras
@@ -11,6 +13,7 @@ import tensorflow as tf
 from conftest import build_dense, largest_difference
 
 from pybackend import barrier_evaluate, barrier_train
+from pybackend.api import datasets as api_datasets
 from pybackend.data import datasets
 from pybackend.data.arrays import count_rows, nest, shard
 from pybackend.data.datasets import is_dataset, read_batches
@@ -394,3 +397,24 @@ def test_infinite_data_that_this_process_could_not_hold_name_the_steps(monkeypat
     monkeypatch.setattr(datasets, "MOST_BYTES", 4000)
     with pytest.raises(InputError, match=r"has 6 batches for all .* of more than 0"):
         read_batches(endless(), "float32", "data", passes=2, steps=3)
+
+
+class Broken(Slices):
+    """A data set that is slow, and fails."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 2:
+            time.sleep(0.2)
+            raise ValueError("broken item")
+        return super().__getitem__(index)
+
+
+def test_a_slow_data_set_is_shown_and_its_error_begins_with_its_own_frame(
+    capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(api_datasets, "_QUIET_SECONDS", 0.05)
+    with pytest.raises(ValueError, match="broken item") as caught:
+        barrier_train(None, build_dense(), Broken(), workers=2, verbose=1)
+    assert "reading the data set `data` ..." in capsys.readouterr().out
+    names = [frame.name for frame in traceback.extract_tb(caught.tb)]
+    assert names[-2:] == ["call", "__getitem__"]

@@ -191,3 +191,11 @@ def test_other_workers_read_the_rest_of_an_epoch(
         found = np.concatenate(parts)
         wanted = columns["x"][batch]
         assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, wanted.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "begins_again"), [(3, 2, True), (2, 2, False), (4, 9, False), (3, 1, False)]
+)
+def test_rows_that_run_out_within_an_epoch(steps: int, epochs: int, begins_again: bool) -> None:
+    feed = Feed({"x": np.zeros((8, 1))}, [8], 0, 2, limit=steps)
+    assert feed.begins_again(epochs) is begins_again

@@ -184,3 +184,11 @@ def test_a_function_that_cannot_run_here_is_told_before_the_workers_compute(rows
     frame = pd.DataFrame(rows[0][:3]).add_prefix("c")
     with pytest.raises(InputError, match=r"`model` function fails in this .*: pass type='raw'"):
         barrier_predict(None, build, frame, workers=1, verbose=0)
+
+
+def test_a_data_set_is_not_predicted_by_several_workers(rows: Any) -> None:
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensor_slices(rows[0]).batch(50)
+    with pytest.raises(InputError, match=r"`x` is a data set, .*: pass arrays or a data"):
+        barrier_predict(None, build_dense(), data, workers=1, verbose=0)

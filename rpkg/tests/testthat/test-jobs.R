@@ -33,6 +33,7 @@ test_that("a job outlives its session and gives the fit of the call without deta
   expect_identical(fit$history, here$history)
   expect_identical(predict(fit, iris), predict(here, iris))
   expect_identical(fit$levels, levels(iris$Species))
+  expect_identical(fit$call, here$call)
   expect_identical(job_result(job, verbose = 0)$model_sha256, fit$model_sha256)
   listed <- jobs()
   expect_identical(listed$id, job$id)
