@@ -23,8 +23,8 @@
 #' * `jobs()`: a data frame with a row for each job, the oldest first: `id`, `status`, `submitted`,
 #'   `host`, `where`, `workers`, `epochs` and `folder`.
 #' * `job_status()`: `"running"`, `"finished"`, `"failed"`, `"cancelled"`, `"lost"` or
-#'   `"unreadable"`. Unreadable: a file of the job is damaged, or the folder belongs to another user.
-#'   Printing the job shows the reason.
+#'   `"unreadable"`. Unreadable: a file of the job is damaged, or the folder belongs to another
+#'   user. Printing the job shows the reason.
 #' * `job_result()`: the [tfdist_fit] of the call without `detach`. If training failed, it raises
 #'   the error of that call.
 #' * `job_logs()`: a character vector of epochs, notes and what the workers printed.
