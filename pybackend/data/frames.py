@@ -374,6 +374,9 @@ def _read_targets(part: Any, key: str, floatx: str, name: str) -> _Table:
         if not table.names:
             raise InputError(f"`{key}` of `{name}` is a data frame without columns")
         return table
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(part, pandas.Series):
+        return _read_table(part.to_frame(key), key)
     column = _read_target(part, key, floatx, name)
     return _Table(
         [key],
@@ -388,9 +391,6 @@ def _read_target(part: Any, key: str, floatx: str, name: str) -> Any:
     """Convert an array to an Arrow column."""
     import pyarrow as pa
 
-    pandas = sys.modules.get("pandas")
-    if pandas is not None and isinstance(part, pandas.Series):
-        return _arrow_column(part.rename(key), name)
     if hasattr(part, "__arrow_c_stream__"):
         return drop_views(pa.chunked_array(part))
     array = np.asarray(part)

@@ -649,3 +649,11 @@ def test_a_lazy_frame_is_to_be_collected() -> None:
     with pytest.raises(InputError, match=r"call its collect\(\) first"):
         flatten_data(frame)
     assert not is_frame(frame)
+
+
+def test_intervals_are_labels_as_they_are_features() -> None:
+    frame = pd.DataFrame({"a": np.arange(6.0)})
+    cut = pd.cut(frame["a"], 2)
+    rows = FrameRows.of((frame, cut), ColumnSpec(), "float32", "data")
+    assert rows.columns["y"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert rows.summary["levels"] == list(map(str, cut.cat.categories))
