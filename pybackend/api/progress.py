@@ -22,6 +22,7 @@ from pybackend.job.messages import (
     Event,
     Note,
     Phase,
+    Phases,
     PrintedLine,
     StepEnded,
     Waits,
@@ -30,6 +31,8 @@ from pybackend.job.roles import describe_processes
 from pybackend.launchers import Launcher
 from pybackend.words import term
 
+# Times after the start at which it is shown that no worker has answered yet.
+_STARTING_SECONDS = (10.0, 60.0, 300.0)
 # Workers that wait for the same one report it within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
 _NO_NUMBER = (
@@ -55,8 +58,11 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
         is_observed=bool(observers),
     )
     show = Narrator(display)
+    # Until the first worker runs, nothing is heard: a cluster may compute a table first.
+    starting = Phases(show, _STARTING_SECONDS)
 
     def on_event(event: Event) -> Answer | None:
+        starting.end()
         show(event)
         return observers(event)
 
@@ -65,7 +71,11 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
             text = describe_start(launcher, job)
             log_start(text)
             display.begin(text, job)
-        yield job, on_event
+            starting(Phase("starting"))
+        try:
+            yield job, on_event
+        finally:
+            starting.end()
 
 
 def printer(verbose: int) -> Emit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -358,11 +358,14 @@ def read_event(text: str | bytes) -> Event:
 
 
 class Phases:
-    """Pass events on, and a `Phase` a second time if it has not ended after some seconds."""
+    """Pass events on, and a `Phase` again, at growing intervals, as long as it lasts.
 
-    def __init__(self, emit: Emit, seconds: float = 2.0) -> None:
+    ``seconds`` are the times after its beginning; from the last two on, it is repeated regularly.
+    """
+
+    def __init__(self, emit: Emit, seconds: Sequence[float] = (2.0, 10.0, 60.0, 300.0)) -> None:
         self._emit = emit
-        self._seconds = seconds
+        self._times = seconds
         self._lock = threading.Lock()
         self._current: Phase | None = None
 
@@ -370,17 +373,31 @@ class Phases:
         with self._lock:
             if isinstance(event, Phase):
                 self._current = event
-                timer = threading.Timer(self._seconds, self._repeat, [event])
-                timer.daemon = True
-                timer.start()
+                self._wait(event, self._times[0], 0)
             elif isinstance(event, StepEnded | EpochEnded | Failed | Reported):
                 self._current = None
         self._emit(event)
 
-    def _repeat(self, phase: Phase) -> None:
+    def end(self) -> None:
+        """End the phase."""
         with self._lock:
-            if self._current is phase:
-                self._emit(replace(phase, lasts=True))
+            self._current = None
+
+    def _wait(self, phase: Phase, seconds: float, number: int) -> None:
+        timer = threading.Timer(seconds, self._repeat, [phase, number])
+        timer.daemon = True
+        timer.start()
+
+    def _repeat(self, phase: Phase, number: int) -> None:
+        times, last = self._times, len(self._times) - 1
+        with self._lock:
+            if self._current is not phase:
+                return
+            elapsed = times[min(number, last)] + max(0, number - last) * (times[-1] - times[-2])
+            name = f"{phase.name} (for {elapsed:.0f} s)" if number else phase.name
+            self._emit(replace(phase, name=name, lasts=True))
+            place = min(number + 1, last)
+            self._wait(phase, times[place] - times[place - 1], number + 1)
 
 
 class Answers:

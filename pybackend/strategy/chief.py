@@ -111,7 +111,7 @@ def _train(
     steps = Steps(strategy, shared, model, rows, written.spec, job)
     validation = _validation(model, folder, job, counts)
     emit(Begun())
-    emit(Phase("taking the first steps"))
+    emit(Phase("taking steps"))
     began = time.monotonic()
     with steps.exact_iterations():
         for epoch in range(keeping.epoch, job.epochs):

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_for
 from rich.console import Console
 
 import pybackend
+from pybackend.api import progress
 from pybackend.api.display import (
     Lines,
     Live,
@@ -114,17 +116,35 @@ def test_a_phase_that_lasts_is_sent_again_until_the_next_begins() -> None:
             has_repeated.set()
 
     first, second = Phase("loading the model"), Phase("taking the first step")
-    phases = Phases(emit, 0.05)
+    phases = Phases(emit, (0.05, 60.0))
     phases(first)
     phases(second)
     assert has_repeated.wait(10)
     assert sent == [first, second, replace(second, lasts=True)]
 
 
+def test_a_phase_that_lasts_for_long_is_sent_at_growing_intervals() -> None:
+    sent: list[Any] = []
+    has_lasted = threading.Event()
+
+    def emit(event: Any) -> None:
+        sent.append(event)
+        if len(sent) == 5:
+            phases(Reported())
+            has_lasted.set()
+
+    phases = Phases(emit, (0.01, 0.02, 0.04))
+    phases._lock = threading.RLock()  # `emit` calls it
+    phases(IMPORTING)
+    assert has_lasted.wait(10)
+    names = [event.name for event in sent[1:5]]
+    assert names == [IMPORTING.name, *[f"{IMPORTING.name} (for 0 s)"] * 3]
+
+
 @pytest.mark.parametrize("event", [EPOCH, Reported()])
 def test_a_phase_that_has_ended_does_not_last(event: Event) -> None:
     sent: list[Event] = []
-    phases = Phases(sent.append, 0.02)
+    phases = Phases(sent.append, (0.02, 60.0))
     phases(IMPORTING)
     timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
     phases(event)
@@ -208,6 +228,7 @@ def test_a_session_of_r_is_told_and_nothing_is_printed(capsys: Any) -> None:
             on_event(event)
     assert [kind for kind, _ in told][:2] == ["is_live", "begin"]
     assert told[2:] == [
+        ("phase", "starting"),
         ("phase", "importing TensorFlow"),
         ("step", 5),
         ("line", "note: careful"),
@@ -391,3 +412,16 @@ def test_a_process_without_standard_streams_trains(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=False)
     assert (done.returncode, (tmp_path / "done").read_text()) == (0, "1")
+
+
+def test_a_start_that_lasts_is_shown_until_a_worker_answers(capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(progress, "_STARTING_SECONDS", (0.02, 60.0))
+    job = TrainingJob(workers=2, verbose=1)
+    with following(LocalLauncher(), job, Observers()) as (_, on_event):
+        wait_for(lambda: "starting ..." in capsys.readouterr().out)
+        on_event(Note("hello"))
+    with following(LocalLauncher(), job, Observers()) as (_, on_event):
+        on_event(Note("hello"))
+        timer = next(one for one in threading.enumerate() if isinstance(one, threading.Timer))
+        timer.join()
+    assert "starting ..." not in capsys.readouterr().out
