@@ -269,6 +269,12 @@ class DetachedJob:
         status = self._watch()
         return status == "running" or (status == "unreadable" and self._folder.may_run())
 
+    def _is_locked(self) -> bool:
+        """Return whether a process of this machine holds the job's lock."""
+        with suppress(SerializationError):
+            return isinstance(self._folder, JobFolder) and self._folder.is_locked()
+        return False
+
     def remove(self) -> None:
         """Remove the folder of a job that has ended, with its result.
 
@@ -281,7 +287,7 @@ class DetachedJob:
             removed.
         """
         if self._is_running():
-            if self.status == "unreadable":
+            if self.status == "unreadable" and not self._is_locked():
                 raise InputError(
                     f"the job {self.id} cannot be read, and may run on another machine: wait until "
                     f"its last sign of life is older than {LOST_SECONDS:.0f} s"

@@ -127,6 +127,9 @@ def test_a_damaged_job_that_runs_is_cancelled_but_not_removed(root: Path) -> Non
         with pytest.raises(pybackend.ClusterError, match="ends when its driver notices"):
             attached.cancel(0)
         assert job.is_asked("cancel")
+    # Its lock is free, but it may be another machine's.
+    with pytest.raises(InputError, match="cannot be read, and may run on another machine: wait"):
+        attached.remove()
 
 
 @pytest.mark.parametrize("name", ["file", "link"])
