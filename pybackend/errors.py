@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any, Literal, get_args
 
 from pybackend.words import either
@@ -31,6 +32,19 @@ _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def printable(text: str) -> str:
     """Return text that is safe for a terminal: without colours, with control characters escaped."""
     return _UNSHOWN.sub(lambda found: repr(found[0])[1:-1], _COLOURS.sub("", text))
+
+
+def skip_frames(frames: TracebackType | None, places: tuple[str, ...]) -> TracebackType | None:
+    """Return the frames of a traceback from the first one that is in none of some places.
+
+    Parameters
+    ----------
+    places
+        Beginnings of the names of files.
+    """
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(places):
+        frames = frames.tb_next
+    return frames
 
 
 class TfdistError(Exception):

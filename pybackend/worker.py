@@ -36,6 +36,7 @@ from pybackend.errors import (
     PeerLostError,
     RError,
     SerializationError,
+    skip_frames,
 )
 from pybackend.job.codec import decode, encode
 from pybackend.job.job import FunctionJob, Job, ModelJob, TrainingJob
@@ -450,10 +451,7 @@ def _skip_ours(frames: TracebackType | None) -> TracebackType | None:
     """Return the frames, starting with the first one outside this package; all if there is none."""
     # As in the frames: code that was compiled elsewhere has the paths of that machine.
     ours = os.path.dirname(_skip_ours.__code__.co_filename)
-    later = frames
-    while later is not None and later.tb_frame.f_code.co_filename.startswith((ours, "<frozen")):
-        later = later.tb_next
-    return later or frames
+    return skip_frames(frames, (ours, "<frozen")) or frames
 
 
 def _advice(error: BaseException) -> str:

@@ -9,10 +9,9 @@ import sysconfig
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from pybackend.errors import InputError, TfdistError
+from pybackend.errors import InputError, TfdistError, skip_frames
 from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import Shuffle
 from pybackend.job.options import (
@@ -206,19 +205,12 @@ def hide_frames(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             return fn(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
             # What the caller's own code did, such as an observer, comes after our frames.
-            frames = _skip_own(error.__traceback__)
+            frames = skip_frames(error.__traceback__, _OWN)
             if frames is None and not isinstance(error, TfdistError | KeyboardInterrupt):
                 raise  # a fault of ours
             raise error.with_traceback(frames)  # noqa: B904 (the same)
 
     return call
-
-
-def _skip_own(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames, starting with the first one of the caller's code; None: there is none."""
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
-        frames = frames.tb_next
-    return frames
 
 
 def _open_standard_streams() -> None:

@@ -195,7 +195,7 @@ def _build(model: Any) -> Any:
         return model
     try:
         return model()
-    except Exception as error:  # of the user's function
+    except Exception as error:  # raised by the function
         raise InputError(
             f"the `model` function fails in this session ({error}), which needs the model's "
             f"outputs to name the columns: pass {setting(type='raw')}, or a model"

@@ -328,7 +328,8 @@ class TensorReader:
 
 
 def _explain_widths(name: str, sizes: Array, expected: str) -> str:
-    found, more = np.unique(sizes)[:_SHOWN_WIDTHS], len(np.unique(sizes)) > _SHOWN_WIDTHS
+    widths = np.unique(sizes)
+    found, more = widths[:_SHOWN_WIDTHS], len(widths) > _SHOWN_WIDTHS
     joined = setting(tensors={name: (Code("dtype"), (None,))})
     return (
         f"the inner arrays of column {show(name)} have {', '.join(map(str, found))}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from pybackend.data.checkpoint_store import Manifest
 from pybackend.data.sharding import is_sharded_evenly
-from pybackend.data.structures import list_differences, show_argument
+from pybackend.data.structures import find_difference, show_argument
 from pybackend.errors import InputError
 from pybackend.job.codec import TYPE, encode
 from pybackend.job.job import TrainingJob, argument_of
@@ -117,8 +117,8 @@ def _compare(name: str, saved: Manifest, job: TrainingJob, here: Any) -> str | N
     if name == "exchange":
         there = _select(there)
     if name == "model":
-        found = list_differences(there or "", here)
-        return f"model differs: {found[0]}. Build and compile it as before" if found else None
+        found = find_difference(there or "", here)
+        return found and f"model differs: {found}. Build and compile it as before"
     if name == "learning_rate":
         if isinstance(there, float) == isinstance(here, float):
             return None  # no variable of the state depends on it

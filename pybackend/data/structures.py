@@ -7,7 +7,6 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pybackend.words import show
@@ -18,37 +17,13 @@ _SECTIONS = ("config", "inner_optimizer")
 _DIGEST = 64
 
 
-@dataclass(frozen=True)
-class Difference:
-    """An argument that two models do not share.
-
-    Attributes
-    ----------
-    owner
-        What has the argument, in words.
-    path
-        Names of arguments, each within the one before.
-    """
-
-    owner: str
-    path: tuple[str, ...]
-    there: Any
-    here: Any
-
-    def __str__(self) -> str:
-        if not self.owner:
-            return f"it has different {self.path[-1]}"
-        there, here = show_argument(self.there), show_argument(self.here)
-        return f"`{self.path[-1]}` of {self.owner} was {there}, but is now {here}"
-
-
 def shorten(text: str) -> str:
     """Return a description for a file: compressed, as text; empty if there is none."""
     return text and base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def list_differences(there: str, here: str) -> list[Difference]:
-    """Return the arguments in which two descriptions of models differ.
+def find_difference(there: str, here: str) -> str | None:
+    """Describe the first argument in which two descriptions of models differ; None: they are equal.
 
     Parameters
     ----------
@@ -56,30 +31,36 @@ def list_differences(there: str, here: str) -> list[Difference]:
         Results of `shorten`; ``there`` may be the digest that older releases wrote.
     """
     if there == here:
-        return []
+        return None
     if not there or not here or len(there) == _DIGEST:
-        return [Difference("", ("compile settings or layer arguments",), None, None)]
+        return "it has different compile settings or layer arguments"
     own, other = (json.loads(zlib.decompress(base64.b64decode(one))) for one in (there, here))
-    return list(_compare(own, other, "the model", ("layers",)))
+    return next(_compare(own, other, "the model", "layers"), None)
 
 
-def _compare(there: Any, here: Any, owner: str, path: tuple[str, ...]) -> Iterator[Difference]:
+def _compare(there: Any, here: Any, owner: str, argument: str) -> Iterator[str]:
+    """Yield a description of each difference; ``owner`` has the argument."""
     if isinstance(there, dict) and isinstance(here, dict):
         kind, config = there.get("class_name"), there.get("config")
         if kind != here.get("class_name"):
-            yield Difference(owner, path, there, here)
+            yield _describe(there, here, owner, argument)
             return
         if isinstance(config, dict):
             kind, name = (_drop_number(one) for one in (kind, config.get("name", "")))
             owner = kind if name in ("", kind) else f"{kind} {show(name)}"
         for key in dict.fromkeys([*there, *here]):
-            inner = path if key in _SECTIONS else (*path, str(key))
+            inner = argument if key in _SECTIONS else str(key)
             yield from _compare(there.get(key), here.get(key), owner, inner)
     elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
         for one, other in zip(there, here, strict=True):
-            yield from _compare(one, other, owner, path)
+            yield from _compare(one, other, owner, argument)
     elif there != here:
-        yield Difference(owner, path, there, here)
+        yield _describe(there, here, owner, argument)
+
+
+def _describe(there: Any, here: Any, owner: str, argument: str) -> str:
+    was, now = show_argument(there), show_argument(here)
+    return f"`{argument}` of {owner} was {was}, but is now {now}"
 
 
 def _drop_number(name: Any) -> str:

@@ -96,7 +96,8 @@ def fit(
     if lifecycle.start.state is not None:
         for callback in own:
             continue_log(callback)
-    items = count_items(own)
+    watched = own if replica.rank == 0 else []
+    items = count_items(watched)
     replica.emit(Phase("taking the first step"))
     try:
         # The exchange is outside: the step at its end is scaled.
@@ -110,8 +111,7 @@ def fit(
         raise synchronizer.error or error from None
     if synchronizer.shards is not None:
         synchronizer.shards.restore_whole()
-    if replica.rank == 0:
-        _report_filled(items, count_items(own), replica.emit)
+    _report_filled(items, count_items(watched), replica.emit)
     return dict(history), sync.steps_done, auditor
 
 

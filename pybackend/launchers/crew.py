@@ -244,7 +244,7 @@ class Crew:
 
 
 def take_all(events: queue.Queue[T], handle: Callable[[T], object], seconds: float) -> None:
-    """Handle all items of a queue; if there are none, wait up to ``seconds`` for one."""
+    """Handle all items of a queue; if it is empty, wait up to ``seconds`` for one."""
     with suppress(queue.Empty):
         handle(events.get(timeout=max(seconds, 0.001)))
         while True:
