@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.1
 CAUSE_SECONDS = 2.0
 
 # Time after the first failure in which other workers can report an earlier one.
-GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
 # The same if the first one is a cause by itself: users waited five seconds for each exception of
 # their code (test_others_have_longer_to_report_if_the_cause_is_not_known). A worker that exited
 # counts as lost after two.
@@ -71,7 +71,8 @@ class Crew:
 
     A launcher starts the workers and passes on what it hears of them. Everything that launchers
     have in common is here: the first cause, the time that others have to report an earlier one,
-    losses that a training survives, and the answers of observers.
+    losses that a training survives, and the answers of observers. Workers that join and leave
+    (`pybackend.launchers.elastic`) count by their number instead of their rank.
 
     Parameters
     ----------
@@ -121,7 +122,7 @@ class Crew:
     def hear(self, said: Event | WorkerReport) -> None:
         """Handle a worker's event or report; callable on any thread."""
         if isinstance(said, WorkerReport):
-            self._report(said)
+            self.add(said)
         elif isinstance(said, Failed):
             self.lose([said.failure])
         elif isinstance(said, Begun):
@@ -129,7 +130,7 @@ class Crew:
         elif answer := answer_of(self._on_event, said):
             self._answer(answer, said.rank)
 
-    def _report(self, report: WorkerReport) -> None:
+    def add(self, report: WorkerReport) -> None:
         """Add a report; a worker's own failure replaces what the cluster reported of it."""
         known = self.reports.get(report.rank)
         if known is None or report.failure is not None:
@@ -141,7 +142,7 @@ class Crew:
         """Add failures of workers of which nothing else is known."""
         for failure in failures:
             if failure.rank not in self.reports:
-                self._report(WorkerReport(failure.rank, failure.host, 0, failure=failure))
+                self.add(WorkerReport(failure.rank, failure.host, 0, failure=failure))
 
     def wait_for_failure(self, seconds: float) -> None:
         """Wait until another thread has added a failure."""
@@ -150,22 +151,26 @@ class Crew:
     def deadline(self) -> float:
         """Return when to stop waiting for running workers; infinity while the job continues.
 
-        The clock is ``time.monotonic``. Each loss is reported to the user once. The report of a
-        loss may arrive before the report that training has begun.
+        The clock is ``time.monotonic``. The report of a loss may arrive before the report that
+        training has begun.
         """
-        if fatal := self._find_fatal():
+        if fatal := self.find_fatal():
             is_known = not all(failure.may_be_consequence for failure in fatal)
-            grace = _SHORT_GRACE_SECONDS if is_known else GRACE_SECONDS
+            grace = _SHORT_GRACE_SECONDS if is_known else _GRACE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
         self._deadline = math.inf
+        self.announce_losses()
+        return self._deadline
+
+    def announce_losses(self) -> None:
+        """Report the losses that training survives to the user, each of them once."""
         for report in list(self.reports.values()):
             if report.failure is not None and report.rank not in self._announced:
                 self._announced.add(report.rank)
                 self._on_event(describe_loss(report.failure))
-        return self._deadline
 
-    def _find_fatal(self) -> list[Failure]:
+    def find_fatal(self) -> list[Failure]:
         """Return the failures that end a job: all of them until asynchronous training begins."""
         reports = list(self.reports.values())
         if self._has_begun and self._job is not None:
@@ -212,7 +217,7 @@ class Crew:
                 except ClusterError as error:
                     trouble, latest = error, time.monotonic() + CAUSE_SECONDS
         listen(0)
-        if trouble is not None and not self._find_fatal():
+        if trouble is not None and not self.find_fatal():
             raise trouble
 
     def conclude(self, explain: Explain = lambda one: one) -> list[WorkerReport]:
@@ -239,7 +244,7 @@ class Crew:
 
     def raise_any(self, explain: Explain = lambda one: one) -> None:
         """Raise `WorkerFailedError` if failures end the job; the earliest is the cause."""
-        if fatal := self._find_fatal():
+        if fatal := self.find_fatal():
             raise WorkerFailedError(root_cause_first([explain(one) for one in fatal]))
 
 

@@ -6,7 +6,6 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
@@ -31,14 +30,12 @@ from pybackend.job.messages import (
     Resumed,
     Standby,
     StepEnded,
-    answer_of,
 )
 from pybackend.job.notice import RESTARTS
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.crew import GRACE_SECONDS
-from pybackend.launchers.stopping import check_stop
+from pybackend.launchers.crew import Crew, take_all
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting
 
@@ -138,10 +135,8 @@ def train_elastically(
     counts = {name: count_rows(columns) for name, columns in datasets.items()}
     training = _Training(job, counts, on_event, site)
     training.begin()
-    while not training.is_over:
-        check_stop()
-        training.advance()
-    return training.conclude()
+    training.follow(training.listen, training.advance)
+    return training.outcome()
 
 
 @dataclass
@@ -155,10 +150,6 @@ class _Member:
     orders: int = 0
     standby: Standby | None = None
     report: WorkerReport | None = None
-
-    @property
-    def host(self) -> str:
-        return self.worker.host
 
     @property
     def progress(self) -> Progress | None:
@@ -184,13 +175,15 @@ class _Member:
         return self.standby is not None and self.report is None
 
 
-class _Training:
+class _Training(Crew):
+    """The workers of elastic training, by number: those that train, join, and have left."""
+
     def __init__(
         self, job: TrainingJob, counts: Mapping[str, int], on_event: Emit, site: Site
     ) -> None:
-        self._job, self._limits = job, job.elastic or Elastic()
+        super().__init__(job, on_event, lambda answer, _: self._group[0].worker.go(answer))
+        self._training, self._limits = job, job.elastic or Elastic()
         self._counts = counts
-        self._on_event = on_event
         self._site = site
         self._said: queue.Queue[Said] = queue.Queue()
         self._members: list[_Member] = []
@@ -201,41 +194,56 @@ class _Training:
         self._lost_in_a_row = 0
         self._has_asked = False
         self._notes: set[str] = set()
-        self._deadline: float | None = None
         self._lost: dict[int, float] = {}  # time of the last loss, by slot
         self._rests: dict[int, float] = {}
         self._rested: Counter[int] = Counter()
 
     def begin(self) -> None:
         """Start the first workers; training begins when all that did not fail are standing by."""
-        for place in range(self._job.workers):
+        for place in range(self._training.workers):
             self._start(place)
         self._group = list(self._members)
 
     @property
-    def is_over(self) -> bool:
-        """True if the model is trained, so that no more workers are needed."""
-        return self._group[0].is_done and not any(member.is_busy for member in self._group)
+    def missing(self) -> list[int]:
+        """Workers that are training, or preparing to."""
+        return [member.number for member in self._group if member.is_busy]
 
     @property
     def _is_trained(self) -> bool:
         return any(member.is_done for member in self._group)
 
-    def advance(self) -> None:
-        """Act on the next message from a worker, if there is one."""
-        with suppress(queue.Empty):
-            # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
-            self._take(self._said.get(timeout=0.1))
-        self._give_up_if_failed()
-        if not any(member.is_busy for member in self._group):
-            if not self.is_over:
-                self._regroup()
-        elif self._generations:
-            self._fill()
-            self._invite()
+    def find_fatal(self) -> list[Failure]:
+        """Return the failures that end the training: those of workers in it, except losses."""
+        had = [member for member in self._members if member.orders or not self._generations]
+        failures = [member.failure for member in had if member.failure is not None]
+        return [f for f in failures if not (f.is_loss or f.is_end_of_job)]
 
-    def conclude(self) -> Outcome:
-        """Return the reports of the last generation, by rank."""
+    def announce_losses(self) -> None:
+        """Do nothing: `_tell` reports them with the generation that continues."""
+
+    def listen(self, seconds: float) -> None:
+        """Handle what workers have sent, or wait up to this many seconds for something."""
+        take_all(self._said, self.hear, seconds)
+
+    def advance(self) -> None:
+        """Form the next generation when no worker is training; else have others join."""
+        if self.missing:
+            if self._generations:
+                self._fill()
+                self._invite()
+        elif not self._group[0].is_done and not self.find_fatal():
+            self._regroup()
+
+    def outcome(self) -> Outcome:
+        """Return the reports of the last generation, by rank.
+
+        Raises
+        ------
+        WorkerFailedError
+            Failures end the training.
+        """
+        self.raise_any()
         ranked = [
             replace(member.report, rank=rank)
             for rank, member in enumerate(self._group)
@@ -249,17 +257,17 @@ class _Training:
         worker = self._site.start(number, place, self._said.put)
         self._members.append(_Member(number, place, worker))
 
-    def _take(self, said: Said) -> None:
+    def hear(self, said: Said) -> None:
+        """Handle what a worker, or its site, has sent."""
         if isinstance(said, Obstacle):
             if not self._generations:
                 raise said.error
             # Not counted: a host may be unreachable for long.
-            self._end(self._describe(said.rank, "HostLost", str(said.error)), 0)
+            self.lose([self._describe(said.rank, "HostLost", str(said.error))])
         elif isinstance(said, WorkerReport):
-            if said.failure is None:
-                self._members[said.rank].report = said
-            else:
-                self._end(said.failure)
+            if said.failure is not None:
+                self._count_loss()
+            super().hear(said)
         elif isinstance(said, Remark):
             self._note(said.text)
         elif isinstance(said, Standby):
@@ -269,31 +277,36 @@ class _Training:
         else:
             self._pass_on(said)
 
-    def _end(self, failure: Failure, losses: int = 1) -> None:
-        """Record a worker's failure; one that has not joined yet does not affect the training."""
-        member = self._members[failure.rank]
-        member.report = WorkerReport(member.number, member.host, 0, failure=failure)
-        member.worker.close()
-        self._lost_in_a_row += losses
+    def _count_loss(self) -> None:
+        self._lost_in_a_row += 1
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._limits.max is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more will be started")
-        self._lost[member.place] = time.monotonic()
+
+    def add(self, report: WorkerReport) -> None:
+        """Add a report; the failure of a worker that never joined does not affect the training."""
+        super().add(report)
+        member = self._members[report.rank]
+        member.report = self.reports[report.rank]
+        if report.failure is None:
+            return
+        member.worker.close()
+        now = self._lost[member.place] = time.monotonic()
         if member.orders:  # it trained: the next one may, too
             self._rested.pop(member.place, None)
         if self._generations and not member.orders:
-            seconds = self._rest(member.place)
-            text = f"no worker could join on {member.host}: {failure.message}"
+            seconds = self._rest(member.place, now)
+            text = f"no worker could join on {member.worker.host}: {report.failure.message}"
             self._note(f"{text}. Another one will be started there in {seconds:.0f} s")
-        elif failure.exception_type == "HostLost":
-            self._rest(member.place)
+        elif report.failure.exception_type == "HostLost":
+            self._rest(member.place, now)
 
-    def _rest(self, place: int) -> float:
+    def _rest(self, place: int, now: float) -> float:
         """Leave a slot empty for a time that doubles with each call; return this time."""
         # On a host without the packages, workers were started in a loop, one after the other
         # (test_in_a_slot_where_none_can_join_workers_are_started_less_and_less_often).
         seconds = _REST_SECONDS * 2.0 ** min(self._rested[place], _MOST_DOUBLED)
         self._rested[place] += 1
-        self._rests[place] = time.monotonic() + seconds
+        self._rests[place] = now + seconds
         return seconds
 
     def _fill(self) -> None:
@@ -313,7 +326,7 @@ class _Training:
             try:
                 self._start(place)
             except (OSError, ClusterError) as error:  # a full disk, too many processes
-                self._rest(place)
+                self._rest(place, now)
                 self._note(f"another worker could not be started: {error}")
 
     def _invite(self) -> None:
@@ -334,7 +347,7 @@ class _Training:
         lost = [member for member in self._group if member.failure is not None]
         progress = max((m.progress for m in staying if m.progress), default=None)
         epoch = None if progress is None else progress[0]
-        is_trained = self._is_trained or epoch == self._job.epochs
+        is_trained = self._is_trained or epoch == self._training.epochs
         joining = [] if is_trained else self._find_joining()
         reasons = {m.number: m.standby.reason for m in staying if m.standby and m.standby.reason}
         if reasons and not lost:
@@ -358,7 +371,7 @@ class _Training:
         epoch, groups = progress or (None, ())
         before = {member.number for member in self._group}
         self._group, self._epoch, self._has_asked = list(members), epoch, False
-        first = (self._job.initial_epoch if epoch is None else epoch) + 1
+        first = (self._training.initial_epoch if epoch is None else epoch) + 1
         numbers = [member.number for member in members]
         joined = [n for n in numbers if n not in before] if self._generations else []
         left = {str(number): failure.message for number, failure in lost.items()}
@@ -378,9 +391,9 @@ class _Training:
     def _tell(self, generation: Generation, lost: Mapping[int, Failure]) -> None:
         """Report which workers were lost, with the reasons, and which joined."""
         said = [f"worker {n} on {f.host} was lost ({f.message})" for n, f in lost.items()]
-        said += [f"worker {n} on {self._members[n].host} joined" for n in generation.joined]
+        said += [f"worker {n} on {self._members[n].worker.host} joined" for n in generation.joined]
         count = len(generation.workers)
-        if said and generation.epoch <= self._job.epochs:
+        if said and generation.epoch <= self._training.epochs:
             where = f"epoch {generation.epoch}"
             if generation.step > 1:
                 where = f"the rest of {where}, from step {generation.step} on,"
@@ -395,7 +408,7 @@ class _Training:
             self._past, own = event.generations[:first], event.generations[first:]
             self._generations = list(own)
         if not isinstance(event, (EpochEnded, StepEnded, Note)):
-            self._on_event(event)
+            super().hear(event)
         elif self._members[event.rank] is not self._group[0]:
             pass
         elif isinstance(event, Note):
@@ -403,24 +416,12 @@ class _Training:
         else:
             if isinstance(event, EpochEnded) and self._members[-1] in self._group:
                 self._lost_in_a_row = 0
-            if answer := answer_of(self._on_event, replace(event, rank=0)):
-                self._group[0].worker.go(answer)
+            super().hear(replace(event, rank=0))
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.add(text)
             self._on_event(Note(text))
-
-    def _give_up_if_failed(self) -> None:
-        """Raise the failures of workers, except losses, after waiting briefly for others."""
-        had = [member for member in self._members if member.orders or not self._generations]
-        failures = [member.failure for member in had if member.failure is not None]
-        causes = [f for f in failures if not (f.is_loss or f.is_end_of_job)]
-        if not causes:
-            return
-        self._deadline = self._deadline or time.monotonic() + GRACE_SECONDS
-        if time.monotonic() > self._deadline or not any(m.is_busy for m in self._group):
-            self._fail(causes)
 
     def _fail(self, failures: Sequence[Failure]) -> NoReturn:
         raise WorkerFailedError(root_cause_first(failures))
@@ -432,5 +433,5 @@ class _Training:
         return replace(failure, message=message, advice=f"{known}{RESTARTS}")
 
     def _describe(self, number: int, kind: str, message: str) -> Failure:
-        host = self._members[number].host
+        host = self._members[number].worker.host
         return Failure(number, host, kind, message, time=time.time())

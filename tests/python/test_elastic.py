@@ -32,7 +32,7 @@ from pybackend.errors import Failure
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note, Order, Standby
 from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
-from pybackend.launchers import elastic
+from pybackend.launchers import crew, elastic
 from pybackend.launchers.stopping import StopRequestedError, stopped_by
 
 BATCH, SEED = 5, 7
@@ -646,3 +646,21 @@ def test_another_thread_may_stop_it() -> None:
     job, site = TrainingJob(2, elastic=Elastic()), ScriptedSite(itertools.count(0.0))
     with stopped_by(stop), pytest.raises(StopRequestedError):
         elastic.train_elastically(job, {"train": {"x": X}}, print, site)
+
+
+def test_the_first_cause_ends_it_as_it_ends_other_trainings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(ScriptedSite):
+        def go(self, order: Any) -> None:
+            if isinstance(order, Order) and order.rank == 1:
+                for kind, second in (("PeerLostError", 1.0), ("ValueError", 2.0)):
+                    failure = Failure(1, "here", kind, "no", time=second)
+                    self.say(WorkerReport(1, "here", 0, failure=failure))
+
+    # The other worker trains on; it has this long to report an earlier cause.
+    monkeypatch.setattr(crew, "_SHORT_GRACE_SECONDS", 0.2)
+    job, begun = TrainingJob(2, elastic=Elastic()), time.monotonic()
+    with pytest.raises(WorkerFailedError, match="worker 1 on here failed: ValueError: no"):
+        elastic.train_elastically(job, {"train": {"x": X}}, print, Failing(itertools.count(0.0)))
+    assert time.monotonic() - begun < 3
