@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from pybackend.errors import InputError
 from pybackend.job.job import Job
@@ -189,9 +189,15 @@ class Dividing(Protocol):
 _QUEUED = 32
 
 
-@contextmanager
-def divide_queue(
-    launcher: Launcher, most: int, parallelism: int | None
-) -> Iterator[Sequence[Launcher]]:
-    """Return a launcher several times, for a cluster that itself assigns slots to each job."""
-    yield [launcher] * min(most, parallelism or _QUEUED)
+class QueuedLauncher:
+    """Base of launchers for a cluster that itself assigns slots to each job, from a queue."""
+
+    is_here = False
+    session = None
+    workers: int | None = None
+    why_fixed: str | None = None
+
+    @contextmanager
+    def divide(self, job: Job, most: int, parallelism: int | None) -> Iterator[Sequence[Self]]:
+        """Return this launcher several times: the cluster queues jobs for which it has no room."""
+        yield [self] * min(most, parallelism or _QUEUED)

@@ -181,7 +181,6 @@ class Crew:
         self,
         listen: Callable[[float], object],
         look: Callable[[], object] = lambda: None,
-        check: Callable[[], object] = lambda: None,
         seconds: float = math.inf,
     ) -> None:
         """Wait until all workers have reported, or the time after the first failure is over.
@@ -193,8 +192,6 @@ class Crew:
         look
             Passes on what the platform knows, and raises `ClusterError` if the workers cannot start
             or continue; a worker's report of the cause takes precedence.
-        check
-            Called as often as ``look``; its errors are raised immediately.
         seconds
             Time limit for all reports.
 
@@ -205,7 +202,6 @@ class Crew:
         """
         latest, trouble = time.monotonic() + seconds, None
         while self.missing:
-            check()
             check_stop()
             if time.monotonic() > min(latest, self.deadline()):
                 break

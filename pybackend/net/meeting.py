@@ -240,7 +240,7 @@ class MeetingServer:
             self._send_to_all(streams, line)
 
     def order(self, order: FromLauncher, rank: int | None = None) -> None:
-        """Send an order to one worker or to all, for `MeetingClient.take_order`."""
+        """Send an order to one worker or to all, for `MeetingClient.poll_order`."""
         with self._lock:
             streams = [s for member, s in self._streams.items() if rank in (None, member)]
         self._send_to_all(streams, encode(order).encode() + b"\n")

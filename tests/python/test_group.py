@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import wait_for
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job, TrainingJob
-from pybackend.job.messages import Begun, Event, Failed, Note, PrintedLine, Reported
-from pybackend.job.options import ParameterServer
+from pybackend.job.messages import (
+    Begun,
+    Event,
+    Failed,
+    Note,
+    Order,
+    PrintedLine,
+    Reported,
+    Standby,
+)
+from pybackend.job.options import Elastic, ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.remote.task import MODEL, REPORT
+from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
+from pybackend.launchers.remote.task import MODEL, REPORT, Post, read_post
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 
@@ -166,3 +178,64 @@ def test_servers_go_on_without_a_worker_but_not_without_all() -> None:
             group.report(rank)
         with pytest.raises(WorkerFailedError, match="worker 1 on h1 failed: HostLost"):
             group.run(lambda: [Failure(1, "h1", "HostLost", "gone before it had begun")])
+
+
+class Threads(Way):
+    """A cluster system whose workers are threads of this process."""
+
+    def name_host(self, number: int, place: int) -> str:
+        return f"h{place}"
+
+    def listen(self, workers: int) -> MeetingServer:
+        return MeetingServer("127.0.0.1", TOKEN, workers)
+
+    @contextmanager
+    def open(self, start: Start) -> Iterator[Follow]:
+        def work(rank: int) -> None:
+            with MeetingClient(start.meeting.address, TOKEN, rank, 10.0) as member:
+                member.require()
+                if start.number is not None:
+                    member(Standby(f"h{start.place}:1", 0))
+                    wait_for(lambda: isinstance(member.poll_order(), Order))
+                failure = fail(rank, "no such luck") if start.number == self.failing else None
+                report = WorkerReport(rank, f"h{start.place}", 1, failure=failure)
+                member.send(REPORT, encode(report).encode())
+                member(Reported())
+                ended.wait(30)
+
+        ended, hosts = threading.Event(), [f"h{rank}" for rank in range(start.job.workers)]
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(hosts))]
+        for thread in threads:
+            thread.start()
+        try:
+            yield partial(run_group, start.meeting, start.job, hosts, look=list)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(30)
+            self.ended.append(start.number)
+
+    def __init__(self, failing: int = -1) -> None:
+        self.failing, self.ended = failing, list[int | None]()
+
+
+def test_one_way_starts_a_group_and_workers_one_by_one() -> None:
+    rows, way = {"train": {"x": np.zeros((4, 1))}}, Threads()
+    outcome = run_on_hosts(way, TrainingJob(2), rows, print, 2, "")
+    assert [report.rank for report in outcome.reports] == [0, 1]
+    elastic = TrainingJob(2, elastic=Elastic(max=2))
+    outcome = run_on_hosts(way, elastic, rows, print, 2, "")
+    assert [report.host for report in outcome.reports] == ["h0", "h1"]
+    assert [generation.workers for generation in outcome.generations] == [[0, 1]]
+    assert sorted(way.ended[1:], key=str) == [0, 1]
+    assert way.ended[0] is None
+    with pytest.raises(WorkerFailedError, match="worker 1 on h0 failed: ValueError: no such luck"):
+        run_on_hosts(Threads(failing=1), elastic, rows, print, 2, "")
+
+
+def test_a_worker_in_any_slot_finds_its_host_in_its_own_list(tmp_path: Path) -> None:
+    start = Start(FunctionJob(1), MeetingServer(None, "", 1), print, number=3, place=1)
+    for name, content in start.post().items():
+        (tmp_path / name).write_bytes(content)
+    assert read_post(tmp_path) == Post(3)  # as a job of Slurm has a single host
+    assert start.name("tfdist-1") == "tfdist-1-3"

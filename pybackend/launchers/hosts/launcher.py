@@ -7,20 +7,20 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pybackend.errors import Failure, InputError
 from pybackend.job.arguments import counted, is_variable_name, name_arguments
-from pybackend.job.job import Job, TrainingJob
+from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
-from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.hosts.environment import install_on_hosts
 from pybackend.launchers.hosts.host_list import (
@@ -36,9 +36,7 @@ from pybackend.launchers.hosts.ssh_host import SshHost
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
-from pybackend.launchers.remote.elastic_task import POST, Post
-from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.machine.janitor import swept_folder
@@ -101,48 +99,18 @@ class Hosts:
         yield [replace(self, hosts=tuple(own)) for own in divide_slots(self.hosts, workers, jobs)]
 
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
-        if isinstance(job, TrainingJob) and job.is_elastic:
-            return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
-        interpreters = install_on_hosts(self.ssh, [host for host, _ in placed], job, on_event)
-        names = [host.name for host, ranks in placed for _ in ranks]
-        addresses = [a for host, ranks in placed for a in [self.ssh.address(host)] * len(ranks)]
-        token = new_token()
-        with (
-            MeetingServer(None, token, job.workers) as meeting,
-            self.reach(placed, meeting, job, interpreters) as reached,
-            swept_folder() as folder,
-        ):
-            loopback = len(placed) == 1
-            member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
-            task = RemoteTask(member, tuple(addresses), self.environment)
-            contents = pack_task(task, folder, datasets)
-            keepers = find_keepers(job, [host.python for host in reached], contents)
-            for host, keeper in zip(reached, keepers, strict=True):
-                own = {RANKS: json.dumps(host.place).encode(), **keeper}
-                host.send(Bundle({**contents, **own}, files_of_ranks(folder, host.ranks)))
-
-            def look() -> list[Failure]:
-                return [failure for host in reached for failure in host.look()]
-
-            # Hosts are watched while they receive their rows, which may take long.
-            return run_group(meeting, job, names, on_event, look, meet_seconds=math.inf)
-
-    def _train_elastically(
-        self, job: TrainingJob, files: Files, datasets: DataSets, on_event: Emit
-    ) -> Outcome:
-        """Run elastic training, which starts a worker in a slot whenever one can join."""
-        interpreters = install_on_hosts(self.ssh, self.hosts, job, on_event)
-        slots = [host for host in self.hosts for _ in range(host.slots)]
-        addresses = tuple(map(self.ssh.address, slots))
+        used = self.hosts if job.is_elastic else [host for host, _ in placed]
+        slots = [host for host in used for _ in range(host.slots)]
+        interpreters = install_on_hosts(self.ssh, used, job, on_event)
+        addresses = [self.ssh.address(host) for host in slots]
+        loopback, remedy = len(used) == 1, _choose_python()
+        member = Member(job, files, None, new_token(), None, loopback, remedy=remedy)
+        hosts = tuple(addresses if job.is_elastic else addresses[: job.workers])
+        task = RemoteTask(member, hosts, self.environment)
         with swept_folder() as folder:
-            loopback = len(self.hosts) == 1
-            member = Member(job, files, None, "", None, loopback, remedy=_choose_python())
-            task = RemoteTask(member, addresses, self.environment)
-            contents = pack_task(task, folder, datasets)
-            way = _Slots(self, slots, job, contents, folder, interpreters)
-            with RemoteSite(len(slots), way, _choose_python()) as site:
-                return train_elastically(job, datasets, on_event, site)
+            way = _Slots(self, slots, task, datasets, folder, interpreters)
+            return run_on_hosts(way, job, datasets, on_event, len(slots), remedy)
 
     @contextmanager
     def reach(
@@ -151,13 +119,10 @@ class Hosts:
         meeting: MeetingServer,
         job: Job,
         interpreters: Mapping[str, Interpreter],
-        neighbours: int | None = None,
     ) -> Iterator[list[SshHost]]:
         """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
 
         ``interpreters`` are the Pythons of the job's environment by host, if it has one.
-        ``neighbours`` is the number of workers that share a host; None: those given for it, or
-        those of all jobs that run there.
         """
         # A function may not need TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
@@ -167,7 +132,7 @@ class Hosts:
             for host, ranks in placed:
                 interpreter = interpreters.get(host.name)
                 python = HostPython(self.ssh, host, self.python, temporary, interpreter)
-                shared_by = neighbours or host.neighbours or len(ranks)
+                shared_by = host.neighbours or len(ranks)
                 reached.append(SshHost(python, ranks, meeting, wanted, job.resources, shared_by))
             yield reached
             deadline = time.monotonic() + _FINISH_SECONDS
@@ -182,36 +147,56 @@ class Hosts:
 
 
 @dataclass(frozen=True)
-class _Slots:
-    """A `Way` with one ssh process per worker, so that each can end without the others."""
+class _Slots(Way):
+    """A `Way` with an ssh process per host, or per elastic worker: so each can end by itself.
+
+    The slots are those of all hosts, in order.
+    """
 
     launcher: Hosts
     slots: Sequence[HostSlots]
-    job: TrainingJob
-    contents: Mapping[str, bytes]
+    task: RemoteTask
+    datasets: DataSets
     folder: Path
     interpreters: Mapping[str, Interpreter]
+    _contents: dict[str, bytes] = field(default_factory=dict)
+    _packing: threading.Lock = field(default_factory=threading.Lock)
 
     def name_host(self, number: int, place: int) -> str:
         return self.slots[place].name
 
-    def make_meeting(self) -> MeetingServer:
-        return MeetingServer(None, "", 1)
-
     @contextmanager
-    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
-        host = self.slots[place]
-        share = sum(slot is host for slot in self.slots[:place])
-        post = {POST: Post(number, place, host.slots, share).to_json()}
-        placed = [(host, range(1))]
-        with self.launcher.reach(placed, meeting, self.job, self.interpreters, host.slots) as (
-            ssh,
-        ):
-            (keeper,) = find_keepers(self.job, [ssh.python], self.contents)
-            own = {**self.contents, **post, **keeper}
-            ssh.send(Bundle(own, files_of_ranks(self.folder, [])))
-            job, names = as_group(self.job), [host.name]
-            yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
+    def open(self, start: Start) -> Iterator[Follow]:
+        job, placed = start.job, ranks_by_host(self.slots_of(start), start.job.workers)
+        names = [host.name for host, ranks in placed for _ in ranks]
+        with self.launcher.reach(placed, start.meeting, job, self.interpreters) as reached:
+            contents = self._pack()
+            keepers = find_keepers(job, [host.python for host in reached], contents)
+            for host, keeper in zip(reached, keepers, strict=True):
+                place = {RANKS: json.dumps(host.place).encode(), **start.post(start.place)}
+                own = {**contents, **place, **keeper}
+                host.send(Bundle(own, files_of_ranks(self.folder, host.ranks)))
+
+            def look() -> list[Failure]:
+                return [failure for host in reached for failure in host.look()]
+
+            # Hosts are watched while they receive their rows, which may take long.
+            yield partial(run_group, start.meeting, job, names, look=look, meet_seconds=math.inf)
+
+    def slots_of(self, start: Start) -> Sequence[HostSlots]:
+        """Return the hosts of a group, or the slot of an elastic worker."""
+        if start.number is None:
+            return self.launcher.hosts
+        host = self.slots[start.place]
+        first = host.first + sum(slot is host for slot in self.slots[: start.place])
+        return [replace(host, slots=1, first=first, neighbours=host.neighbours or host.slots)]
+
+    def _pack(self) -> Mapping[str, bytes]:
+        """Pack the bundle once, while ssh connects to the hosts."""
+        with self._packing:
+            if not self._contents:
+                self._contents.update(pack_task(self.task, self.folder, self.datasets))
+        return self._contents
 
 
 @name_arguments

@@ -20,8 +20,13 @@ import cloudpickle
 from pybackend.job.messages import Failed
 from pybackend.job.notice import Notice
 from pybackend.launchers.hosts.keeper_task import using_keeper
-from pybackend.launchers.remote.elastic_task import POST, follow_orders, read_post
-from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
+from pybackend.launchers.remote.task import (
+    TASK,
+    RemoteTask,
+    describe_failure,
+    read_post,
+    take_part,
+)
 from pybackend.launchers.shares import share_of_machine
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines, follow_driver
@@ -44,8 +49,7 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     wake_when_orphaned()
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
-    is_elastic = Path(folder, POST).exists()
-    placed = {"ranks": [0]} if is_elastic else json.loads(Path(folder, RANKS).read_text())
+    placed = json.loads(Path(folder, RANKS).read_text())
     ranks = placed["ranks"]
     # No token: ssh has authenticated both ends of the shared connection.
     meetings = {
@@ -70,26 +74,18 @@ def _work(
     # Addresses and ports of both ends; the third is the address that ssh used for this host.
     connection = os.environ.get("SSH_CONNECTION", "").split()
     reached = connection[2] if len(connection) == 4 else None
-    job = task.member.job
-    notice = Notice()
-    if job.is_elastic:
-        post = read_post(folder)
-        variables = share_of_machine(post.neighbours, resources=job.resources)[post.share]
-        with notice.expected(True):
-            follow_orders(task, post, [folder], meetings[0], variables, reached, notice)
-        return
+    job, notice, post = task.member.job, Notice(), read_post(folder)
     shares = share_of_machine(placed["neighbours"], resources=job.resources)[placed["first"] :]
     with (
-        notice.expected(job.keeps_checkpoints),
+        notice.expected(job.can_go_on),
         ThreadPoolExecutor(len(meetings)) as threads,
     ):
         for (rank, meeting), share in zip(meetings.items(), shares, strict=False):
             gpu = share.get("CUDA_VISIBLE_DEVICES")
             cores = int(share["TF_NUM_INTRAOP_THREADS"])
             gpus = None if gpu is None else gpu.split(",") if gpu else []
-            run = partial(
-                take_part, task, rank, folder, meeting, cores, gpus, reached=reached, notice=notice
-            )
+            arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
+            run = partial(take_part, *arguments)
             # With the fork server of this context.
             threads.submit(copy_context().run, run)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets as random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,17 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.arguments import check_whole_number, name_arguments
-from pybackend.job.job import Job, TrainingJob
+from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import (
     DataSets,
     Files,
-    Launcher,
     Outcome,
+    QueuedLauncher,
     Submission,
-    divide_queue,
     reject_fork_server,
 )
-from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
@@ -43,13 +41,10 @@ from pybackend.launchers.kubernetes.watch import KubernetesWatch
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_root
 from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.elastic_site import Follow, RemoteSite, as_group
-from pybackend.launchers.remote.elastic_task import POST, Post
-from pybackend.launchers.remote.group import run_group
+from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.machine.janitor import guarded, swept_folder
-from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
 # Time limit for all workers to connect, from the first connection.
@@ -162,13 +157,8 @@ def kubernetes(
     return KubernetesLauncher(settings)
 
 
-class KubernetesLauncher:
+class KubernetesLauncher(QueuedLauncher):
     """One pod per worker; events arrive on the calling thread. Returned by `kubernetes`."""
-
-    is_here = False
-    session = None
-    workers = None
-    why_fixed = None
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self.settings = settings
@@ -215,76 +205,59 @@ class KubernetesLauncher:
             describe_service(self.settings, name, None),
         ]
 
-    def divide(
-        self, job: Job, most: int, parallelism: int | None
-    ) -> contextlib.AbstractContextManager[Sequence[Launcher]]:
-        """Submit each job on its own: the cluster queues those for which it has no room."""
-        return divide_queue(self, most, parallelism)
-
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
         packed = pack_for(job, lambda text: on_event(Note(text)))
-        with Cluster(self.settings.context, self.settings.namespace) as cluster:
-            if isinstance(job, TrainingJob) and job.is_elastic:
-                return self._train_elastically(cluster, job, files, datasets, on_event, packed)
-            name, token = _new_name(), new_token()
-            with MeetingServer(None, token, job.workers) as meeting, swept_folder() as folder:
-                hosts = host_names(name, job.workers)
-                member = Member(job, files, None, token, None, False, remedy=_REMEDY)
-                contents = pack_task(RemoteTask(member, hosts), folder, datasets)
+        name, places = _new_name(), job.most_workers
+        # The others connect to an elastic worker at the address in its environment.
+        hosts = ("localhost",) if job.is_elastic else host_names(name, job.workers)
+        member = Member(job, files, None, new_token(), None, False, remedy=_REMEDY)
+        reached = Cluster(self.settings.context, self.settings.namespace)
+        with reached as cluster, swept_folder() as folder:
+            contents = pack_task(RemoteTask(member, hosts), folder, datasets)
+            way = _Pods(self.settings, cluster, name, contents, folder, packed)
+            return run_on_hosts(way, job, datasets, on_event, places, _REMEDY)
 
-                def bundle(rank: int) -> Bundle:
-                    return Bundle(contents, files_of_ranks(folder, [rank]))
 
-                opened = self.open_job(cluster, name, job, meeting, bundle, on_event, packed)
-                with opened as follow:
-                    return follow(on_event=on_event)
+@dataclass(frozen=True)
+class _Pods(Way):
+    """A `Way` that creates a Job with a pod for each worker; the names begin with ``name``."""
 
-    def _train_elastically(
-        self,
-        cluster: Cluster,
-        job: TrainingJob,
-        files: Files,
-        datasets: DataSets,
-        on_event: Emit,
-        packed: PackedEnvironment | None,
-    ) -> Outcome:
-        """Run elastic training, which creates a Job with one pod for each worker."""
-        with swept_folder() as folder:
-            member = Member(job, files, None, "", None, False, remedy=_REMEDY)
-            # The others connect to a pod at the address in its environment.
-            contents = pack_task(RemoteTask(member, ("localhost",)), folder, datasets)
-            way = _Pods(self, cluster, _new_name(), job, contents, folder, packed)
-            with RemoteSite(job.most_workers, way, _REMEDY) as site:
-                return train_elastically(job, datasets, on_event, site)
+    settings: KubernetesSettings
+    cluster: Cluster
+    name: str
+    contents: Mapping[str, bytes]
+    folder: Path
+    packed: PackedEnvironment | None
 
-    @contextlib.contextmanager
-    def open_job(
-        self,
-        cluster: Cluster,
-        name: str,
-        job: Job,
-        meeting: MeetingServer,
-        bundle: Callable[[int], Bundle],
-        on_note: Emit,
-        packed: PackedEnvironment | None,
-    ) -> Iterator[Callable[..., Outcome]]:
-        """Create a Job, and yield a function that waits for its workers. On exit, delete it."""
+    def name_host(self, number: int, place: int) -> str:
+        return f"{self.name}-{number}"
+
+    @contextmanager
+    def open(self, start: Start) -> Iterator[Follow]:
+        name, workers, packed = start.name(self.name), start.job.workers, self.packed
         command, patience = relay_command(self.settings), self.settings.patience
+        contents = {**self.contents, **start.post()}
+
+        def bundle(rank: int) -> Bundle:
+            return Bundle(contents, files_of_ranks(self.folder, [rank]))
 
         def join(pod: str, rank: int) -> PodChannel:
-            return PodChannel(cluster, pod, command, rank, meeting, bundle, packed)
+            return PodChannel(self.cluster, pod, command, rank, start.meeting, bundle, packed)
 
         if packed is not None:
-            on_note(Note(f"sending the Python environment ({show_bytes(packed.size)}) to each pod"))
-        with self._created(cluster, name, job, on_note):
-            watch = KubernetesWatch(cluster, name, job.workers, meeting, join, on_note, patience)
+            size = show_bytes(packed.size)
+            start.note(Note(f"sending the Python environment ({size}) to each pod"))
+        with self._created(name, start.job, start.note):
+            watch = KubernetesWatch(
+                self.cluster, name, workers, start.meeting, join, start.note, patience
+            )
             try:
                 yield partial(
                     run_group,
-                    meeting,
-                    job,
-                    host_names(name, job.workers),
+                    start.meeting,
+                    start.job,
+                    host_names(name, workers),
                     look=watch.look,
                     meet_seconds=max(_MEET_SECONDS, patience),
                     explain=watch.explain,
@@ -292,12 +265,12 @@ class KubernetesLauncher:
             finally:
                 _close(list(watch.channels.values()))
 
-    @contextlib.contextmanager
-    def _created(self, cluster: Cluster, name: str, job: Job, on_event: Emit) -> Iterator[None]:
+    @contextmanager
+    def _created(self, name: str, job: Job, on_event: Emit) -> Iterator[None]:
         """Create the Job and its Service; on exit, delete both."""
         # A function may not need TensorFlow.
         wanted = _FUNCTION if job.kind == "run" else _TRAINING
-        has_environment = job.resources.environment is not None
+        has_environment, cluster = job.resources.environment is not None, self.cluster
         where = (package_root(), self.settings.context or "", cluster.namespace, name)
         with guarded([sys.executable, "-c", _DELETE, *where]) as let_go:
             try:
@@ -312,34 +285,6 @@ class KubernetesLauncher:
                     let_go()
                 except ClusterError as error:  # the result, or the first error, has precedence
                     on_event(Note(f"{error}. If the Job still exists: `kubectl delete job {name}`"))
-
-
-@dataclass(frozen=True)
-class _Pods:
-    """A `Way` that creates a one-pod Job for each worker; the names begin with ``name``."""
-
-    launcher: KubernetesLauncher
-    cluster: Cluster
-    name: str
-    job: TrainingJob
-    contents: Mapping[str, bytes]
-    folder: Path
-    packed: PackedEnvironment | None
-
-    def name_host(self, number: int, place: int) -> str:
-        return f"{self.name}-{number}"
-
-    def make_meeting(self) -> MeetingServer:
-        return MeetingServer(None, "", 1)
-
-    def open(
-        self, number: int, place: int, meeting: MeetingServer, note: Emit
-    ) -> contextlib.AbstractContextManager[Follow]:
-        post = {POST: Post(number).to_json()}
-        bundle = Bundle({**self.contents, **post}, files_of_ranks(self.folder, []))
-        name, job = self.name_host(number, place), as_group(self.job)
-        arguments = self.cluster, name, job, meeting, lambda _: bundle, note, self.packed
-        return self.launcher.open_job(*arguments)
 
 
 _TRAINING, _FUNCTION = "tensorflow numpy", "numpy"

@@ -16,10 +16,14 @@ import cloudpickle
 
 from pybackend.job.messages import Event, Failed, PrintedLine
 from pybackend.job.notice import Notice
-from pybackend.launchers.remote.elastic_task import follow_orders, read_post
-from pybackend.launchers.remote.task import TASK, RemoteTask, describe_failure, take_part
-from pybackend.launchers.shares import limit_threads
-from pybackend.machine.capacity import count_cores
+from pybackend.launchers.remote.task import (
+    TASK,
+    RemoteTask,
+    describe_failure,
+    read_post,
+    take_part,
+)
+from pybackend.machine.capacity import count_cores, list_gpus
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines, follow_driver
 
@@ -74,13 +78,10 @@ def _work(rank: int, folder: Path, meeting: MeetingClient) -> bool:
     if job.can_go_on:
         signal.signal(signal.SIGTERM, notice.take)
     cores = int(os.environ.get("TFDIST_CORES") or count_cores())
-    reached = os.environ.get("TFDIST_ADDRESS")
-    if job.is_elastic:
-        variables = limit_threads(job.resources.cpus or cores)
-        post = read_post(folder)
-        return follow_orders(task, post, [folder], meeting, variables, reached, notice)
     # A pod sees only its own GPUs, so they need not be divided.
-    return take_part(task, rank, folder, meeting, cores, None, reached, notice)
+    gpus = None if job.resources.gpus is None else list_gpus()
+    reached = os.environ.get("TFDIST_ADDRESS")
+    return take_part(task, rank, [folder], meeting, cores, gpus, reached, notice, read_post(folder))
 
 
 class _LoggedMeeting(MeetingClient):

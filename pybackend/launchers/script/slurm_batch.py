@@ -10,8 +10,7 @@ import sys
 from pybackend.errors import InputError
 from pybackend.launchers.script.messages import read_script
 from pybackend.launchers.script.plan import split_variable
-from pybackend.launchers.slurm.batch import WANTED, batch_script
-from pybackend.launchers.slurm.queue import signal_option
+from pybackend.launchers.slurm.queue import WANTED, batch_script, signal_option
 from pybackend.launchers.slurm.settings import PER_NODE, as_count, check_tasks
 from pybackend.words import show
 

@@ -11,7 +11,7 @@ from pybackend.errors import InputError
 from pybackend.launchers.package_files import run_here
 from pybackend.launchers.script.messages import ScriptCommand
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
-from pybackend.launchers.slurm.batch import srun
+from pybackend.launchers.slurm.queue import srun
 
 
 @dataclass(frozen=True)

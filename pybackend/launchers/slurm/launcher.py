@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,27 @@ from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import (
     DataSets,
     Files,
-    Launcher,
     Outcome,
+    QueuedLauncher,
     Submission,
-    divide_queue,
     reject_fork_server,
 )
-from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
 from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
-from pybackend.launchers.remote.elastic_site import RemoteSite
+from pybackend.launchers.remote.group import run_on_hosts
 from pybackend.launchers.remote.packing import pack_task
 from pybackend.launchers.remote.task import TASK, RemoteTask
-from pybackend.launchers.slurm.elastic import describe_shared, open_way
+from pybackend.launchers.slurm.jobs import (
+    SCRIPT,
+    JobWay,
+    describe_job,
+    describe_script,
+    describe_shared,
+    with_steps,
+)
 from pybackend.launchers.slurm.queue import node_address
 from pybackend.launchers.slurm.settings import (
     SlurmSettings,
@@ -40,11 +45,9 @@ from pybackend.launchers.slurm.settings import (
     count_tasks,
     with_resources,
 )
-from pybackend.launchers.slurm.submission import SCRIPT, describe_job, describe_script, submitted
 from pybackend.launchers.slurm.watch import JobFiles
 from pybackend.machine.identity import own_address
 from pybackend.machine.janitor import swept_folder
-from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of
 
@@ -132,13 +135,8 @@ def slurm(
     )
 
 
-class SlurmLauncher:
+class SlurmLauncher(QueuedLauncher):
     """One task per worker; events arrive on the calling thread. Returned by `slurm`."""
-
-    is_here = False
-    session = None
-    workers = None
-    why_fixed = None
 
     def __init__(self, settings: SlurmSettings) -> None:
         self.settings = settings
@@ -183,12 +181,6 @@ class SlurmLauncher:
             return count_tasks(self.settings.nodes, self.settings.per_node)
         return wanted
 
-    def divide(
-        self, job: Job, most: int, parallelism: int | None
-    ) -> AbstractContextManager[Sequence[Launcher]]:
-        """Submit each job on its own: the cluster queues those for which it has no room."""
-        return divide_queue(self, most, parallelism)
-
     def launch(self, job: Job, files: Files, datasets: DataSets, on_event: Emit) -> Outcome:
         self.check(job)
         settings = with_resources(self.settings, job.resources)
@@ -200,26 +192,18 @@ class SlurmLauncher:
             raise InputError(f"`folder` of slurm(), {settings.folder}: {error}") from error
         if packed := pack_for(job, lambda text: on_event(Note(text))):
             settings = replace(settings, interpreter=_install(packed, settings.folder, on_event))
-        with swept_folder(str(settings.folder)) as folder:
-            if isinstance(job, TrainingJob) and job.is_elastic:
-                _pack(Member(job, files, None, token, None, False), folder, datasets)
-                places = settings.count_places(job.most_workers)
-                with (
-                    open_way(settings, address, token, name, job, folder) as way,
-                    RemoteSite(places, way, _choose_python()) as site,
-                ):
-                    return train_elastically(job, datasets, on_event, site)
-            with MeetingServer(address, token, job.workers) as meeting:
-                driver = meeting.address
-                member = Member(job, files, None, token, driver, False, remedy=_choose_python())
-                _pack(member, folder, datasets)
-                own = JobFiles(folder, job.workers)
-                with submitted(settings, name, job, meeting, folder, own, on_event) as follow:
-                    return follow(on_event=on_event)
-
-
-def _choose_python() -> str:
-    return f"specify a Python that all nodes have: {call_of('slurm', python=...)}"
+        remedy = f"specify a Python that all nodes have: {call_of('slurm', python=...)}"
+        places = settings.count_places(job.most_workers)
+        with ExitStack() as stack:
+            folder = stack.enter_context(swept_folder(str(settings.folder)))
+            member = Member(job, files, None, token, None, False, remedy=remedy)
+            # The tasks get the names of their hosts from Slurm.
+            Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
+            (folder / TASK).chmod(0o600)
+            way = JobWay(settings, address, token, name, folder)
+            if isinstance(job, TrainingJob) and job.is_elastic and settings.is_shared:
+                way = stack.enter_context(with_steps(way, job))
+            return run_on_hosts(way, job, datasets, on_event, places, remedy)
 
 
 def _install(packed: PackedEnvironment, folder: Path, on_event: Emit) -> Interpreter:
@@ -230,12 +214,6 @@ def _install(packed: PackedEnvironment, folder: Path, on_event: Emit) -> Interpr
         yield from read_blocks(packed.path)
 
     return install_here(packed, blocks(), str(folder / _ENVIRONMENTS))
-
-
-def _pack(member: Member, folder: Path, datasets: DataSets) -> None:
-    """Write the bundle for all tasks; they get the names of their hosts from Slurm."""
-    Bundle(pack_task(RemoteTask(member, ()), folder, datasets)).write(folder)
-    (folder / TASK).chmod(0o600)
 
 
 def _find_address(partition: str | None) -> str:

@@ -16,14 +16,14 @@ import cloudpickle
 
 from pybackend.errors import ClusterError
 from pybackend.job.notice import Notice
-from pybackend.launchers.member import check_allotted, choose_variables
-from pybackend.launchers.remote.elastic_task import follow_orders, read_post
-from pybackend.launchers.remote.task import TASK, RemoteGroup, RemoteTask, take_part
+from pybackend.launchers.remote.task import TASK, RemoteTask, read_post, take_part
 from pybackend.launchers.slurm.nodes import count_cores, hosts_by_rank
 from pybackend.machine.identity import own_address
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import split_address
 
+# File with the address of the driver.
+DRIVER = "driver"
 _DRIVER_SECONDS = 30.0
 
 
@@ -49,8 +49,7 @@ def main(folder: Path, own: Path) -> int:
     task = replace(task, hosts=hosts_by_rank(os.environ))
     end.may_wait = task.member.job.can_go_on
     rank, token = int(os.environ["SLURM_PROCID"]), task.member.token
-    post = read_post(own) if task.member.job.is_elastic else None
-    driver = (post.driver if post else task.member.driver) or ""
+    post, driver = read_post(own), (own / DRIVER).read_text()
     with MeetingClient(driver, token, rank, _DRIVER_SECONDS, end.at_once) as meeting:
         meeting.wait_until_settled(_DRIVER_SECONDS + 5)
         if meeting.error is not None:
@@ -59,15 +58,10 @@ def main(folder: Path, own: Path) -> int:
                 "an `address` of the driver's machine that the nodes can reach"
             )
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
-        if post is not None:
-            group = RemoteGroup(post.number, task.hosts, cores, gpus, meeting)
-            check_allotted(group, task.member.job.resources)
-            variables = choose_variables(group, task.member.job.resources)
-            reached = own_address(split_address(driver)[0])
-            arguments = (task, post, [folder], meeting, variables, reached, end.notice)
-            return 0 if follow_orders(*arguments) else 1
-        is_well = take_part(task, rank, folder, meeting, cores, gpus, notice=end.notice)
-        return 0 if is_well else 1
+        # Hosts of the other workers are in other steps or jobs.
+        reached = own_address(split_address(driver)[0]) if post else None
+        arguments = (task, rank, [folder], meeting, cores, gpus, reached, end.notice, post)
+        return 0 if take_part(*arguments) else 1
 
 
 def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | None:

@@ -26,10 +26,9 @@ from pybackend.job.packages import SET_PYSPARK_PYTHON
 from pybackend.job.report import WorkerReport, read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.crew import CAUSE_SECONDS, Crew, describe_silence, take_all
-from pybackend.launchers.elastic import train_elastically
 from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.member import Member, read_arrival
-from pybackend.launchers.remote.elastic_site import RemoteSite, as_group
+from pybackend.launchers.remote.group import run_on_hosts
 from pybackend.launchers.remote.task import receive_model
 from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
@@ -206,13 +205,13 @@ def _train_elastically(
         frame,
         replace(task, member=replace(task.member, source=source)),
         stage_options,
-        partial(open_meeting, session, task.member.token, as_group(job)),
+        partial(open_meeting, session, task.member.token, replace(job, workers=1)),
         partial(_explain_no_rows, datasets),
         compares_rows=isinstance(source, RowsOfFrame),
         inherit=remember_properties(session),
     )
-    with quiet_log(session), RemoteSite(job.most_workers, way, SET_PYSPARK_PYTHON) as site:
-        return train_elastically(job, {}, on_event, site)
+    with quiet_log(session):
+        return run_on_hosts(way, job, {}, on_event, job.most_workers, SET_PYSPARK_PYTHON)
 
 
 def launcher_of(target: Any) -> SparkLauncher | None:

@@ -20,15 +20,24 @@ from pybackend.data.row_store import Layout, RowStoreWriter, store_blobs
 from pybackend.errors import ClusterError
 from pybackend.job.codec import encode
 from pybackend.job.job import Job, TrainingJob
+from pybackend.job.messages import Failed
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.member import Member
-from pybackend.launchers.remote.task import MODEL, describe_failure
+from pybackend.launchers.remote.task import (
+    MODEL,
+    Post,
+    RemoteTask,
+    describe_failure,
+    take_part,
+)
 from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.task_failure import fail_task
+from pybackend.machine.identity import own_address
 from pybackend.machine.processes import name_process
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
+from pybackend.net.rendezvous import split_address
 from pybackend.words import setting, term
 
 SCHEMA = "rank int, report string, model_format string, model binary"
@@ -44,6 +53,7 @@ NO_OBSERVING = (
 _DRIVER_SECONDS = 3.0
 # ... unless the driver needs rank 0's messages: a busy machine may take longer to answer.
 _WANTED_DRIVER_SECONDS = 30.0
+_LOST_DRIVER = "lost the connection to the driver"
 
 
 class BarrierGroup:
@@ -122,7 +132,7 @@ class Task:
 
             def give_up() -> str | None:
                 if is_observed and meeting.has_ended:
-                    return "lost the connection to the driver, which monitors the training"
+                    return f"{_LOST_DRIVER}, which monitors the training"
                 return None
 
             group = BarrierGroup(context, meeting, self.cores, is_observed)
@@ -140,6 +150,57 @@ class Task:
                 fail_task(report.failure, meeting)
             rows = list(rows_to_return(report, None if has_sent(meeting, model) else model))
         yield from rows
+
+
+@dataclass(frozen=True)
+class ElasticTask:
+    """Function that Spark runs on a single partition, in a barrier stage of one task.
+
+    Spark never attempts this stage again, not even after it has lost the executor: a barrier stage
+    that returns a job's result fails its job, because Spark may have delivered part of the result.
+    (Other barrier stages are resubmitted.) The driver starts another worker instead, with a number
+    of its own. A second attempt could not join: the driver accepts a single connection per worker.
+
+    Attributes
+    ----------
+    task
+        What all workers have in common, and the address of the driver.
+    post
+        Settings of this worker.
+    """
+
+    task: Task
+    post: Post
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Run the worker; yield nothing, because it reports to the driver."""
+        from pyspark import BarrierTaskContext
+
+        member, environment = self.task.member, self.task.environment
+        driver = member.driver or ""
+        with MeetingClient(driver, member.token, 0, _WANTED_DRIVER_SECONDS) as meeting:
+            meeting.require()
+            meeting.start_beating(find_silence(member.job.timeout))
+            place = BarrierGroup(BarrierTaskContext.get(), meeting, self.task.cores)
+            try:
+                if environment is not None:
+                    member = replace(member, interpreter=environment.install())
+            except Exception as error:  # such as a full disk
+                meeting(Failed(describe_failure(0, place.hosts[0], error)))
+                return
+            with keeping_fork_server_of_executor(member.job, place):
+                take_part(
+                    RemoteTask(member, tuple(place.hosts)),
+                    0,
+                    batches,
+                    meeting,
+                    place.cores,
+                    place.gpus,
+                    own_address(split_address(driver)[0]),
+                    post=self.post,
+                    give_up=lambda: _LOST_DRIVER if meeting.has_ended else None,
+                )
+        yield from ()
 
 
 @dataclass(frozen=True)

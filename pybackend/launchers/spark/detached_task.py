@@ -160,7 +160,7 @@ def main(folder: str, place: str) -> None:
         meeting.start_beating(find_silence(member.job.timeout))
         threading.Thread(target=_close_feeds, args=(meeting, member, rank), daemon=True).start()
         task = RemoteTask(member, tuple(given["hosts"]))
-        take_part(task, rank, Path(folder), meeting, given["cores"], given["gpus"])
+        take_part(task, rank, [Path(folder)], meeting, given["cores"], given["gpus"])
 
 
 def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:

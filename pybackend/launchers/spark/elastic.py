@@ -13,15 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Event, Standby
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.remote.elastic_site import Follow, as_group
-from pybackend.launchers.remote.elastic_task import Post
-from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.remote.task import REPORT
-from pybackend.launchers.spark.barrier_task import SCHEMA, Task
-from pybackend.launchers.spark.elastic_task import ElasticTask
+from pybackend.launchers.remote.group import Follow, Start, Way, run_group
+from pybackend.launchers.remote.task import REPORT, Post
+from pybackend.launchers.spark.barrier_task import SCHEMA, ElasticTask, Task
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import RunningCall, running
 from pybackend.launchers.spark.session import ask
@@ -34,7 +30,7 @@ _END_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class TaskWay:
+class TaskWay(Way):
     """A `Way` that runs a Spark job for each worker.
 
     Attributes
@@ -45,7 +41,7 @@ class TaskWay:
         What all workers have in common.
     stage_options
         Further arguments of ``mapInArrow``.
-    listen
+    make_meeting
         Returns a server for one worker.
     explain_no_task
         Returns the error for a Spark job that ended without a task.
@@ -59,32 +55,28 @@ class TaskWay:
     frame: Any
     task: Task
     stage_options: Mapping[str, Any]
-    listen: Callable[[], MeetingServer]
+    make_meeting: Callable[[], MeetingServer]
     explain_no_task: Callable[[], Exception]
     compares_rows: bool
     inherit: Callable[[], None]
     _hosts: dict[int, list[str]] = field(default_factory=dict)
     _receiving: set[int] = field(default_factory=set)
 
-    @property
-    def job(self) -> TrainingJob:
-        """Job of all workers."""
-        assert isinstance(self.task.member.job, TrainingJob)
-        return self.task.member.job
-
     def name_host(self, number: int, place: int) -> str:
         return self._hosts.get(number, [UNKNOWN_HOST])[0]
 
-    def make_meeting(self) -> MeetingServer:
-        return self.listen()
+    def listen(self, workers: int) -> MeetingServer:
+        return self.make_meeting()
 
     @contextmanager
-    def open(self, number: int, place: int, meeting: MeetingServer, note: Emit) -> Iterator[Follow]:
+    def open(self, start: Start) -> Iterator[Follow]:
+        number, meeting = start.number, start.meeting
+        assert number is not None
         self.inherit()
         plan = self._plan(number, meeting)
         host = self._hosts[number] = [UNKNOWN_HOST]
         # The first ones need a slot now; the others may wait until one is free.
-        idle_seconds = None if number < self.job.workers else math.inf
+        idle_seconds = None if number < self.task.member.job.workers else math.inf
         with running(self.session, plan.collect, idle_seconds) as task:
 
             def look() -> list[Failure]:
@@ -99,14 +91,13 @@ class TaskWay:
                     self._receiving.discard(number)
                 return self._find_failures(task, meeting, host[0]) if task.is_over else []
 
-            def follow(*, on_event: Emit, check: Callable[[], None]) -> Outcome:
+            def follow(on_event: Emit) -> Outcome:
                 def hear(event: Event) -> object:
                     if isinstance(event, Standby):
                         host[0] = split_address(event.address)[0]
                     return on_event(event)
 
-                job = as_group(self.job)
-                return run_group(meeting, job, host, hear, look, math.inf, check=check)
+                return run_group(meeting, start.job, host, hear, look, math.inf)
 
             try:
                 yield follow
