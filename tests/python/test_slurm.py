@@ -28,8 +28,14 @@ from told import check_goes_on
 import pybackend
 from pybackend import ClusterError, InputError, WorkerFailedError, barrier_run
 from pybackend.launchers.slurm import launcher, watch
-from pybackend.launchers.slurm.queue import SlurmJob, notice_seconds, read_job, signal_option
-from pybackend.launchers.slurm.watch import describe_end, describe_notice
+from pybackend.launchers.slurm.queue import (
+    SlurmJob,
+    describe_end,
+    describe_notice,
+    notice_seconds,
+    read_job,
+    signal_option,
+)
 from pybackend.net.meeting import MeetingServer
 
 register_pickle_by_value(test_elastic)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,28 +76,18 @@ class Cluster:
 
     def read_job(self, name: str) -> dict[str, Any] | None:
         """Return a Job; None if it does not exist."""
-        from kubernetes.client import ApiException
-
         with _explained("read the Job"):
-            try:
-                found = self._batch().read_namespaced_job(name, self.namespace, **_LIMIT)
-            except ApiException as error:
-                if error.status == 404:
-                    return None
-                raise
-        return self._plain(found)
+            found = _unless(404, self._batch().read_namespaced_job, name, self.namespace)
+        return found and self._plain(found)
 
     def delete_job(self, name: str) -> None:
         """Delete a Job and its dependents, pods first; do nothing if it does not exist."""
-        from kubernetes.client import ApiException, V1DeleteOptions
+        from kubernetes.client import V1DeleteOptions
 
         options = V1DeleteOptions(propagation_policy="Foreground")
         with _explained("delete the Job"):
-            try:
-                self._batch().delete_namespaced_job(name, self.namespace, body=options, **_LIMIT)
-            except ApiException as error:
-                if error.status != 404:
-                    raise
+            delete = self._batch().delete_namespaced_job
+            _unless(404, delete, name, self.namespace, body=options)
 
     def list_pods(self, name: str) -> list[dict[str, Any]]:
         """Return the pods of a Job."""
@@ -109,19 +99,11 @@ class Cluster:
 
     def list_warnings(self, name: str) -> list[str]:
         """Return warning events for the Job, such as exceeded quotas; empty if not permitted."""
-        from kubernetes.client import ApiException
-
         selector = f"involvedObject.name={name},type=Warning"
         with _explained("list events"):
-            try:
-                found = self._core().list_namespaced_event(
-                    self.namespace, field_selector=selector, **_LIMIT
-                )
-            except ApiException as error:
-                if error.status == 403:
-                    return []
-                raise
-        return [f"{one.reason}: {one.message}" for one in found.items]
+            listing = self._core().list_namespaced_event
+            found = _unless(403, listing, self.namespace, field_selector=selector)
+        return [f"{one.reason}: {one.message}" for one in found.items] if found else []
 
     def read_log(self, pod: str, lines: int) -> tuple[str, ...]:
         """Return the end of a pod's log; empty if there is no log."""
@@ -207,6 +189,18 @@ def _load_configuration(context: str | None) -> tuple[Any, str]:
             ) from error
     config.load_incluster_config(client_configuration=configuration)
     return configuration, _OWN_NAMESPACE.read_text().strip()
+
+
+def _unless(status: int, request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return the response to a request; None if it fails with this HTTP status."""
+    from kubernetes.client import ApiException
+
+    try:
+        return request(*arguments, **options, **_LIMIT)
+    except ApiException as error:
+        if error.status == status:
+            return None
+        raise
 
 
 @contextlib.contextmanager

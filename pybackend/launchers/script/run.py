@@ -15,9 +15,9 @@ from pybackend.launchers.processes import adopt_orphans, end_descendants
 from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
+from pybackend.launchers.script.slurm_batch import requeue_preempted
 from pybackend.launchers.script.slurm_site import StepSite, describe_step
 from pybackend.launchers.shares import share_of_machine
-from pybackend.launchers.slurm.queue import requeue_preempted
 from pybackend.machine.processes import list_children
 
 _END_SECONDS = 5.0

@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, Kind
+from pybackend.job.notice import RESTARTS
 from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.words import show
 
@@ -132,8 +133,6 @@ def read_minutes(time: str) -> float:
     return int(days or 0) * 1440 + sum(w * p for w, p in zip(weights, parts, strict=False))
 
 
-# Set by the script that `tfdist run --sbatch` prints, if it has --requeue.
-WANTED = "TFDIST_REQUEUE"
 _ASK_SECONDS = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "RESIZING")
 _RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED")
@@ -333,47 +332,6 @@ def cancel(number: str) -> None:
     ask("scancel", number)
 
 
-def requeue_preempted(environment: Mapping[str, str], seconds: float) -> bool:
-    """Requeue this job if it was preempted or is out of time; return whether Slurm requeues it.
-
-    Slurm requeues a job on its own only if the job runs until Slurm ends it. In both cases Slurm is
-    about to end this process, which must not exit earlier: Slurm could mistake that for the end of
-    the next run.
-
-    Parameters
-    ----------
-    environment
-        Environment variables of this process; outside a job, nothing is done.
-    seconds
-        Maximum time that can be left when a job receives SIGTERM because of its time limit.
-
-    Raises
-    ------
-    ClusterError
-        Slurm does not respond, or rejects the request.
-    """
-    if "SLURM_JOB_ID" not in environment:
-        return False
-    try:
-        return _requeue(environment, seconds)
-    except ClusterError:
-        # When the job's grace period ends, Slurm requeues it itself, and kills its `scontrol`.
-        return _requeue(environment, seconds)
-
-
-def _requeue(environment: Mapping[str, str], seconds: float) -> bool:
-    number = environment["SLURM_JOB_ID"]
-    shown = ask("scontrol", "show", "job", "--oneliner", number)
-    state = read_job(shown)
-    if state.restarts > int(environment.get("SLURM_RESTART_COUNT") or 0):
-        return True
-    is_late = state.seconds_left < seconds and WANTED in environment
-    if not re.search(r" Requeue=1( |$)", shown) or not (state.is_preempted or is_late):
-        return False
-    ask("scontrol", "requeue", number)
-    return True
-
-
 def lost_nodes(nodes: tuple[str, ...]) -> list[str]:
     """Return the nodes that Slurm can no longer reach."""
     if not nodes:
@@ -430,3 +388,69 @@ def _clock(time: datetime) -> str:
     """Format hour and minute, with the date if it is not today."""
     is_today = time.date() == datetime.now().date()
     return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
+
+
+# Why Slurm ended a job.
+
+_CAUSES: dict[str, tuple[Kind, str, str]] = {
+    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
+    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
+    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
+    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
+    "OUT_OF_MEMORY": (
+        "OutOfMemory",
+        "the job exceeded its memory limit",
+        "request more `memory` in `resources`, or lower `batch_size`",
+    ),
+    "PREEMPTED": (
+        "Preempted",
+        "the job was preempted by one of higher priority",
+        "start again, or use a partition whose jobs are not preempted",
+    ),
+    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
+}
+
+
+def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
+    """Return the type, message and advice for the failure of a worker that did not report.
+
+    Parameters
+    ----------
+    state
+        State of the job.
+    host
+        Host of the worker.
+    said
+        srun's message about its task, if that failed first.
+    """
+    if state.is_preempted:
+        return _CAUSES["PREEMPTED"]
+    if state.state in _CAUSES:
+        return _CAUSES[state.state]
+    if _is_lost(host):
+        return "NodeFailed", "its node no longer responds to Slurm", "start again"
+    message = f"its task ended without a report: {said or state.state.lower()}"
+    return "ProcessDied", message, "see the last lines of its log"
+
+
+def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
+    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
+
+    Parameters
+    ----------
+    notice_seconds
+        Maximum seconds before the time limit at which Slurm can send SIGTERM.
+    """
+    is_late = state.seconds_left < notice_seconds
+    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
+    if cause not in _CAUSES:
+        return None
+    kind, message, advice = _CAUSES[cause]
+    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
+
+
+def _is_lost(host: str) -> bool:
+    try:  # a job that continues no longer has the node
+        return bool(lost_nodes((host,)))
+    except ClusterError:  # Slurm's controller is unreachable as well
+        return False

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import cloudpickle
 
@@ -25,6 +26,8 @@ from pybackend.net.rendezvous import split_address
 # File with the address of the driver.
 DRIVER = "driver"
 _DRIVER_SECONDS = 30.0
+# Sent to this process by itself, to end even if it waits after a SIGTERM.
+_LOST_DRIVER = signal.SIGHUP
 
 
 def main(folder: Path, own: Path) -> int:
@@ -40,17 +43,19 @@ def main(folder: Path, own: Path) -> int:
     ClusterError
         The driver cannot be reached.
     """
-    end = _End()
-    signal.signal(signal.SIGTERM, end)
+    for number in (signal.SIGTERM, _LOST_DRIVER):
+        signal.signal(number, _end)
     if not os.path.isdir(os.environ.get("TMPDIR", "/")):  # sbatch forwards the login node's
         del os.environ["TMPDIR"]
     # Pickled by the driver, in a folder that only its user can access.
     task: RemoteTask = cloudpickle.loads((folder / TASK).read_bytes())
     task = replace(task, hosts=hosts_by_rank(os.environ))
-    end.may_wait = task.member.job.can_go_on
+    notice = Notice()
+    if task.member.job.can_go_on:  # the worker saves its state, and ends by itself
+        signal.signal(signal.SIGTERM, notice.take)
     rank, token = int(os.environ["SLURM_PROCID"]), task.member.token
     post, driver = read_post(own), (own / DRIVER).read_text()
-    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, end.at_once) as meeting:
+    with MeetingClient(driver, token, rank, _DRIVER_SECONDS, _end_at_once) as meeting:
         meeting.wait_until_settled(_DRIVER_SECONDS + 5)
         if meeting.error is not None:
             raise ClusterError(
@@ -60,7 +65,7 @@ def main(folder: Path, own: Path) -> int:
         cores, gpus = count_cores(os.environ), _own_gpus(task, os.environ)
         # Hosts of the other workers are in other steps or jobs.
         reached = own_address(split_address(driver)[0]) if post else None
-        arguments = (task, rank, [folder], meeting, cores, gpus, reached, end.notice, post)
+        arguments = (task, rank, [folder], meeting, cores, gpus, reached, notice, post)
         return 0 if take_part(*arguments) else 1
 
 
@@ -71,29 +76,10 @@ def _own_gpus(task: RemoteTask, environment: Mapping[str, str]) -> list[str] | N
     return [number for number in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if number]
 
 
-class _End:
-    """Handler for SIGTERM: it exits this task, or notifies a worker that saves checkpoints.
+def _end(*_: object) -> NoReturn:
+    """End this task, by an exit that ends the worker and removes its folder."""
+    sys.exit("Slurm or the driver ended the job")
 
-    Attributes
-    ----------
-    may_wait
-        True if it only notifies the worker, and waits for it to end.
-    notice
-        Notice for the worker.
-    """
 
-    may_wait = False
-
-    def __init__(self) -> None:
-        self.notice = Notice()
-
-    def __call__(self, number: int, frame: object) -> None:
-        if not self.may_wait:
-            # This exit ends the worker and removes its folder.
-            sys.exit("Slurm or the driver ended the job")
-        self.notice.take(number, frame)
-
-    def at_once(self) -> None:
-        """End this task, because the connection to the driver is lost."""
-        self.may_wait = False
-        os.kill(os.getpid(), signal.SIGTERM)
+def _end_at_once() -> None:
+    os.kill(os.getpid(), _LOST_DRIVER)

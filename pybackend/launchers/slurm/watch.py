@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pybackend.errors import ClusterError, Failure, Kind
+from pybackend.errors import ClusterError, Failure
 from pybackend.job.messages import Emit, Note
-from pybackend.job.notice import RESTARTS
 from pybackend.launchers.child import LOG_LINES
 from pybackend.launchers.remote.task import REPORT
 from pybackend.launchers.slurm.nodes import expand_nodes
 from pybackend.launchers.slurm.queue import (
     SlurmJob,
+    describe_end,
+    describe_notice,
     explain_log,
     explain_refusal,
     lost_nodes,
@@ -38,23 +39,6 @@ _SILENT_SECONDS = 600.0
 # Time that a step waits for a node before it reports so.
 _QUIET_SECONDS = 10.0
 _DRAIN_SECONDS = 2.0
-_CAUSES: dict[str, tuple[Kind, str, str]] = {
-    "BOOT_FAIL": ("NodeFailed", "a node of the job did not boot", "start again"),
-    "CANCELLED": ("Cancelled", "the job was cancelled", "find out who cancelled it (scancel)"),
-    "DEADLINE": ("TimeLimit", "the job's deadline passed", "set a later deadline"),
-    "NODE_FAIL": ("NodeFailed", "a node of the job failed", "start again"),
-    "OUT_OF_MEMORY": (
-        "OutOfMemory",
-        "the job exceeded its memory limit",
-        "request more `memory` in `resources`, or lower `batch_size`",
-    ),
-    "PREEMPTED": (
-        "Preempted",
-        "the job was preempted by one of higher priority",
-        "start again, or use a partition whose jobs are not preempted",
-    ),
-    "TIMEOUT": ("TimeLimit", "the job reached its time limit", "increase `time` of slurm()"),
-}
 # srun's messages while a step waits for a node, and about the tasks that failed first.
 _STEP_WAITS = re.compile(r"^srun: .*step creation \w+ disabled, retrying \((.*)\)$")
 _TASKS_FAILED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.*)$", re.MULTILINE)
@@ -262,54 +246,6 @@ class SlurmWatch:
             time=time.time(),
             advice=advice,
         )
-
-
-# Why Slurm ended a job.
-
-
-def describe_end(state: SlurmJob, host: str, said: str | None) -> tuple[Kind, str, str]:
-    """Return the type, message and advice for the failure of a worker that did not report.
-
-    Parameters
-    ----------
-    state
-        State of the job.
-    host
-        Host of the worker.
-    said
-        srun's message about its task, if that failed first.
-    """
-    if state.is_preempted:
-        return _CAUSES["PREEMPTED"]
-    if state.state in _CAUSES:
-        return _CAUSES[state.state]
-    if _is_lost(host):
-        return "NodeFailed", "its node no longer responds to Slurm", "start again"
-    message = f"its task ended without a report: {said or state.state.lower()}"
-    return "ProcessDied", message, "see the last lines of its log"
-
-
-def describe_notice(state: SlurmJob, notice_seconds: float) -> tuple[Kind, str, str] | None:
-    """Return why workers received SIGTERM, as `describe_end` does; None if Slurm does not know.
-
-    Parameters
-    ----------
-    notice_seconds
-        Maximum seconds before the time limit at which Slurm can send SIGTERM.
-    """
-    is_late = state.seconds_left < notice_seconds
-    cause = "PREEMPTED" if state.is_preempted else "TIMEOUT" if is_late else state.state
-    if cause not in _CAUSES:
-        return None
-    kind, message, advice = _CAUSES[cause]
-    return kind, message, advice if cause == "CANCELLED" else f"{advice}; {RESTARTS}"
-
-
-def _is_lost(host: str) -> bool:
-    try:  # a job that continues no longer has the node
-        return bool(lost_nodes((host,)))
-    except ClusterError:  # Slurm's controller is unreachable as well
-        return False
 
 
 class JobFiles(Sequence[str]):
