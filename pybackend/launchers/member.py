@@ -151,11 +151,7 @@ class Member:
         error: Exception | None = None
         try:
             check_allotted(group, self.job.resources)
-            if self.source is None:
-                for _ in batches:
-                    pass
-            else:
-                self.source.spool(batches, child.rank, child.folder)
+            self.store(batches, child.rank, child.folder)
         except Exception as caught:  # the others must know: else they would wait for this worker
             error = caught
         try:
@@ -170,6 +166,13 @@ class Member:
             return child.wait()
         with notice.expected(self.job.keeps_checkpoints):
             return child.wait()
+
+    def store(self, batches: Iterable[Any], rank: int, folder: Path) -> None:
+        """Write the rows of a rank into one folder per data set, if there are rows."""
+        if self.source is not None:
+            return self.source.spool(batches, rank, folder)
+        for _ in batches:
+            pass
 
     def _order(self, child: Child, everyone: Sequence[Arrival]) -> Order:
         counts = dict(self.counts)

@@ -40,7 +40,6 @@ from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_
 from pybackend.launchers.remote.packing import files_of_ranks, pack_task
 from pybackend.launchers.remote.task import RemoteTask
 from pybackend.machine.janitor import swept_folder
-from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of, show
 
@@ -112,39 +111,6 @@ class Hosts:
             way = _Slots(self, slots, task, datasets, folder, interpreters)
             return run_on_hosts(way, job, datasets, on_event, len(slots), remedy)
 
-    @contextmanager
-    def reach(
-        self,
-        placed: Sequence[tuple[HostSlots, range]],
-        meeting: MeetingServer,
-        job: Job,
-        interpreters: Mapping[str, Interpreter],
-    ) -> Iterator[list[SshHost]]:
-        """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
-
-        ``interpreters`` are the Pythons of the job's environment by host, if it has one.
-        """
-        # A function may not need TensorFlow.
-        wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
-        temporary = self.environment.get("TMPDIR")
-        reached: list[SshHost] = []
-        try:
-            for host, ranks in placed:
-                interpreter = interpreters.get(host.name)
-                python = HostPython(self.ssh, host, self.python, temporary, interpreter)
-                shared_by = host.neighbours or len(ranks)
-                reached.append(SshHost(python, ranks, meeting, wanted, job.resources, shared_by))
-            yield reached
-            deadline = time.monotonic() + _FINISH_SECONDS
-            for one in reached:
-                one.let_finish(deadline - time.monotonic())
-        finally:
-            for one in reached:
-                one.let_go()
-            deadline = time.monotonic() + _END_SECONDS
-            for one in reached:
-                one.wait(deadline - time.monotonic())
-
 
 @dataclass(frozen=True)
 class _Slots(Way):
@@ -158,7 +124,7 @@ class _Slots(Way):
     task: RemoteTask
     datasets: DataSets
     folder: Path
-    interpreters: Mapping[str, Interpreter]
+    interpreters: Mapping[str, Interpreter]  # of the environment of the job, by host
     _contents: dict[str, bytes] = field(default_factory=dict)
     _packing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -167,9 +133,9 @@ class _Slots(Way):
 
     @contextmanager
     def open(self, start: Start) -> Iterator[Follow]:
-        job, placed = start.job, ranks_by_host(self.slots_of(start), start.job.workers)
+        job, placed = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
         names = [host.name for host, ranks in placed for _ in ranks]
-        with self.launcher.reach(placed, start.meeting, job, self.interpreters) as reached:
+        with self._reach(placed, start) as reached:
             contents = self._pack()
             keepers = find_keepers(job, [host.python for host in reached], contents)
             for host, keeper in zip(reached, keepers, strict=True):
@@ -183,7 +149,35 @@ class _Slots(Way):
             # Hosts are watched while they receive their rows, which may take long.
             yield partial(run_group, start.meeting, job, names, look=look, meet_seconds=math.inf)
 
-    def slots_of(self, start: Start) -> Sequence[HostSlots]:
+    @contextmanager
+    def _reach(
+        self, placed: Sequence[tuple[HostSlots, range]], start: Start
+    ) -> Iterator[list[SshHost]]:
+        """Start Python on all hosts by ssh; on exit, stop it there and remove its files."""
+        settings, resources = self.launcher, start.job.resources
+        # A function may not need TensorFlow.
+        wanted = "numpy" if start.job.kind == "run" else "tensorflow numpy"
+        temporary = settings.environment.get("TMPDIR")
+        reached: list[SshHost] = []
+        try:
+            for host, ranks in placed:
+                interpreter = self.interpreters.get(host.name)
+                python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
+                shared_by = host.neighbours or len(ranks)
+                given = (python, ranks, start.meeting, wanted, resources, shared_by)
+                reached.append(SshHost(*given))
+            yield reached
+            deadline = time.monotonic() + _FINISH_SECONDS
+            for one in reached:
+                one.let_finish(deadline - time.monotonic())
+        finally:
+            for one in reached:
+                one.let_go()
+            deadline = time.monotonic() + _END_SECONDS
+            for one in reached:
+                one.wait(deadline - time.monotonic())
+
+    def _slots_of(self, start: Start) -> Sequence[HostSlots]:
         """Return the hosts of a group, or the slot of an elastic worker."""
         if start.number is None:
             return self.launcher.hosts

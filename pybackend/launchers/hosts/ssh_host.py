@@ -7,7 +7,6 @@ import io
 import queue
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -15,11 +14,10 @@ from collections.abc import Sequence
 from typing import IO, Any, cast
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.job.packages import TITLES
 from pybackend.job.resources import Resources
 from pybackend.launchers.hosts.keeper_task import KEEPER
 from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, find_greeting
-from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle, read_greeting
 from pybackend.launchers.shares import Machine, find_shortage
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
@@ -206,25 +204,17 @@ class SshHost:
 
     def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
         """Return the error if this Python cannot run workers."""
-        place, python = self._host.name, greeting.python
-        version = ".".join(map(str, greeting.version))
-        own = ".".join(map(str, sys.version_info[:2]))
-        if greeting.version[:2] != sys.version_info[:2]:
-            return ClusterError(
-                f"{python} on {place} is Python {version}, but this is Python {own}, and functions "
-                f"cannot be sent between releases. Specify a Python {own} that all hosts have: "
-                f"{call_of('hosts', ..., python=...)}"
-            )
-        if not greeting.missing:
-            machine = Machine(**greeting.machine)
-            shortage = find_shortage(self._resources, self._neighbours, machine, place)
-            return None if shortage is None else ClusterError(shortage)
-        package = greeting.missing[0]
-        return ClusterError(
-            f"{place} has no {TITLES.get(package, package)} for {python}. Install it there with "
-            f"`{python} -m pip install {package}`, or specify a Python that has it on every host: "
-            f"{call_of('hosts', ..., python=...)}"
+        place, specify = self._host.name, call_of("hosts", ..., python=...)
+        other = f"Specify a Python {{own}} that all hosts have: {specify}"
+        install = (
+            "Install it there with `{python} -m pip install {package}`, or specify a Python that "
+            f"has it on every host: {specify}"
         )
+        if obstacle := find_obstacle(greeting, place, f"on {place}", other, install):
+            return obstacle
+        machine = Machine(**greeting.machine)
+        shortage = find_shortage(self._resources, self._neighbours, machine, place)
+        return None if shortage is None else ClusterError(shortage)
 
     def _explain_start(self, status: int) -> ClusterError:
         """Return the error if Python did not start."""

@@ -7,14 +7,12 @@ import json
 import select
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import IO, Any, cast
 
 from pybackend.errors import ClusterError
-from pybackend.job.packages import TITLES
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.installing import (
     check_host,
@@ -25,7 +23,7 @@ from pybackend.launchers.environment.installing import (
 from pybackend.launchers.kubernetes.boot import FAILED
 from pybackend.launchers.kubernetes.cluster import Cluster
 from pybackend.launchers.remote.bootstrap import MARK
-from pybackend.launchers.remote.bundle import Bundle, HostGreeting, read_greeting
+from pybackend.launchers.remote.bundle import Bundle, HostGreeting, find_obstacle, read_greeting
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of
@@ -167,7 +165,7 @@ class PodChannel:
         try:
             if self._packed is not None:
                 line = self._send_environment(self._packed, line, channel, lines)
-            self.obstacle = self._find_obstacle(read_greeting(line, f"pod {self._pod}"))
+            self.obstacle = _find_obstacle(read_greeting(line, f"pod {self._pod}"))
         except ClusterError as error:
             self.obstacle = error
         if self.obstacle is not None:
@@ -226,24 +224,13 @@ class PodChannel:
             while not self.has_ended.wait(_BEAT_SECONDS):
                 lines.beat()
 
-    def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
-        """Return the error if the Python in the image cannot run workers."""
-        python, version = greeting.python, ".".join(map(str, greeting.version))
-        own = ".".join(map(str, sys.version_info[:2]))
-        if greeting.version[:2] != sys.version_info[:2]:
-            return ClusterError(
-                f"{python} in the image is Python {version}, but this is Python {own}, and "
-                f"functions cannot be sent between releases. Use an image with Python {own}, or "
-                f"specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
-            )
-        if not greeting.missing:
-            return None
-        package = greeting.missing[0]
-        return ClusterError(
-            f"the image has no {TITLES.get(package, package)} for {python}. Install it in the "
-            "image, or specify another Python in this image: "
-            f"{call_of('kubernetes', ..., python=...)}"
-        )
+
+def _find_obstacle(greeting: HostGreeting) -> ClusterError | None:
+    """Return the error if the Python in the image cannot run workers."""
+    specify = f"or specify another Python in this image: {call_of('kubernetes', ..., python=...)}"
+    other, install = "Use an image with Python {own}", "Install it in the image"
+    given = ("the image", "in the image", f"{other}, {specify}", f"{install}, {specify}")
+    return find_obstacle(greeting, *given)
 
 
 # Bytes to and from a process in a pod, through the API server.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,6 +14,7 @@ from typing import Any
 
 from pybackend.errors import ClusterError
 from pybackend.job.codec import read_fields
+from pybackend.job.packages import TITLES
 from pybackend.launchers.package_files import library_files
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.shares import Machine
@@ -122,3 +124,32 @@ def read_greeting(line: bytes, place: str) -> HostGreeting:
             "a line that begins with the word tfdist"
         ) from error
     return said
+
+
+def find_obstacle(
+    greeting: HostGreeting, place: str, where: str, other: str, install: str
+) -> ClusterError | None:
+    """Return the error if a Python cannot run workers.
+
+    Parameters
+    ----------
+    place, where
+        Subject of a sentence, and the same with a preposition: "the image", "in the image".
+    other, install
+        Advice, as templates: for another release, of which ``{own}`` is needed; for a missing
+        ``{package}`` of ``{python}``.
+    """
+    python, version = greeting.python, ".".join(map(str, greeting.version))
+    own = ".".join(map(str, sys.version_info[:2]))
+    if greeting.version[:2] != sys.version_info[:2]:
+        return ClusterError(
+            f"{python} {where} is Python {version}, but this is Python {own}, and functions cannot "
+            f"be sent between releases. {other.format(own=own)}"
+        )
+    if not greeting.missing:
+        return None
+    package = greeting.missing[0]
+    return ClusterError(
+        f"{place} has no {TITLES.get(package, package)} for {python}. "
+        f"{install.format(python=python, package=package)}"
+    )
