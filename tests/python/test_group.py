@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from conftest import wait_for
@@ -27,9 +29,14 @@ from pybackend.job.messages import (
 )
 from pybackend.job.options import Elastic, ParameterServer
 from pybackend.job.report import WorkerReport
+from pybackend.job.resources import Resources
 from pybackend.launchers.base import Outcome
+from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.hosts.launcher import _Slots
+from pybackend.launchers.kubernetes import task as pod_task
+from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import Follow, Start, Way, run_group, run_on_hosts
-from pybackend.launchers.remote.task import MODEL, REPORT, Post, read_post
+from pybackend.launchers.remote.task import MODEL, REPORT, TASK, Post, RemoteTask, read_post
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 
@@ -239,3 +246,24 @@ def test_a_worker_in_any_slot_finds_its_host_in_its_own_list(tmp_path: Path) -> 
         (tmp_path / name).write_bytes(content)
     assert read_post(tmp_path) == Post(3)  # as a job of Slurm has a single host
     assert start.name("tfdist-1") == "tfdist-1-3"
+
+
+def test_elastic_workers_of_two_jobs_on_a_host_have_their_own_parts_of_it(tmp_path: Path) -> None:
+    host = HostSlots("a", slots=2, first=2, neighbours=4)  # the second of two jobs
+    slots: Any = _Slots(None, [host, host], None, {}, tmp_path, {})  # type: ignore[arg-type]
+    start = Start(FunctionJob(1), MeetingServer(None, "", 1), print, number=5, place=1)
+    assert slots._slots_of(start) == [HostSlots("a", slots=1, first=3, neighbours=4)]
+
+
+def test_a_worker_in_a_pod_gets_the_gpus_that_it_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(pod_task, "take_part", lambda *what: given.append(what[5]) or True)
+    for gpus in (None, 1):
+        job = FunctionJob(1, resources=Resources(gpus=gpus))
+        task = RemoteTask(Member(job, {}, None, "", None, False), ("h0",))
+        (tmp_path / TASK).write_bytes(cloudpickle.dumps(task))
+        assert pod_task._work(0, tmp_path, None)  # type: ignore[arg-type]
+    assert given == [None, ["0", "1"]]
