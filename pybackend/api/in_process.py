@@ -166,9 +166,10 @@ def _refuse_elsewhere(data: Any, name: str, instead: str) -> None:
 
 def _find_compiled(find_model: Callable[[], Any], job: ModelJob) -> Any:
     from pybackend.model.checks import check_model
+    from pybackend.model.view import ModelView
 
     model = find_model()
-    check_model(model, job)
+    check_model(ModelView(model), job)
     return model
 
 

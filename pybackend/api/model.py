@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pybackend.api.result import TrainResult
 from pybackend.data.sources import FunctionRows
@@ -15,6 +15,9 @@ from pybackend.job.arguments import describe_stranger
 from pybackend.job.job import EXTRAS, MODEL_DIGESTS, ModelJob, argument_of
 from pybackend.job.pickling import pickle_value
 from pybackend.words import either, setting, show, spoken, term
+
+if TYPE_CHECKING:
+    from pybackend.model.view import ModelView
 
 
 def find_source(model: Any) -> Literal["file", "function"]:
@@ -46,7 +49,7 @@ def is_keras_model(model: Any) -> bool:
 
 
 def encode_model(
-    model: Any,
+    source: Any,
     custom_objects: Mapping[str, Any],
     job: ModelJob,
     callbacks: Sequence[Any] = (),
@@ -59,6 +62,11 @@ def encode_model(
     Functions that return data or the model are pickled with the callbacks, and so share objects
     with them on the workers, too. The model becomes a Keras file if that preserves the whole model,
     which is checked on some rows. Otherwise it is pickled, unless ``as_file`` is set.
+
+    Parameters
+    ----------
+    source
+        A `ModelView`, or the function that builds the model.
     """
     sent: dict[str, Any] = {
         "callbacks": list(callbacks),
@@ -69,14 +77,15 @@ def encode_model(
     if spoken() == "R" and (is_built or callbacks or custom_objects):
         from pybackend.model.r_functions import check_r_functions
 
-        check_r_functions(model if is_built else None, callbacks, custom_objects, job.kind)
+        check_r_functions(source.model if is_built else None, callbacks, custom_objects, job.kind)
     if not is_built:
-        return _encode_extras({**sent, "model": model})
+        return _encode_extras({**sent, "model": source})
     from pybackend.model.checks import check_model
     from pybackend.model.compare import digest_start
     from pybackend.model.transfer import encode_file, encode_objects, holds_parts
 
-    check_model(model, job)
+    model = source.model
+    check_model(source, job)
     extras, start = _encode_extras(sent), {}
     if job.kind == "train":
         digests = digest_start(model, not job.shards_optimizer)
@@ -85,7 +94,7 @@ def encode_model(
     functions = [rows.fn for rows in sent["functions"].values()]
     if as_file or not holds_parts(callbacks, functions, model):
         try:
-            file = encode_file(model, custom_objects, job.safe_mode, job.kind, rows)
+            file = encode_file(source, custom_objects, job.safe_mode, job.kind, rows)
             return {**extras, **file, **start}
         except (InputError, SerializationError) as error:
             if as_file:
@@ -130,11 +139,9 @@ def check_callbacks(callbacks: Sequence[Any], job: ModelJob) -> None:
         raise InputError(describe_stranger(callbacks[0]))
 
 
-def add_custom_objects(model: Any, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
+def add_custom_objects(view: ModelView, custom_objects: Mapping[str, Any] | None) -> dict[str, Any]:
     """Add the custom classes and functions found in a model."""
-    from pybackend.model.layers import find_custom_objects
-
-    return {**find_custom_objects(model), **(custom_objects or {})}
+    return {**view.custom_objects, **(custom_objects or {})}
 
 
 def _encode_extras(sent: Mapping[str, Any]) -> dict[str, bytes]:

@@ -192,13 +192,17 @@ def _encode(
     model = given.model if isinstance(given, TrainResult) else given
     custom_objects = call.custom_objects or {}
     rows: Any = None
+    source = model
     if job.model_source == "file":
+        from pybackend.model.view import ModelView
+
+        source = ModelView(model)
         job = replace(job, **read_keras_defaults())  # a result's model may have loaded Keras
-        custom_objects = add_custom_objects(model, custom_objects)
+        custom_objects = add_custom_objects(source, custom_objects)
         rows = check_rows_fit(model, datasets, job)
     else:
         job = replace(job, feature_names=_list_features(datasets.get("train")))
-    files = encode_model(model, custom_objects, job, callbacks, as_file, rows, datasets)
+    files = encode_model(source, custom_objects, job, callbacks, as_file, rows, datasets)
     snapshot = None
     if isinstance(job, TrainingJob) and MODEL_OBJECTS in files:
         from pybackend.model.by_value import take_snapshot

@@ -31,13 +31,10 @@ from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
 from pybackend.engine.merges import Merges
 from pybackend.engine.one_process import (
-    HALF,
     OneProcess,
     OwnSettings,
     StepState,
     Values,
-    find_unsynchronized,
-    is_mixed,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import (
@@ -59,7 +56,6 @@ from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.machine.capacity import read_free_memory
-from pybackend.model.layers import find_custom_parts, find_layers, find_optimizers
 from pybackend.words import setting, show, term
 
 # Share of the free memory.
@@ -111,24 +107,23 @@ class Auditor:
         report: Audit,
         class_weight: Any,
     ) -> None:
-        model, feed, job = replica.model, replica.feed, replica.job
+        view, feed, job = replica.view, replica.feed, replica.job
         self.report = report
         self.noise = Noise()
         """Records random draws for as long as the training lasts."""
-        self._model = model
+        self._model = view.model
         self._collective = replica.collective
         self._feed = feed
         self._exchange = exchange
         self._only_warns = isinstance(job.exchange, Exchange) and job.exchange.audit == "warn"
         self._limit = job.resources.bytes
         self._emit = replica.emit
-        self._state = StepState(model, others)
-        self._process = OneProcess(model, class_weight)
-        self._is_mixed = any(map(is_mixed, find_layers(model)))
-        self._is_half = any(str(one.compute_dtype) in HALF for one in find_layers(model))
+        self._state = StepState(view, others)
+        self._process = OneProcess(self._state, class_weight)
+        self._is_mixed, self._is_half = view.has_mixed_layers, view.has_half_layers
         self._process.type = "float32" if self._is_mixed else None
         self._step = TracedStep(replica, exchange, self._state, self._process, self.noise)
-        self._settings = OwnSettings(model)
+        self._settings = OwnSettings(view)
         self._merges = Merges(replica, exchange, self._state, sync)
         self._epoch = 0
         self._epochs = 0
@@ -354,9 +349,9 @@ class Auditor:
         """Return the error that weights differed before the step, if this explains a verdict's."""
         if "error" not in verdict:
             return verdict
-        model, is_sharded = self._model, self._exchange.shards is not None
-        optimizers = [] if is_sharded else find_optimizers(model)
-        variables = [*model.trainable_variables, *(v for one in optimizers for v in one.variables)]
+        variables = list(self._model.trainable_variables)
+        if self._exchange.shards is None:
+            variables += self._state.view.optimizer_variables
         self._state.write(window.before)
         differing = find_differing(variables, self._collective)[0]
         self._state.write(after)
@@ -387,7 +382,6 @@ class Auditor:
             if self._collective.rank == 0 and reason is None:
                 try:
                     verdict = Judge(
-                        self._model,
                         self._exchange,
                         self._state,
                         self._process,
@@ -436,7 +430,7 @@ class Auditor:
             changed = self._settings.list_changed(self._traced[1])
             name = self._settings.name(changed) or "which layers are trained"
             return f"{name} has changed since the step was traced, which still uses the old value"
-        if model.run_eagerly and find_custom_parts(model):
+        if model.run_eagerly and self._state.view.custom_parts:
             return (
                 "custom layers, losses or train_steps that run eagerly may change Python attributes"
             )
@@ -498,10 +492,9 @@ class Auditor:
     def _list_left_out(self) -> list[str]:
         """Return what is not compared in any step, in words."""
         others = [] if self._step.has_parts else self._exchange.variables_of_others
+        normalizing = self._state.view.unsynchronized
         left_out = {
-            "moving statistics of normalization over each worker's rows": find_unsynchronized(
-                self._model
-            ),
+            "moving statistics of normalization over each worker's rows": normalizing,
             "updates of other workers' parts (`shard_optimizer`)": others,
             "random numbers of XLA or of a global generator": self._step.draws_others,
             "the exchange of the accumulated gradients that were applied": self._exchange.adds_up

@@ -36,7 +36,6 @@ from pybackend.engine.replica import Replica
 from pybackend.engine.resume import continue_checkpoints, describe_replica, open_checkpoints
 from pybackend.engine.state import offset_seeds
 from pybackend.engine.step_record import StepRecord, StepValues
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.train import Training, train
@@ -50,6 +49,7 @@ from pybackend.job.report import Audit, find_groups_before
 from pybackend.model.callbacks import counts_steps, select_callbacks
 from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.model.structure import describe_rate
+from pybackend.model.view import has_own
 from pybackend.net.rendezvous import address_of, listen
 
 
@@ -184,7 +184,7 @@ class ElasticLifecycle(Lifecycle):
         if self.start.is_within_epoch:
             assert isinstance(replica.feed, Feed)
             replica.feed.continue_epoch(self.start.epoch, self._groups)
-        if has_keras_train_step(replica.model):
+        if not has_own(replica.model, "train_step"):
             build_what_is_restored(replica)
         self._memory.notice.expect()
 

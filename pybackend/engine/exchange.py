@@ -34,12 +34,10 @@ from pybackend.engine.steps import (
     Position,
     StepOrSkip,
     count_accumulated_steps,
-    has_keras_train_step,
     normalize_spectra,
 )
 from pybackend.errors import InputError
-from pybackend.model.checks import has_masked_loss
-from pybackend.model.layers import find_half_variables, find_optimizers
+from pybackend.model.view import ModelView, has_own
 
 Kinds = list[str | None]
 """Per gradient ``"dense"``, ``"sparse"``, or None without a gradient."""
@@ -85,7 +83,7 @@ class GradientExchange:
 
     def __init__(
         self,
-        model: Any,
+        view: ModelView,
         collective: Collective,
         position: Position,
         settings: TransferSettings,
@@ -96,7 +94,9 @@ class GradientExchange:
         shards: Shards | None = None,
         record: StepRecord | None = None,
     ) -> None:
-        self._model = model
+        self._view = view
+        self._model = model = view.model
+        trains_as_keras = not has_own(model, "train_step")
         self.record = record
         # Exchanges of the step being traced that wait until its metrics are updated.
         self._postponed: list[Callable[[], Any]] = []
@@ -104,7 +104,9 @@ class GradientExchange:
         watched = clock.watch(collective)
         self._may_be_empty = may_be_empty
         self._calls = StepCalls()
-        self._statistics = GlobalStatistics(model, watched, self._calls, self._weigh_gradients)
+        self._statistics = GlobalStatistics(
+            view.synchronized, watched, self._calls, self._weigh_gradients
+        )
         self._gathered = GatheredRows(watched, self._calls, position.find_order)
         self._global_batch = GlobalBatch(model, self._gathered, self._calls, over)
         self._collective = watched
@@ -114,14 +116,14 @@ class GradientExchange:
         self.plain_step: Callable[[Any], Any] = model.train_step
         self._error: BaseException | None = None
         self._means = StepMeans(model, self._calls, self._count_rows, self._sum)
-        is_masked = has_masked_loss(model) and not over.loss
+        is_masked = view.has_masked_loss and not over.loss
         # In half precision a worker's gradients must be as large as those of one process, so that
         # they overflow in the same cases.
         is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        self._shares_loss = is_scaled and has_keras_train_step(model) and not is_masked
-        self._half = find_half_variables(model) if self._shares_loss else set()
+        self._shares_loss = is_scaled and trains_as_keras and not is_masked
+        self._half = view.half_variables if self._shares_loss else set()
         self._means.is_always_asked = self._shares_loss
-        self._means.is_uneven = position.is_uneven and has_keras_train_step(model)
+        self._means.is_uneven = position.is_uneven and trains_as_keras
         self._share: Any = None
         self._valid = ValidStepCounter(model) if is_masked else None
         self._kinds: Kinds = []
@@ -131,7 +133,7 @@ class GradientExchange:
         # If there are masks, they determine the weights.
         knows_totals = self._valid is None and position.total_rows is not None
         # A custom train_step may call apply any number of times.
-        accumulates = knows_totals and graph is None and has_keras_train_step(model)
+        accumulates = knows_totals and graph is None and trains_as_keras
         self._micro_steps = count_accumulated_steps(model.optimizer) if accumulates else 1
         self._graph = graph
         self.over = over
@@ -189,7 +191,7 @@ class GradientExchange:
         """Make the model's step exchange gradients before it applies them, within this context."""
         model, apply = self._model, self._model.optimizer.apply
         with ExitStack() as stack:
-            for each in find_optimizers(model):
+            for each in self._view.optimizers:
                 averaging = self._wrap_apply(each.apply, each is model.optimizer)
                 stack.enter_context(override(each, "apply", averaging))
             step = self._wrap_step(self.plain_step, apply)

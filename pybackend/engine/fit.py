@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -20,14 +21,13 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import Replica
 from pybackend.engine.session_callbacks import StepReports, StopWhenAsked
 from pybackend.engine.step_clock import StepClock
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, StopTogether
 from pybackend.engine.synchronizer import make_synchronizer
 from pybackend.engine.training_state import continue_log
 from pybackend.job.messages import Answers, Emit, Note, Phase
 from pybackend.job.options import ScaleLearningRate
 from pybackend.model.callbacks import count_items, select_callbacks
-from pybackend.model.layers import find_other_optimizers
+from pybackend.model.view import ModelView, has_own
 from pybackend.words import either
 
 
@@ -55,6 +55,8 @@ def fit(
         The history, as a mapping from metrics to values; the number of steps taken; and the auditor
         or None.
     """
+    # Restoring a checkpoint may have called the model.
+    replica = replace(replica, view=replica.view.renewed())
     model, job, feed = replica.model, replica.job, replica.feed
     # The feed shuffles, not Keras.
     options: dict[str, Any] = {"epochs": job.epochs, "verbose": 0, "shuffle": False}
@@ -65,7 +67,7 @@ def fit(
         )
     lifecycle.share_state(replica)
     if replica.collective.world_size > 1:
-        _report_what_is_local(model, replica.emit)
+        _report_what_is_local(replica.view, replica.emit)
     synchronizer = make_synchronizer(replica, clock)
     sync = EpochSync(replica, synchronizer)
     own = select_callbacks(replica.rank, replica.callbacks)
@@ -154,9 +156,9 @@ def _report_filled(before: Mapping[str, int], after: Mapping[str, int], emit: Em
         emit(Note(text))
 
 
-def _report_what_is_local(model: Any, emit: Emit) -> None:
+def _report_what_is_local(view: ModelView, emit: Emit) -> None:
     """Report state in a custom train_step that averaging does not cover."""
-    if not has_keras_train_step(model):
+    if has_own(view.model, "train_step"):
         text = (
             "the model has its own train_step: the gradients it passes to optimizers are averaged "
             "over the workers, and the values it logs are averaged, weighted by rows, but "
@@ -164,7 +166,7 @@ def _report_what_is_local(model: Any, emit: Emit) -> None:
             "worker's own rows"
         )
         emit(Note(text))
-    others = sorted(find_other_optimizers(model))
+    others = sorted(view.other_optimizers)
     if others:
         text = (
             f"the state of {', '.join(others)} stays on the workers: if you train the model again, "
@@ -197,7 +199,7 @@ class ScaledSteps(keras.callbacks.Callback):
         self._optimizer = model.optimizer
         # Several steps may run between two calls of a callback. A custom train_step may call the
         # optimizer several times; each call has the rate of the first.
-        self._advances = int(has_keras_train_step(model))
+        self._advances = int(not has_own(model, "train_step"))
         self._multiples = tf.Variable(np.ones(self._most, "float32"), trainable=False)
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._rate = tf.Variable(0.0, dtype=self._optimizer.learning_rate.dtype, trainable=False)

@@ -26,7 +26,7 @@ from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
-from pybackend.model.layers import is_of_keras
+from pybackend.model.view import has_own
 from pybackend.words import setting, show
 
 Array = npt.NDArray[Any]
@@ -216,7 +216,7 @@ class GlobalBatch:
         with ExitStack() as stack:
             if self._over.loss:
                 compute_loss = self._model.compute_loss
-                first = 1 if is_of_keras(type(self._model).compute_loss) else 0  # it ignores `x`
+                first = 0 if has_own(self._model, "compute_loss") else 1  # Keras's ignores `x`
                 watched = self._watch(compute_loss, slice(first, 4), None)
                 stack.enter_context(override(self._model, "compute_loss", watched))
             for metric in self._metrics:

@@ -87,7 +87,7 @@ class Lifecycle:
         if replica.collective.world_size > 1:
             _compare_first_weights(replica)
             offset_seeds(replica.model, replica.collective.rank)
-            broadcast_state(replica.model, replica.collective)
+            broadcast_state(replica.view, replica.collective)
 
     def make_callbacks(
         self, replica: Replica, sync: EpochSync, synchronizer: Synchronizer
@@ -106,7 +106,7 @@ class Lifecycle:
 def share_first_weights(replica: Replica) -> None:
     """Send rank 0's weights to all ranks, which already have their own random numbers."""
     _compare_first_weights(replica)
-    broadcast_state(replica.model, replica.collective)
+    broadcast_state(replica.view, replica.collective)
 
 
 def wait_for_all(replica: Replica) -> None:

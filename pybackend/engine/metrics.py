@@ -10,6 +10,7 @@ import numpy as np
 
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.global_batch import find_compiled_metrics
+from pybackend.model.view import has_own
 
 
 def combine_logs(
@@ -101,7 +102,7 @@ def find_custom_metrics(model: Any, are_compiled_tried: bool) -> list[str]:
         for container in model.metrics
         if not any(container is each for each in known)
         for metric in getattr(container, "metrics", [container])
-        if not type(metric).update_state.__module__.startswith("keras.")
+        if has_own(metric, "update_state")
     ]
 
 

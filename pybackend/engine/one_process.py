@@ -18,16 +18,9 @@ from pybackend.engine.stand_ins import PLACES, running_functions, trace_loops
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_means import find_step_means
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import (
-    find_custom_parts,
-    find_layers,
-    find_metrics,
-    find_optimizers,
-    find_variables,
-)
+from pybackend.model.view import ModelView, is_mixed
 
 Array = npt.NDArray[Any]
-HALF = ("float16", "bfloat16")
 # Number of elements of variables that are compared between epochs.
 _SMALL = 64
 Values = dict[int, Array]
@@ -43,18 +36,19 @@ class StepState:
         Variables in addition to those of the model and its optimizers.
     """
 
-    def __init__(self, model: Any, others: Sequence[Any] = ()) -> None:
-        self._model = model
+    def __init__(self, view: ModelView, others: Sequence[Any] = ()) -> None:
+        self.view = view
+        """The model, as it was when `find` was called last."""
+        self._model = view.model
         self._others = others
         self.variables: dict[int, Any] = {}
         """TensorFlow's variables by their identity, as `find` returned them."""
 
     def find(self) -> dict[int, Any]:
         """Find the variables: a step may have created new ones."""
-        model = self._model
-        optimizers = find_optimizers(model)
-        found = [*model.variables, *(v for one in optimizers for v in one.variables)]
-        found += [*model.metrics_variables, *find_variables(model), *self._others]
+        model, self.view = self._model, self.view.renewed()
+        found = [*model.variables, *self.view.optimizer_variables, *model.metrics_variables]
+        found += [*self.view.list_variables(), *self._others]
         self.variables = {id(own): own for own in map(as_tensorflow, found)}
         return self.variables
 
@@ -63,14 +57,14 @@ class StepState:
         model = self._model
         names = {
             id(as_tensorflow(value)): f"{part.name}.{name}"
-            for part in [model, *find_layers(model)]
+            for part in self.view.parts
             for name, value in vars(part).items()
             if isinstance(value, keras.Variable | tf.Variable)
         }
-        names |= {id(v.value): str(v.path) for one in find_metrics(model) for v in one.variables}
+        names |= {id(v.value): str(v.path) for one in self.view.metrics for v in one.variables}
         names |= {id(v.value): str(v.path) for v in model.metrics_variables}
-        for one in find_optimizers(model):
-            names |= {id(v.value): f"{v.path} of the optimizer" for v in one.variables}
+        for one in self.view.optimizer_variables:
+            names[id(one.value)] = f"{one.path} of the optimizer"
         return names | {id(v.value): str(v.path) for v in model.variables}
 
     def read(self, which: Sequence[int] | None = None) -> Values:
@@ -84,7 +78,7 @@ class StepState:
         left_out = {id(as_tensorflow(variable)) for variable in shared}
         listed = [id(v.value) for v in self._model.metrics_variables]
         # Keras's own mean of the loss is not among the metrics of a model that lists them itself.
-        own = [id(v.value) for one in find_metrics(self._model) for v in one.variables]
+        own = [id(v.value) for one in self.view.metrics for v in one.variables]
         return [key for key in dict.fromkeys([*listed, *own]) if key not in left_out]
 
     def list_statistics(self) -> list[int]:
@@ -106,8 +100,7 @@ class StepState:
     def read_small(self) -> Values:
         """Return small variables that losses and layers may use, and that no step trains."""
         model = self._model
-        apart = [*model.trainable_variables, *self._others]
-        apart += [v for one in find_optimizers(model) for v in one.variables]
+        apart = [*model.trainable_variables, *self._others, *self.view.optimizer_variables]
         left_out = {id(as_tensorflow(v)) for v in apart} | set(self.list_metrics(()))
         keys = [key for key, one in self.variables.items() if key not in left_out]
         return self.read([k for k in keys if np.prod(self.variables[k].shape) <= _SMALL])
@@ -135,11 +128,10 @@ class OneProcess:
         Type in which layers compute, such as "float64"; None: that of each layer.
     """
 
-    def __init__(self, model: Any, class_weight: Mapping[int, float] | None) -> None:
-        self._model = model
+    def __init__(self, state: StepState, class_weight: Mapping[int, float] | None) -> None:
+        self._state = state
         self._class_weight = class_weight
         self._traced: dict[Any, dict[Any, Any]] = {}
-        self._layers = find_layers(model)
         self.place = PLACES[0]
         self.type: str | None = None
 
@@ -151,6 +143,7 @@ class OneProcess:
         step
             The model's ``train_step``, unchanged or with an exchange.
         """
+        view = self._state.view
         data = self._weigh(keras.tree.map_structure(tf.convert_to_tensor, batch))
         traced = self._traced.setdefault((self.place, self.type), {})
         with ExitStack() as stack:
@@ -158,10 +151,10 @@ class OneProcess:
             stack.enter_context(running_functions(eagerly=True))
             stack.enter_context(_multiplying_exactly())
             stack.enter_context(self._average_as_traced())
-            stack.enter_context(_without_cudnn(self._layers))
-            stack.enter_context(trace_loops(self._model, traced))
+            stack.enter_context(_without_cudnn(view.layers))
+            stack.enter_context(trace_loops(view, traced))
             if self.type is not None:
-                stack.enter_context(_computing_in([self._model, *self._layers], self.type))
+                stack.enter_context(_computing_in(view.parts, self.type))
             step(data)
 
     def take_all(
@@ -189,8 +182,9 @@ class OneProcess:
         In a traced step, Keras does not know how many rows a batch has, and gives every step the
         weight one. In a step that is not traced, it weights the step by its rows.
         """
+        model = self._state.view.model
         with ExitStack() as stack:
-            for mean in [] if self._model.run_eagerly else find_step_means(self._model):
+            for mean in [] if model.run_eagerly else find_step_means(model):
                 stack.enter_context(override(mean, "update_state", _unweighted(mean.update_state)))
             yield
 
@@ -207,14 +201,15 @@ class OneProcess:
     @contextmanager
     def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
         """Normalize each worker's rows separately, in layers that do so in training."""
+        view = self._state.view
         with ExitStack() as stack:
             spread = {
                 id(inner)
-                for outer in self._layers
+                for outer in view.layers
                 if isinstance(outer, keras.layers.TimeDistributed)
-                for inner in [outer.layer, *find_layers(outer.layer)]
+                for inner in ModelView(outer.layer).parts
             }
-            for layer in find_unsynchronized(self._model):
+            for layer in view.unsynchronized:
                 watched = _by_parts(layer.call, rows, id(layer) in spread)
                 stack.enter_context(override(layer, "call", watched))
             yield
@@ -257,13 +252,6 @@ def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
         yield
 
 
-def is_mixed(layer: Any) -> bool:
-    """Return whether a layer computes in half precision with variables in float32."""
-    has_map = isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap)
-    is_half = str(layer.compute_dtype) in HALF and str(layer.variable_dtype) == "float32"
-    return is_half and not has_map
-
-
 def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:
     def watched(values: Any, sample_weight: Any = None) -> Any:
         is_known = isinstance(sample_weight, int)
@@ -302,25 +290,14 @@ def _by_parts(
     return watched
 
 
-def find_unsynchronized(model: Any) -> list[Any]:
-    """Return layers that normalize by each worker's own rows, a documented difference."""
-    return [
-        layer
-        for layer in find_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        and layer.trainable
-        and not layer.synchronized
-    ]
-
-
 Settings = dict[tuple[int, str], Any]
 
 
 class OwnSettings:
     """Plain attributes of a model, its layers, losses and metrics, which Python code may use."""
 
-    def __init__(self, model: Any) -> None:
-        parts = [model, *find_layers(model), *find_custom_parts(model)]
+    def __init__(self, view: ModelView) -> None:
+        parts = [*view.parts, *view.custom_parts]
         self._parts = {id(one): one for one in parts if not inspect.isroutine(one)}
 
     def read(self) -> Settings:

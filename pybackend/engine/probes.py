@@ -25,9 +25,9 @@ from pybackend.errors import InputError
 from pybackend.job.job import ModelJob
 from pybackend.job.messages import Emit, Note
 from pybackend.job.options import LocalSteps
-from pybackend.model.checks import check_masks, has_masked_loss
+from pybackend.model.checks import check_masks
 from pybackend.model.compare import compute_loss, keep_state
-from pybackend.model.layers import find_layers, flatten, is_of_keras
+from pybackend.model.view import ModelView, flatten, has_own
 
 # Means over rows, or over their time steps.
 _ACCURACIES = (
@@ -42,7 +42,7 @@ _MIXED = (1e-3, 0.05)
 _PARTS = (0.03, 0.06, 0.12, 0.25, 0.5)
 
 
-def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
+def is_mean_in_evaluation(view: ModelView, rows: Any) -> bool:
     """Return whether the loss in an evaluation is a mean over rows.
 
     The check uses parts of several sizes, and predictions with random changes, because the
@@ -53,7 +53,8 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
     rows
         ``x``, ``(x, y)`` or ``(x, y, sample_weight)`` of at least two rows.
     """
-    with keep_state(model), trace_loops(model), stand_in_noise():
+    model = view.model
+    with keep_state(model), trace_loops(view), stand_in_noise():
         loss = _LossOfParts(model, rows)
         try:
             whole = _compute_total(loss)
@@ -65,11 +66,11 @@ def is_mean_in_evaluation(model: Any, rows: Any) -> bool:
         return True
     parts = sum((p.stop - p.start) / loss.count * v for p, v in zip(cut, values, strict=True))
     # Half precision rounds at the third digit.
-    bound = (0.01 if _is_half(model) else 3e-5) * max(1e-3, *map(abs, [whole, *values]))
+    bound = (0.01 if view.has_half_layers else 3e-5) * max(1e-3, *map(abs, [whole, *values]))
     return bool(abs(parts - whole) <= bound)  # NaN is not less than anything
 
 
-def mixes_rows(model: Any, rows: Any) -> bool:
+def mixes_rows(view: ModelView, rows: Any) -> bool:
     """Return whether a prediction depends on the other rows of its batch.
 
     Parameters
@@ -77,7 +78,8 @@ def mixes_rows(model: Any, rows: Any) -> bool:
     rows
         As in `is_mean_in_evaluation`.
     """
-    with keep_state(model), trace_loops(model), stand_in_noise():
+    model = view.model
+    with keep_state(model), trace_loops(view), stand_in_noise():
         try:
             x = keras.utils.unpack_x_y_sample_weight(rows)[0]
             count = count_rows(rows)
@@ -85,7 +87,7 @@ def mixes_rows(model: Any, rows: Any) -> bool:
             parts = [_predict(model, take_part(x, part)) for part in cut_rows(count, _PARTS)]
         except Exception:  # the evaluation will report it
             return False
-    bound = _MIXED[_is_half(model)]
+    bound = _MIXED[view.has_half_layers]
     for leaf, *pieces in zip(whole, *parts, strict=True):
         if leaf.ndim and len(leaf) == count and leaf.dtype.kind == "f":
             size = float(np.abs(leaf[np.isfinite(leaf)]).max(initial=1e-3))
@@ -93,10 +95,6 @@ def mixes_rows(model: Any, rows: Any) -> bool:
             if float(distance[np.isfinite(distance)].max(initial=0)) > bound * size:
                 return True
     return False
-
-
-def _is_half(model: Any) -> bool:
-    return any("16" in str(layer.compute_dtype) for layer in find_layers(model))
 
 
 def _predict(model: Any, x: Any) -> list[Any]:
@@ -245,7 +243,7 @@ def probe_metrics(model: Any, rows: Any, job: ModelJob, collective: Collective) 
 
 
 def find_over(
-    model: Any,
+    view: ModelView,
     rows: Any,
     metrics: MetricsKind,
     job: ModelJob,
@@ -255,23 +253,23 @@ def find_over(
     """Return which values an evaluation must compute from all workers' rows, instead of as sums."""
     if job.workers == 1:
         return OverBatch()
-    if not is_of_keras(type(model).test_step):
+    if has_own(view.model, "test_step"):
         emit(Note(_ABOUT_TEST_STEP))
-    if has_masked_loss(model):
-        needs = not _is_weighted_by_masks(model)
+    if view.has_masked_loss:
+        needs = not _is_weighted_by_masks(view)
     else:
-        needs = rows is not None and not is_mean_in_evaluation(model, rows)
-    mixes = rows is not None and mixes_rows(model, rows)
+        needs = rows is not None and not is_mean_in_evaluation(view, rows)
+    mixes = rows is not None and mixes_rows(view, rows)
     needs, mixes = (bool(count) for count in all_sum(collective, [needs, mixes]))
     if mixes:
         emit(Note(_ABOUT_MIXING))
     return OverBatch(loss=needs, metrics=metrics == "not sums")
 
 
-def _is_weighted_by_masks(model: Any) -> bool:
+def _is_weighted_by_masks(view: ModelView) -> bool:
     """Return whether the loss can be averaged, weighted by each worker's unmasked steps."""
     try:
-        check_masks(model)
+        check_masks(view)
     except InputError:
         return False
     return True
@@ -338,7 +336,7 @@ def _may_have_only_accuracy(model: Any) -> bool:
     names = flatten([given.get("metrics"), given.get("weighted_metrics")])
     outputs = getattr(model, "outputs", None) or []
     is_known = bool(names) and {"accuracy", "acc"}.issuperset(map(str, names))
-    is_plain = is_known and len(outputs) == 1 and is_of_keras(type(model).call)
+    is_plain = is_known and len(outputs) == 1 and not has_own(model, "call")
     return is_plain and len(outputs[0].shape) > 1 and outputs[0].shape[-1] is not None
 
 

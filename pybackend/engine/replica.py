@@ -24,7 +24,6 @@ from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.probes import MetricsKind, choose_rows, find_over, probe_metrics
 from pybackend.engine.save import SavingPlan, plan_saving
 from pybackend.engine.step_means import build_losses
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.validation import Validation, build_metrics
 from pybackend.errors import InputError
 from pybackend.job.job import TrainingJob
@@ -34,7 +33,7 @@ from pybackend.job.resources import show_bytes
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.identity import number_machine
 from pybackend.model.callbacks import check_callbacks, check_sharded_callbacks
-from pybackend.model.checks import check_model, has_masked_loss
+from pybackend.model.checks import check_model
 from pybackend.model.inputs import (
     build_by_batch,
     check_input_names,
@@ -42,9 +41,9 @@ from pybackend.model.inputs import (
     reshape_rows,
 )
 from pybackend.model.labels import check_has_labels, check_some_labels
-from pybackend.model.layers import find_synchronized
 from pybackend.model.load import LoadedModel
 from pybackend.model.transfer import describe_inputs
+from pybackend.model.view import ModelView, has_own
 
 # Share of the free memory: the rest is for the model and other processes.
 _SHARE = 0.5
@@ -131,6 +130,8 @@ class Replica:
 
     Attributes
     ----------
+    view
+        The model with all layers and weights, as it was before the first step.
     feed
         Batches of each epoch.
     rows
@@ -149,6 +150,7 @@ class Replica:
     collective: Collective
     emit: Emit
     loaded: LoadedModel
+    view: ModelView
     feed: Feed | PipelineFeed
     rows: Rows
     callbacks: list[Any]
@@ -202,7 +204,8 @@ def make_replica(
     if job.shards_optimizer:
         check_sharded_callbacks(callbacks)
     inputs = build_variables(model, rows, with_optimizer=not job.shards_optimizer)
-    check_model(model, job)
+    view = ModelView(model)
+    check_model(view, job)
     tried = choose_rows(model, rows, job)
     if tried is not None:
         check_some_labels(model, tried)
@@ -210,28 +213,31 @@ def make_replica(
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
-        needs_rows = over != NOTHING or not has_keras_train_step(model)
-        if needs_rows or find_synchronized(model):
+        needs_rows = over != NOTHING or has_own(model, "train_step")
+        if needs_rows or view.synchronized:
             check_runs_eagerly(model, feed.begins_empty)
     seed(rank)
-    plan = plan_saving(loaded, inputs, job, emit) if rank == 0 else None
+    view = view.renewed()  # the check of the metrics has called the model
+    plan = plan_saving(loaded, view, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:
-        build_losses(model, rows)
+        build_losses(view, rows)
     if model.run_eagerly and feed.may_be_empty:
         build_metrics(model, rows)
+    view = view.renewed()  # so have these two
     validation, validation_rows = None, None
     if "validation" in counts:
         validation_rows = _deal(StoredRows(folder / "validation", in_memory), model, job, rank)
         check_has_labels(model, validation_rows.spec, "validation_data", trains=False)
-        evaluated = find_over(model, tried, metrics, job, collective, emit)
+        evaluated = find_over(view, tried, metrics, job, collective, emit)
         evaluated = OverBatch(over.loss or evaluated.loss, evaluated.metrics)
         validation = Validation(validation_rows, counts["validation"], job.batch_size, evaluated)
-        validation.prepare(model, collective)
+        validation.prepare(view, collective)
     return Replica(
         job=job,
         collective=collective,
         emit=emit,
         loaded=loaded,
+        view=view,
         feed=feed,
         rows=rows,
         callbacks=callbacks,
@@ -268,7 +274,7 @@ def _make_feed(
 ) -> tuple[Feed | PipelineFeed, Rows]:
     """Return the local batches, and similar rows."""
     if stream is not None:
-        if job.workers > 1 and not job.has_global_loss and has_masked_loss(model):
+        if job.workers > 1 and not job.has_global_loss and ModelView(model).has_masked_loss:
             raise InputError(
                 "masks reach the loss of this model, so its steps must be weighted by their "
                 "unmasked time steps: pass the rows themselves, not a `data` function"

@@ -24,7 +24,6 @@ from pybackend.engine.lifecycle import Lifecycle, Start, build_what_is_restored,
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.engine.replica import Replica
 from pybackend.engine.save import SavingPlan, encode_trained
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync, Preemption
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.engine.training_state import HISTORY, RATE, TrainingState, keep_callbacks
@@ -37,6 +36,7 @@ from pybackend.job.notice import Notice
 from pybackend.job.report import Generation, resume_generations
 from pybackend.model.compare import hash_weights
 from pybackend.model.structure import describe_rate, describe_structure
+from pybackend.model.view import has_own
 from pybackend.words import show
 
 # Rows that are compared: a file of other rows differs in these, too.
@@ -114,7 +114,7 @@ class CheckpointedLifecycle(Lifecycle):
             _check_pipeline(replica.feed, replica.emit)
         if self.start.state is not None:
             replica.feed.resume(job.initial_epoch)
-        is_resumed = self.start.state is not None and has_keras_train_step(replica.model)
+        is_resumed = self.start.state is not None and not has_own(replica.model, "train_step")
         if is_resumed or self.start.is_within_epoch or replica.model.jit_compile:
             # XLA fuses a step differently if it creates these variables first.
             build_what_is_restored(replica)

@@ -16,10 +16,10 @@ from pybackend.job.job import TRAINED, WEIGHTS, TrainingJob
 from pybackend.job.messages import Emit, Note
 from pybackend.model.compare import find_other_weights
 from pybackend.model.file_checks import Format
-from pybackend.model.layers import find_custom_objects, find_custom_parts, find_layers
 from pybackend.model.load import LoadedModel
 from pybackend.model.serialization import model_to_bytes, read_own_model, sha256_of
 from pybackend.model.transfer import read_weights, write_weights
+from pybackend.model.view import ModelView
 from pybackend.words import setting, show
 
 _NO_SETTINGS = (
@@ -54,7 +54,9 @@ class SavingPlan:
     trained: tuple[int, ...] = ()
 
 
-def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) -> SavingPlan:
+def plan_saving(
+    loaded: LoadedModel, view: ModelView, inputs: Any, job: TrainingJob, emit: Emit
+) -> SavingPlan:
     """Find a way to write the model that can be read back: HDF5 if possible.
 
     Called before training, because an error after hours of training would come too late.
@@ -71,9 +73,9 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
     """
     trained = find_trained(loaded.model)
     plans = [SavingPlan("h5", True, trained), SavingPlan("keras", True, trained)]
-    if any(map(_has_learned_words, find_layers(loaded.model))):  # HDF5 files cannot store them
+    if any(map(_has_learned_words, view.layers)):  # HDF5 files cannot store them
         plans = plans[1:]
-    if loaded.is_from_r and _has_own_parts(loaded):
+    if loaded.is_from_r and _has_own_parts(loaded, view):
         plans = []  # Keras might use its own class of the same name
     if loaded.make_copy is not None:  # the driver can copy it, too, and only needs the weights
         plans.append(SavingPlan(WEIGHTS, True, trained))
@@ -92,7 +94,7 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
     for plan in plans:
         try:
             data = encode_trained(loaded, plan)
-            _check_can_be_read(loaded, data, plan, inputs, job)
+            _check_can_be_read(loaded, view, data, plan, inputs, job)
         except SerializationError as error:
             # Weights come last, and are the least likely to fail.
             failure = error if plan.format == WEIGHTS else failure or error
@@ -108,13 +110,18 @@ def plan_saving(loaded: LoadedModel, inputs: Any, job: TrainingJob, emit: Emit) 
 
 
 def _check_can_be_read(
-    loaded: LoadedModel, data: bytes, plan: SavingPlan, inputs: Any, job: TrainingJob
+    loaded: LoadedModel,
+    view: ModelView,
+    data: bytes,
+    plan: SavingPlan,
+    inputs: Any,
+    job: TrainingJob,
 ) -> None:
     """Read a file as the driver will; raise `SerializationError` if that fails."""
     if plan.format != WEIGHTS:
         known = dict(loaded.extras.get("custom_objects") or {})
         if loaded.is_by_value:  # else the driver only knows the objects that it sent
-            known = {**find_custom_objects(loaded.model), **known}
+            known = {**view.custom_objects, **known}
         # A pickled model may contain code, such as a Lambda layer's, which is the caller's own.
         safe_mode = job.safe_mode and not loaded.is_by_value
         read_own_model(data, custom_objects=known, safe_mode=safe_mode)
@@ -161,10 +168,10 @@ def write_model(
     return sha256_of(data)
 
 
-def _has_own_parts(loaded: LoadedModel) -> bool:
+def _has_own_parts(loaded: LoadedModel, view: ModelView) -> bool:
     """Return whether a model has functions or classes that no argument on the driver names."""
     named = list((loaded.extras.get("custom_objects") or {}).values())
-    parts = find_custom_parts(loaded.model)
+    parts = view.custom_parts
     has_unnamed = any(part not in named and type(part) not in named for part in parts)
     return has_unnamed or _has_functions(loaded.model)
 

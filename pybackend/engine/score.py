@@ -24,6 +24,7 @@ from pybackend.job.values import encode_value
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.labels import check_has_labels
 from pybackend.model.load import load_job_model
+from pybackend.model.view import ModelView
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,13 @@ def score(
     if job.kind == "evaluate":
         check_has_labels(model, rows.spec, "data", trains=False)
         if job.workers > 1:
-            build_losses(model, rows)
+            build_losses(ModelView(model), rows)
         tried = choose_rows(model, rows, job)
         metrics = probe_metrics(model, tried, job, collective)
-        over = find_over(model, tried, metrics, job, collective, emit)
+        view = ModelView(model)  # both of these may have created parts
+        over = find_over(view, tried, metrics, job, collective, emit)
         validation = Validation(rows, counts["train"], job.batch_size, over)
-        validation.prepare(model, collective)
+        validation.prepare(view.renewed(), collective)
         value = validation.evaluate(model, collective)
     elif len(rows):
         outputs = model.predict(batch_rows(rows, job.batch_size), verbose=0)

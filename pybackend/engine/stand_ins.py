@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from pybackend.engine.overrides import override
-from pybackend.model.layers import find_layers, is_of_keras
+from pybackend.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]
 
@@ -187,7 +187,7 @@ def _replace(wrap: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[None]:
+def trace_loops(view: ModelView, traced: dict[Any, Any] | None = None) -> Iterator[None]:
     """Run Keras's own recurrent layers as graphs within this context, as in training.
 
     This excludes models with ``run_eagerly=True``, and layers with custom cells.
@@ -199,7 +199,7 @@ def trace_loops(model: Any, traced: dict[Any, Any] | None = None) -> Iterator[No
     """
     cache = {} if traced is None else traced
     with ExitStack() as stack:
-        for layer in [] if model.run_eagerly else find_layers(model):
+        for layer in [] if view.model.run_eagerly else view.layers:
             if _is_of_keras(layer):
                 own = cache.setdefault(id(layer), {})
                 stack.enter_context(override(layer, "call", _trace(layer.call, own)))
@@ -218,10 +218,10 @@ def running_functions(eagerly: bool) -> Iterator[None]:
 
 
 def _is_of_keras(layer: Any) -> bool:
-    if not isinstance(layer, keras.layers.RNN) or not is_of_keras(type(layer).call):
+    if not isinstance(layer, keras.layers.RNN) or has_own(layer, "call"):
         return False
     cells = getattr(layer.cell, "cells", [layer.cell])
-    return all(is_of_keras(type(cell).call) for cell in cells)
+    return not any(has_own(cell, "call") for cell in cells)
 
 
 def _trace(call: Callable[..., Any], traced: dict[Any, Any]) -> Callable[..., Any]:

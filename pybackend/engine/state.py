@@ -14,8 +14,8 @@ from pybackend.collective import Collective, is_true_anywhere
 from pybackend.data.structures import digest_text
 from pybackend.errors import InputError
 from pybackend.model.compare import is_random_state
-from pybackend.model.layers import find_layers, find_optimizers, find_variables
 from pybackend.model.structure import describe_structure
+from pybackend.model.view import ModelView
 
 # The state of these is each worker's own.
 _EACH_WORKERS = (tf.random.Generator, keras.random.SeedGenerator, keras.metrics.Metric)
@@ -25,11 +25,9 @@ _DRIFT = 1e-3
 _RANK_STRIDE = 0x9E3779B1
 
 
-def broadcast_state(model: Any, collective: Collective) -> None:
+def broadcast_state(view: ModelView, collective: Collective) -> None:
     """Send the weights and the optimizer state of rank 0 to all ranks."""
-    optimizers = find_optimizers(model)
-    states = [variable for optimizer in optimizers for variable in optimizer.variables]
-    for variable in [*model.weights, *states]:
+    for variable in [*view.model.weights, *view.optimizer_variables]:
         value = np.array(variable.numpy(), order="C")
         if value.dtype.kind in "fiub" or value.dtype.name == "bfloat16":
             collective.broadcast(value.reshape(-1))
@@ -69,19 +67,13 @@ def find_statistics(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_weights if str(v.dtype) not in ("bool", "string")]
 
 
-def find_other_state(model: Any) -> list[Any]:
+def find_other_state(view: ModelView) -> list[Any]:
     """Return TensorFlow variables in custom objects and closures, which Keras does not track."""
-    listed = [*model.variables, *model.metrics_variables]
-    listed += [v for one in find_optimizers(model) for v in one.variables]
+    model = view.model
+    listed = [*model.variables, *model.metrics_variables, *view.optimizer_variables]
     known = {id(v.value) for v in listed}
-    found = [v for v in find_variables(model, _EACH_WORKERS) if id(v) not in known]
+    found = [v for v in view.list_variables(without=_EACH_WORKERS) if id(v) not in known]
     return [v for v in found if v.dtype.is_floating or v.dtype.is_integer]
-
-
-def find_normalizing(model: Any) -> set[int]:
-    """Return the identities of the statistics of batch normalization."""
-    layers = [one for one in find_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
-    return {id(v) for layer in layers for v in layer.non_trainable_variables}
 
 
 def find_trained(model: Any) -> tuple[int, ...]:
@@ -116,8 +108,7 @@ def undo_drift(
         Result of `find_differing_weights` for weights that differ by more than rounding; and the
         largest difference, relative to a variable's norm.
     """
-    optimizers = [] if is_sharded else find_optimizers(model)
-    variables = [*model.weights, *(v for one in optimizers for v in one.variables)]
+    variables = [*model.weights, *([] if is_sharded else ModelView(model).optimizer_variables)]
     found, places = find_differing(variables, collective)
     largest, is_other = 0.0, False
     for place in places:

@@ -9,7 +9,7 @@ n_w.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,7 +23,6 @@ from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
 from pybackend.errors import InputError
-from pybackend.model.layers import find_synchronized
 from pybackend.words import setting
 
 Array = npt.NDArray[Any]
@@ -42,9 +41,13 @@ class GlobalStatistics:
     """
 
     def __init__(
-        self, model: Any, collective: Collective, calls: StepCalls, weigh: Callable[[], Any]
+        self,
+        layers: Sequence[Any],
+        collective: Collective,
+        calls: StepCalls,
+        weigh: Callable[[], Any],
     ) -> None:
-        self._layers = find_synchronized(model)
+        self._layers = layers
         self._collective = collective
         self._calls = calls
         self._weigh = weigh

@@ -20,11 +20,9 @@ from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, make_zero_row
 from pybackend.engine.calls import StepCalls
 from pybackend.engine.overrides import override
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.errors import InputError
-from pybackend.model.checks import find_ignored_class
 from pybackend.model.compare import compute_loss, keep_state
-from pybackend.model.layers import find_custom_parts
+from pybackend.model.view import ModelView, find_ignored_class, has_own
 
 # Too small to change a sum of counts, but a completely masked batch has a mean, too.
 _NEXT_TO_NOTHING = 1e-9
@@ -89,15 +87,16 @@ def find_step_means(model: Any) -> list[Any]:
     Keras itself weights the total loss by rows.
     """
     means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
-    return [m for m in means if not (m.name == "loss" and has_keras_train_step(model))]
+    return [m for m in means if m.name != "loss" or has_own(model, "train_step")]
 
 
-def build_losses(model: Any, rows: Rows) -> None:
+def build_losses(view: ModelView, rows: Rows) -> None:
     """Make Keras create the metrics for several losses, as a first step would."""
+    model = view.model
     outputs = getattr(model, "outputs", None) or []
     loss = getattr(model, "loss", None)
     is_single = len(outputs) == 1 and not isinstance(loss, Mapping | list | tuple)
-    if is_single and not find_custom_parts(model):  # else a layer may create variables when called
+    if is_single and not view.custom_parts:  # else a layer may create variables when called
         return
     # Two rows, since a loss may compare rows.
     data = nest({key: np.repeat(array, 2, 0) for key, array in make_zero_row(rows).items()})

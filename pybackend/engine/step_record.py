@@ -22,11 +22,10 @@ import tensorflow as tf
 from pybackend.engine.feed import Feed
 from pybackend.engine.overrides import override
 from pybackend.engine.replica import Replica
-from pybackend.engine.state import find_normalizing, find_other_state
-from pybackend.engine.steps import count_accumulated_steps, has_keras_train_step
+from pybackend.engine.state import find_other_state
+from pybackend.engine.steps import count_accumulated_steps
 from pybackend.job.messages import Note
-from pybackend.model.checks import has_masked_loss
-from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
+from pybackend.model.view import has_own
 from pybackend.words import setting
 
 Array = npt.NDArray[Any]
@@ -70,14 +69,15 @@ class StepRecord:
 
     def __init__(self, replica: Replica, shared: Sequence[Any] = ()) -> None:
         self._replica = replica
-        self._model = model = replica.model
+        view = replica.view
+        self._model = model = view.model
         self._feed = replica.feed
         self.last: StepValues | None = None
         self.is_settled, self.has_ended = True, False
         self._is_complete = True
-        frozen = {id(v) for one in find_layers(model) if not one.trainable for v in one.weights}
-        synchronized = {id(v) for one in find_synchronized(model) for v in one.weights}
-        normalizing = find_normalizing(model) - synchronized - frozen
+        frozen = {id(v) for one in view.layers if not one.trainable for v in one.weights}
+        synchronized = {id(v) for one in view.synchronized for v in one.weights}
+        normalizing = view.normalizing_variables - synchronized - frozen
         weights = {id(v) for v in model.weights}
         same = {id(v) for v in shared}
         self._metrics = [v for v in model.metrics_variables if id(v) not in same]
@@ -86,7 +86,7 @@ class StepRecord:
         others = [v for v in moving if id(v) not in normalizing]
         others += [v for v in model.variables if id(v) not in weights]
         others += [v for v in model.metrics_variables if id(v) in same]
-        self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(model)]
+        self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(view)]
         self._places = {id(v): place for place, v in enumerate(self._variables)}
         self._before: list[Array] = []
         self.count = sum(
@@ -233,16 +233,16 @@ def find_obstacle(replica: Replica, count: int) -> str | None:
     trained = sum(int(np.prod(v.shape, dtype=np.int64)) for v in model.trainable_weights)
     if not isinstance(feed, Feed):
         return "`data` is a function"
-    if not has_keras_train_step(model):
+    if has_own(model, "train_step"):
         return "the model has its own train_step"
-    if not is_of_keras(type(model).compute_metrics):
+    if has_own(model, "compute_metrics"):
         return "the model has its own compute_metrics"
     if count_accumulated_steps(model.optimizer) > 1:
         return "the optimizer accumulates gradients over several steps"
     if int(model.steps_per_execution) > 1:
         count = int(model.steps_per_execution)
         return f"several steps run at once ({setting(steps_per_execution=count)})"
-    if has_masked_loss(model):
+    if replica.view.has_masked_loss:
         return "masks reach the loss"
     if model.run_eagerly:
         return f"the model runs eagerly ({setting(run_eagerly=True)})"

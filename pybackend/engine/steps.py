@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from pybackend.engine.feed import Feed
 from pybackend.engine.pipeline_feed import PipelineFeed, count_rows
-from pybackend.model.layers import find_layers, is_of_keras
+from pybackend.model.view import ModelView
 
 
 class Position:
@@ -54,11 +54,6 @@ class Position:
     def is_last(self) -> bool:
         """True if the epoch ends with this step."""
         return self.step == self._feed.steps - 1
-
-
-def has_keras_train_step(model: Any) -> bool:
-    """Return whether a model trains with Keras's own ``train_step``."""
-    return is_of_keras(type(model).train_step)
 
 
 def count_accumulated_steps(optimizer: Any) -> int:
@@ -109,7 +104,7 @@ class StepOrSkip:
 
 def normalize_spectra(model: Any) -> None:
     """Update weights as a forward pass on any rows would: only in `SpectralNormalization`."""
-    for layer in find_layers(model):
+    for layer in ModelView(model).layers:  # the step being traced may have created some
         if isinstance(layer, keras.layers.SpectralNormalization):
             vector, kernel = keras.ops.cond(
                 keras.ops.all(keras.ops.equal(layer.kernel, 0)),

@@ -27,26 +27,28 @@ from pybackend.engine.overrides import disable_jit, override
 from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.step_means import StepMeans, ValidStepCounter, find_step_means
 from pybackend.engine.steps import Position, StepOrSkip
-from pybackend.model.checks import has_masked_loss
+from pybackend.model.view import ModelView
 
 
-def needs_others(model: Any, over: OverBatch) -> bool:
+def needs_others(view: ModelView, over: OverBatch) -> bool:
     """Return whether a worker's metrics in a step depend on the rows of other workers."""
-    return over != NOTHING or bool(find_step_means(model)) or has_masked_loss(model)
+    return over != NOTHING or bool(find_step_means(view.model)) or view.has_masked_loss
 
 
 class StepsTogether:
     """Evaluation of global batches, with steps that are synchronized with the other workers."""
 
-    def __init__(self, model: Any, collective: Collective, feed: Feed, over: OverBatch) -> None:
-        self._model = model
+    def __init__(
+        self, view: ModelView, collective: Collective, feed: Feed, over: OverBatch
+    ) -> None:
+        self._model = model = view.model
         self._feed = feed
         self._calls = StepCalls()
         self._position = Position(feed)
         self._gathered = GatheredRows(collective, self._calls, self._position.find_order)
         self._batch = GlobalBatch(model, self._gathered, self._calls, over)
         # With masks, a worker's loss is not a mean over its rows.
-        is_masked = has_masked_loss(model) and not over.loss
+        is_masked = view.has_masked_loss and not over.loss
         self._valid = ValidStepCounter(model) if is_masked else None
         self._collective = collective
         self._error: BaseException | None = None

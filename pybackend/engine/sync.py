@@ -15,7 +15,6 @@ from pybackend.engine.metrics import combine_logs, find_custom_metrics
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import (
     find_differing_weights,
-    find_normalizing,
     find_other_state,
     find_statistics,
     undo_drift,
@@ -25,8 +24,8 @@ from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.messages import EpochEnded, Note
 from pybackend.job.notice import Notice
-from pybackend.model.callbacks import find_unmonitored
-from pybackend.model.layers import is_of_keras
+from pybackend.model.callbacks import find_unmonitored, runs_in_steps
+from pybackend.model.view import ModelView
 from pybackend.words import setting, show
 
 
@@ -141,7 +140,7 @@ class EpochSync(keras.callbacks.Callback):
         self._synchronizer.begin_epoch()
         if self._searches and self._synchronizer.is_exact and self._collective.world_size > 1:
             self._searches -= 1
-            self._others = find_other_state(self.model)
+            self._others = find_other_state(ModelView(self.model))
         self._variables = [*self.model.weights, *self._others]
         self.begin_part()
         self._began = time.monotonic()
@@ -242,7 +241,7 @@ class EpochSync(keras.callbacks.Callback):
     def _average_own_state(self) -> None:
         variables = self._variables
         if self._moving is None:
-            normalizing = find_normalizing(self.model)
+            normalizing = ModelView(self.model).normalizing_variables
             places = [n for n in self._agreed if id(variables[n]) not in normalizing]
             has_moved = [
                 not np.array_equal(variables[n].numpy(), self._agreed[n], equal_nan=True)
@@ -272,10 +271,7 @@ class EpochSync(keras.callbacks.Callback):
 
 def _may_stop_within(callback: Any) -> bool:
     """Return whether a callback may request a stop after any step, not only after an epoch."""
-    if isinstance(callback, keras.callbacks.TerminateOnNaN):
-        return True
-    names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(not is_of_keras(getattr(callback, name)) for name in names)
+    return isinstance(callback, keras.callbacks.TerminateOnNaN) or runs_in_steps(callback)
 
 
 class StopTogether(keras.callbacks.Callback):

@@ -18,10 +18,10 @@ from pybackend.engine.save import check_size
 from pybackend.engine.shards import Shards
 from pybackend.engine.step_clock import StepClock
 from pybackend.engine.step_record import StepRecord, make_record
-from pybackend.engine.steps import Position, has_keras_train_step
+from pybackend.engine.steps import Position
 from pybackend.job.messages import Note
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import find_synchronized
+from pybackend.model.view import has_own
 from pybackend.words import setting
 
 
@@ -111,8 +111,8 @@ class NoExchange:
 
 def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     """Make a job's synchronizer; this may turn off the model's ``jit_compile``, with a note."""
-    model, collective, feed = replica.model, replica.collective, replica.feed
-    job = replica.job
+    view, model, feed = replica.view, replica.model, replica.feed
+    job, collective = replica.job, replica.collective
     if collective.world_size == 1:
         # A single worker's checkpoints within an epoch are for any number of workers, too.
         needs_record = job.is_elastic and job.checkpoint is not None
@@ -134,9 +134,9 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
     over_metrics = replica.metrics == "not sums"
     if model.jit_compile:
         reason = None
-        if not has_keras_train_step(model):
+        if has_own(model, "train_step"):
             reason = "the exchange inside a custom train_step"
-        elif find_synchronized(model):
+        elif view.synchronized:
             reason = f"the exchange of statistics for layers with {setting(synchronized=True)}"
         elif job.has_global_loss or over_metrics:
             reason = f"the exchange of outputs for the {'metrics' if over_metrics else 'loss'}"
@@ -149,13 +149,13 @@ def make_synchronizer(replica: Replica, clock: StepClock) -> Synchronizer:
             replica.emit(Note(f"jit_compile is off: XLA cannot compile {reason}"))
             model.jit_compile = False
     # Layers exchange statistics during the backward pass: gradients are sent after it.
-    bucket_bytes = float("inf") if find_synchronized(model) else exchange.bucket_mb * 1e6
+    bucket_bytes = float("inf") if view.synchronized else exchange.bucket_mb * 1e6
     settings = TransferSettings(nominal, bucket_bytes, exchange.compression)
     graph = None
     if exchange.transport == "tf":
         graph = GraphExchange(GraphReduce(job.workers, job.timeout), settings.bucket_bytes)
     return GradientExchange(
-        model,
+        view,
         collective,
         Position(feed),
         settings,

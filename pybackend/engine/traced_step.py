@@ -159,7 +159,7 @@ class TracedStep:
     def _repeat_alone(self, window: Window, after: Values, tolerance: float) -> str | None:
         """Return what differs if this worker repeats the step and applies the same means."""
         exchange, model, steps = self._exchange, self._model, len(window.steps)
-        watch = WatchedGradients(model, exchange, window.exchanged, steps, is_own=True)
+        watch = WatchedGradients(self._state.view, exchange, window.exchanged, steps, is_own=True)
         with exchange.repeating(steps), exchange.paused(), watch.install():
             self._take(window)
         pairs = list(watch.pairs.values())

@@ -15,12 +15,11 @@ import numpy as np
 from pybackend.collective import Collective, broadcast_bytes, gather_bytes
 from pybackend.data.state_file import decode_state, encode_state
 from pybackend.engine.replica import Replica
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.model.callbacks import select_callbacks
-from pybackend.model.layers import find_optimizers, find_variables
+from pybackend.model.view import ModelView, has_own
 
 # Attributes that belong to the current training.
 _NOT_KEPT = {"params", "_model"}
@@ -418,17 +417,13 @@ class TrainingState:
         Between epochs, this excludes the metrics of a model with a custom train_step, because only
         its first step creates them.
         """
-        model = self._model
-        optimizers = find_optimizers(model)
+        model, view = self._model, ModelView(self._model)
         found = [*model.weights, *_find_seeds(model)]
-        if self._shards is not None:
-            found += self._shards.slots
-        else:
-            found += [variable for one in optimizers for variable in one.variables]
+        found += view.optimizer_variables if self._shards is None else self._shards.slots
         metrics = list(model.metrics_variables)
         listed = {id(v.value) for v in [*found, *metrics] if v is not None}
-        found += metrics if is_within_epoch or has_keras_train_step(model) else []
-        return [*found, *(v for v in find_variables(model) if id(v) not in listed)]
+        found += metrics if is_within_epoch or not has_own(model, "train_step") else []
+        return [*found, *(v for v in view.list_variables() if id(v) not in listed)]
 
 
 def _find_seeds(model: Any) -> list[Any]:

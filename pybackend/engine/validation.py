@@ -16,6 +16,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.global_batch import NOTHING, OverBatch, check_runs_eagerly
 from pybackend.engine.metrics import combine_logs
 from pybackend.engine.steps_together import StepsTogether, needs_others
+from pybackend.model.view import ModelView
 
 
 class Validation:
@@ -43,7 +44,7 @@ class Validation:
         # Workers exchange values only at the end: each takes the steps of its own rows.
         self._data = batch_rows(rows, batch_size) if len(rows) else None
 
-    def prepare(self, model: Any, collective: Collective) -> None:
+    def prepare(self, view: ModelView, collective: Collective) -> None:
         """Decide whether the workers must synchronize each step of an evaluation.
 
         Raises
@@ -51,12 +52,12 @@ class Validation:
         InputError
             They must, but cannot.
         """
-        if collective.world_size == 1 or not needs_others(model, self._over):
+        if collective.world_size == 1 or not needs_others(view, self._over):
             return
         feed = Feed(self._rows, list(self._counts), collective.rank, self._batch_size)
         if self._over != NOTHING:
-            check_runs_eagerly(model, feed.begins_empty)
-        self._steps = StepsTogether(model, collective, feed, self._over)
+            check_runs_eagerly(view.model, feed.begins_empty)
+        self._steps = StepsTogether(view, collective, feed, self._over)
 
     def evaluate(
         self, model: Any, collective: Collective, callbacks: Sequence[Any] = ()

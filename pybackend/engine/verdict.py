@@ -19,7 +19,6 @@ from pybackend.engine.one_process import (
     OneProcess,
     StepState,
     Values,
-    find_unsynchronized,
 )
 from pybackend.engine.step_difference import (
     Comparison,
@@ -29,9 +28,8 @@ from pybackend.engine.step_difference import (
     measure_gradient,
     measure_variable,
 )
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.watched_gradients import WatchedGradients
-from pybackend.model.layers import find_layers, find_optimizers
+from pybackend.model.view import has_own
 from pybackend.words import setting, show, term
 
 _MOST_NAMED = 3
@@ -81,7 +79,6 @@ class Judge:
 
     def __init__(
         self,
-        model: Any,
         exchange: GradientExchange,
         state: StepState,
         process: OneProcess,
@@ -90,7 +87,8 @@ class Judge:
         packed: Sequence[bytes],
         is_sharded: bool,
     ) -> None:
-        self._model = model
+        self._view = state.view
+        self._model = state.view.model
         self._exchange = exchange
         self._state = state
         self._process = process
@@ -178,8 +176,8 @@ class Judge:
 
     def _find_trained(self) -> set[int]:
         """Return the variables that optimizers compute from gradients."""
-        states = [v for one in find_optimizers(self._model) for v in one.variables]
-        return {id(v.value) for v in [*self._model.trainable_variables, *states]}
+        found = [*self._model.trainable_variables, *self._view.optimizer_variables]
+        return {id(v.value) for v in found}
 
     def _add_up(self, everyone: Sequence[Mapping[str, Any]]) -> None:
         """Combine the workers' values of variables that each worker changes separately."""
@@ -207,7 +205,7 @@ class Judge:
         """Return the variables that should equal those of one process."""
         left_out = set(self._state.list_generators())
         left_out |= {id(v.value) for v in self._exchange.variables_of_others}
-        for layer in find_unsynchronized(self._model):
+        for layer in self._view.unsynchronized:
             left_out |= {id(v.value) for v in layer.non_trainable_variables}
         if self._exchange.mean_loss is not None:  # it replaces Keras's own mean
             for metric in self._model.metrics:
@@ -222,7 +220,7 @@ class Judge:
         """
         self._state.write(self._before)
         prepare = [partial(self._state.write, values) for values in self._changed]
-        watch = WatchedGradients(self._model, self._exchange, self._exchanged, len(steps))
+        watch = WatchedGradients(self._view, self._exchange, self._exchanged, len(steps))
         with self._exchange.paused(), watch.install():
             self._process.take_all(self._exchange.plain_step, steps, prepare)
         return self._state.read(), watch.pairs
@@ -230,8 +228,7 @@ class Judge:
     def _has_learned(self, after: Values) -> bool:
         """Return whether a step changed a weight or an optimizer's state to finite numbers."""
         before = self._before
-        optimizers = find_optimizers(self._model)
-        slots = [v for one in optimizers for v in one.variables if len(v.shape)]
+        slots = [v for v in self._view.optimizer_variables if len(v.shape)]
         keys = [id(v.value) for v in [*self._model.trainable_variables, *slots]]
         return any(
             bool(np.any(np.isfinite(after[key]) & (after[key] != before[key])))
@@ -307,14 +304,14 @@ class Judge:
                 "The weights are equal, but a metric is neither a sum nor a mean over rows: "
                 f"write it as a `{term('keras.metrics.Metric')}` whose variables are sums"
             )
-        looks_up = any(isinstance(one, keras.layers.Embedding) for one in find_layers(self._model))
+        looks_up = any(isinstance(one, keras.layers.Embedding) for one in self._view.layers)
         if self._model.run_eagerly and looks_up:
             return (
                 f"With {setting(run_eagerly=True)} the workers cannot know that an embedding is "
                 "looked up by positions, not by rows: omit run_eagerly, or check whether the "
                 "error remains"
             )
-        if not has_keras_train_step(self._model):
+        if has_own(self._model, "train_step"):
             return (
                 "The model's own train_step, a loss or a layer combines the rows of a batch. If a "
                 "loss has a value for each row, take the mean (a tape sums the values). If a loss "

@@ -19,7 +19,7 @@ from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
 from pybackend.engine.overrides import override
 from pybackend.engine.step_difference import find_tolerance
-from pybackend.model.layers import find_optimizers
+from pybackend.model.view import ModelView
 
 Array = npt.NDArray[Any]
 
@@ -45,14 +45,14 @@ class WatchedGradients:
 
     def __init__(
         self,
-        model: Any,
+        view: ModelView,
         exchange: GradientExchange,
         exchanged: Sequence[Exchanged],
         steps: int,
         is_own: bool = False,
     ) -> None:
         self._is_own = is_own
-        self._model = model
+        self._view = view
         self._exchange = exchange
         self._remaining = iter(exchanged)
         self._each = max(1, len(exchanged) // steps)
@@ -63,7 +63,7 @@ class WatchedGradients:
     def install(self) -> Iterator[None]:
         """Watch all optimizers within this context."""
         with ExitStack() as stack:
-            for one in find_optimizers(self._model):
+            for one in self._view.optimizers:
                 stack.enter_context(override(one, "apply", self._watch(one.apply)))
             yield
 
@@ -71,7 +71,7 @@ class WatchedGradients:
         def watched(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             gradients = list(grads)
             given = trainable_variables
-            variables = list(self._model.trainable_variables if given is None else given)
+            variables = list(self._view.model.trainable_variables if given is None else given)
             exchanges = any(gradient is not None for gradient in gradients)
             if exchanges and (one := next(self._remaining, None)) is not None:
                 gradients = self._replace(one, gradients, variables)

@@ -67,9 +67,11 @@ def encode(
     """Return a model as a Keras file if that preserves all of it; errors as in `encode_file`."""
     from pybackend.api.model import add_custom_objects
     from pybackend.model.transfer import encode_file
+    from pybackend.model.view import ModelView
 
-    known = add_custom_objects(model, custom_objects)
-    return encode_file(model, known, safe_mode=False, kind=kind)[MODEL_FILE]
+    view = ModelView(model)
+    known = add_custom_objects(view, custom_objects)
+    return encode_file(view, known, safe_mode=False, kind=kind)[MODEL_FILE]
 
 
 class _Writer(MLWriter):

@@ -11,7 +11,7 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.arguments import describe_stranger
 from pybackend.job.pickling import list_parts
-from pybackend.model.layers import is_of_keras
+from pybackend.model.view import is_of_keras
 from pybackend.words import setting
 
 # These write files, which only one rank may do.
@@ -82,8 +82,13 @@ def counts_steps(callback: Any) -> bool:
     """Return whether a callback's state may change within an epoch."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_freq != "epoch")
+    return runs_in_steps(callback)
+
+
+def runs_in_steps(callback: Any) -> bool:
+    """Return whether a callback has user-defined code that runs before or after each step."""
     names = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(not is_of_keras(getattr(callback, name)) for name in names)
+    return not all(is_of_keras(getattr(callback, name)) for name in names)
 
 
 def find_unmonitored(callbacks: Sequence[Any], names: Collection[str]) -> list[tuple[str, str]]:

@@ -15,30 +15,11 @@ import keras
 from pybackend.errors import InputError
 from pybackend.job.job import ModelJob, TrainingJob
 from pybackend.job.options import Exchange, LocalSteps
-from pybackend.model.layers import (
-    find_layers,
-    find_other_optimizers,
-    find_synchronized,
-    flatten,
-    is_of_keras,
-)
+from pybackend.model.view import ModelView, find_outputs, flatten, has_own
 from pybackend.words import setting, show, term
 
 
-def has_masked_loss(model: Any) -> bool:
-    """Return whether a mask or an ignored class may exclude rows or time steps from the loss."""
-    if find_ignored_class(model) is not None:
-        return True
-    return any(map(_makes_mask, find_layers(model))) and _keeps_time_axis(model)
-
-
-def find_ignored_class(model: Any) -> Any:
-    """Return the class that a loss of the model ignores, or None."""
-    ignored = [getattr(loss, "ignore_class", None) for loss in flatten(model.loss)]
-    return next((number for number in ignored if number is not None), None)
-
-
-def check_masks(model: Any) -> None:
+def check_masks(view: ModelView) -> None:
     """Reject masks combined with several losses or other means: each would need its own weights.
 
     Raises
@@ -46,9 +27,10 @@ def check_masks(model: Any) -> None:
     InputError
         Names the model or the layer.
     """
-    if not has_masked_loss(model):
+    if not view.has_masked_loss:
         return
-    outputs = _find_outputs(model)
+    model = view.model
+    outputs = find_outputs(model)
     if outputs is not None and len(outputs) > 1:
         raise InputError(
             f"the model {show(model.name)} leaves time steps or a class out of the loss and has "
@@ -56,7 +38,7 @@ def check_masks(model: Any) -> None:
             f"Set {setting(loss_over='global batch')} in `exchange`, or use one output, or sample "
             "weights in place of the mask"
         )
-    for layer in find_layers(model):
+    for layer in view.layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise InputError(
                 f"layer {show(layer.name)} has an activity regularizer, a mean over rows, in a "
@@ -65,28 +47,10 @@ def check_masks(model: Any) -> None:
             )
 
 
-def _makes_mask(layer: Any) -> bool:
-    is_custom = not type(layer).compute_mask.__module__.startswith("keras.")
-    is_masking = isinstance(layer, keras.layers.Masking)
-    return is_custom or is_masking or getattr(layer, "mask_zero", False)
-
-
-def _keeps_time_axis(model: Any) -> bool:
-    outputs = _find_outputs(model)
-    return outputs is None or any(len(output.shape) >= 3 for output in outputs)
-
-
-def _find_outputs(model: Any) -> Any:
-    try:
-        return model.outputs or []
-    except AttributeError:  # a subclassed model: its outputs are not known before it runs
-        return None
-
-
 _MEANS = ("sum_over_batch_size", "mean")
 
 
-def check_model(model: Any, job: ModelJob) -> None:
+def check_model(view: ModelView, job: ModelJob) -> None:
     """Reject models that the workers of a job cannot train exactly.
 
     Raises
@@ -94,6 +58,7 @@ def check_model(model: Any, job: ModelJob) -> None:
     InputError
         Names the part of the model and what to use instead.
     """
+    model = view.model
     if not isinstance(model, keras.Model):
         raise InputError(f"expected a Keras model, not {type(model).__name__}")
     if job.kind == "predict":
@@ -102,18 +67,18 @@ def check_model(model: Any, job: ModelJob) -> None:
     if not isinstance(job, TrainingJob):
         return
     if job.scale_lr is not None:
-        _check_rate(model)
+        _check_rate(view)
     if job.workers == 1:
         return
-    _check_optimizers(model, job)
+    _check_optimizers(view, job)
     if job.shards_optimizer:
         _check_sharded(model, job)
     if isinstance(job.exchange, Exchange) and not job.has_global_loss:
         check_losses(model)
-        check_masks(model)
-        if job.exchange.transport == "tf" and has_masked_loss(model):
+        check_masks(view)
+        if job.exchange.transport == "tf" and view.has_masked_loss:
             raise InputError(f"a model whose masks reach the loss needs {setting(transport='tcp')}")
-    _check_layers(model, job)
+    _check_layers(view, job)
 
 
 def _check_compiled(model: Any) -> None:
@@ -126,17 +91,17 @@ def _check_compiled(model: Any) -> None:
         )
 
 
-def _check_rate(model: Any) -> None:
+def _check_rate(view: ModelView) -> None:
     """Reject optimizers whose learning rate is not a variable that callbacks can change."""
-    rate = model.optimizer.learning_rate
+    optimizer, others = view.model.optimizer, view.other_optimizers
+    rate = optimizer.learning_rate
     if not isinstance(rate, keras.Variable):
         raise InputError(
             "`scale_lr` needs an optimizer with a number as its learning rate, but that of "
-            f"{type(model.optimizer).__name__} is a schedule or a function: use a number, with "
+            f"{type(optimizer).__name__} is a schedule or a function: use a number, with "
             f"warm-up and decay in {term('ScaleLearningRate')}, or omit `scale_lr` and scale the "
             "schedule"
         )
-    others = find_other_optimizers(model)
     if others:
         raise InputError(
             f"`scale_lr` scales only the optimizer given to compile(), but the model has others "
@@ -144,17 +109,17 @@ def _check_rate(model: Any) -> None:
         )
 
 
-def _check_optimizers(model: Any, job: TrainingJob) -> None:
-    others = find_other_optimizers(model)
-    for optimizer in [model.optimizer, *others.values()]:
-        if not type(optimizer).apply_gradients.__module__.startswith("keras."):
+def _check_optimizers(view: ModelView, job: TrainingJob) -> None:
+    for optimizer in view.optimizers:
+        if has_own(optimizer, "apply_gradients"):
             raise InputError(
                 f"the optimizer {type(optimizer).__name__} has its own apply_gradients, which "
                 "would see only one worker's gradients: override `update_step` instead"
             )
     if not isinstance(job.exchange, LocalSteps):
         return
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    compiled, others = view.model.optimizer, view.other_optimizers
+    inner = getattr(compiled, "inner_optimizer", compiled)
     if inner.use_ema:
         raise InputError(
             f"`{term('LocalSteps')}` cannot be combined with an optimizer with "
@@ -173,9 +138,9 @@ def _check_sharded(model: Any, job: TrainingJob) -> None:
     optimizer = model.optimizer
     name = type(optimizer).__name__
     reason = None
-    if not is_of_keras(type(model).train_step):
+    if has_own(model, "train_step"):
         reason = "a model with its own train_step, which may read the optimizer's state"
-    elif not (is_of_keras(type(model).compile) and is_of_keras(type(model).compile_from_config)):
+    elif has_own(model, "compile", "compile_from_config"):
         reason = "a model with its own compile() or compile_from_config()"
     elif type(optimizer).apply is not keras.optimizers.Optimizer.apply:
         reason = f"the optimizer {name}, which looks at the gradients of all weights at once"
@@ -195,14 +160,14 @@ def _check_sharded(model: Any, job: TrainingJob) -> None:
         )
 
 
-def _check_layers(model: Any, job: TrainingJob) -> None:
-    for layer in find_layers(model):
+def _check_layers(view: ModelView, job: TrainingJob) -> None:
+    for layer in view.layers:
         if getattr(layer, "stateful", False):
             raise InputError(
                 f"layer {show(layer.name)} has {setting(stateful=True)}: its state depends on the "
                 f"rows that one worker has seen. Use {setting(stateful=False)}"
             )
-    for layer in find_synchronized(model):
+    for layer in view.synchronized:
         kind = keras.layers.BatchNormalization
         if isinstance(job.exchange, LocalSteps):
             reason = f"`{term('LocalSteps')}`, where each worker steps on its own"

@@ -17,11 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from pybackend.model.by_value import TRACED
-from pybackend.model.layers import (
-    find_custom_parts,
-    find_layers,
+from pybackend.model.view import (
+    ModelView,
     find_replaced_methods,
-    find_variables,
     flatten,
     is_custom,
     is_defined_by_user,
@@ -42,7 +40,7 @@ _ADAPTING = {"adapt", "update_state", "finalize_state", "reset_state"}
 _STORING = {"__init__", "load_own_variables", "save_own_variables"}
 
 
-def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
+def find_differences(view: ModelView, copied: ModelView, kind: Kind = "train") -> list[str]:
     """List how a copy of a model differs, in words that complete a sentence like "it loses ...".
 
     Classes, plain attributes of layers and of instances of user-defined classes, and compile
@@ -54,11 +52,12 @@ def find_differences(model: Any, copy: Any, kind: Kind = "train") -> list[str]:
     kind
         Purpose of the copy: predictions need no loss, and merged weights give the same predictions.
     """
+    model, copy = view.model, copied.model
     if type(model) is not type(copy):
         return [f"the class {type(model).__name__}"]
-    found = _compare_layers(model, copy)
+    found = _compare_layers(view, copied)
     if kind != "predict" and not found:
-        found = _compare_compile_settings(model, copy) + _compare_custom_parts(model, copy)
+        found = _compare_compile_settings(model, copy) + _compare_custom_parts(view, copied)
     if kind == "train" and not found:
         found = _compare_variables("weights", model.variables, copy.variables)
         found += _compare_optimizers(model, copy)
@@ -100,8 +99,12 @@ def find_other_weights(model: Any, copy: Any) -> list[str]:
     return _compare_variables("weights", model.weights, copy.weights)
 
 
-def _compare_layers(model: Any, copy: Any) -> list[str]:
-    own, others = _named_layers(model), _named_layers(copy)
+def _compare_layers(view: ModelView, copied: ModelView) -> list[str]:
+    # Without those that a Sequential creates and renames.
+    own, others = (
+        [one for one in each.parts if one is each.model or type(one).__name__ != "Functional"]
+        for each in (view, copied)
+    )
     if sorted(map(_name_of, own)) == sorted(map(_name_of, others)):
         own, others = sorted(own, key=_name_of), sorted(others, key=_name_of)
     # Else a class has created its layers again, in the same order, and Keras has renamed them.
@@ -114,11 +117,6 @@ def _compare_layers(model: Any, copy: Any) -> list[str]:
         found += [f"{what}: its {name}()" for name in sorted(replaced)]
         found += _compare_settings(what, one, other, False)
     return found
-
-
-def _named_layers(model: Any) -> list[Any]:
-    """Return a model and its layers, except for those that a Sequential creates and renames."""
-    return [model, *(one for one in find_layers(model) if type(one).__name__ != "Functional")]
 
 
 def _compare_variables(what: str, own: Any, others: Any) -> list[str]:
@@ -186,9 +184,9 @@ def _compile_config(model: Any) -> Any:
         return None
 
 
-def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
+def _compare_custom_parts(view: ModelView, copied: ModelView) -> list[str]:
     """Compare the settings of user-defined losses, metrics, constraints and the like."""
-    own, others = _custom_parts(model), _custom_parts(copy)
+    own, others = _sort_custom_parts(view), _sort_custom_parts(copied)
     if list(map(type, own)) != list(map(type, others)):
         return [f"its own {name}" for name in dict.fromkeys(type(part).__name__ for part in own)]
     return [
@@ -198,11 +196,11 @@ def _compare_custom_parts(model: Any, copy: Any) -> list[str]:
     ]
 
 
-def _custom_parts(model: Any) -> list[Any]:
+def _sort_custom_parts(view: ModelView) -> list[Any]:
     """Return user-defined parts in an order that differs only if their settings differ."""
     parts = [
         part
-        for part in find_custom_parts(model)
+        for part in view.custom_parts
         if not isinstance(part, keras.layers.Layer) and not inspect.isfunction(part)
     ]
     return sorted(parts, key=lambda part: (type(part).__name__, repr(_plain(part, True))))
@@ -345,7 +343,7 @@ def _is_equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other or one != one)
 
 
-def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
+def find_other_behavior(view: ModelView, copy: Any, rows: Any) -> list[str]:
     """Describe how a copy of a model computes differently, in words that complete "it loses ...".
 
     The training loss and its gradients are compared if the model is built and has user-defined
@@ -356,7 +354,8 @@ def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
     rows
         Some rows as ``x``, ``(x, y)`` or ``(x, y, sample_weight)``.
     """
-    if not (model.built and copy.built and find_custom_parts(model)):
+    model = view.model
+    if not (model.built and copy.built and view.custom_parts):
         return []
     states = [v for v in copy.variables if is_random_state(v)]
     for state, own in zip(states, filter(is_random_state, model.variables), strict=False):
@@ -377,7 +376,7 @@ def find_other_behavior(model: Any, copy: Any, rows: Any) -> list[str]:
 @contextmanager
 def keep_state(model: Any) -> Iterator[None]:
     """Restore a model's variables and the random states of Python and numpy at the end."""
-    values = [(variable, variable.numpy()) for variable in find_variables(model)]
+    values = [(variable, variable.numpy()) for variable in ModelView(model).list_variables()]
     states = random.getstate(), np.random.get_state()
     try:
         yield

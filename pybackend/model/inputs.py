@@ -11,7 +11,7 @@ import numpy as np
 from pybackend.data.rows import Renamed, Rows, reshape_columns
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.model.layers import build_model, is_of_keras
+from pybackend.model.view import build_model, has_own
 from pybackend.words import REST, call_of, setting, show
 
 _LISTED = 20
@@ -100,7 +100,7 @@ def check_input_names(model: Any, columns: Collection[str]) -> None:
     given = [column.partition("/")[2] for column in columns if column.partition("/")[0] == "x"]
     is_one = given == [""]
     may_be_inputs = is_one and len(columns) == len(inputs) > 1
-    if may_be_inputs and not is_of_keras(type(model).train_step):
+    if may_be_inputs and has_own(model, "train_step"):
         return  # it gets them unchanged, such as (anchor, positive, negative)
     is_list = given[:1] == ["#0"]
     if (is_one and len(inputs) > 1) or (is_list and len(inputs) != len(given)):
@@ -154,10 +154,9 @@ def check_output_names(model: Any, columns: Collection[str]) -> None:
 
 def _check_output_count(model: Any, count: int) -> None:
     """Reject data with fewer labels than outputs, if each output has a loss."""
-    kind, loss = type(model), getattr(model, "loss", None)
-    if not is_of_keras(kind.train_step) or not is_of_keras(kind.compute_loss):
+    if has_own(model, "train_step", "compute_loss"):
         return
-    outputs = getattr(model, "output", None)
+    loss, outputs = getattr(model, "loss", None), getattr(model, "output", None)
     if not isinstance(outputs, Mapping | list | tuple):
         return
     losses = list(loss.values()) if isinstance(loss, Mapping) else loss
@@ -264,7 +263,7 @@ def build_by_batch(model: Any, batch: Any) -> Any:
         build_model(model, x)
         return x
     except Exception as error:
-        if y is None or is_of_keras(type(model).train_step):
+        if y is None or not has_own(model, "train_step"):
             raise
         try:
             model(batch)

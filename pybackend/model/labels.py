@@ -13,8 +13,8 @@ import numpy as np
 from pybackend.data import arrays
 from pybackend.errors import InputError
 from pybackend.job.arguments import counted
-from pybackend.model.layers import flatten, is_of_keras
 from pybackend.model.outputs import list_outputs
+from pybackend.model.view import flatten, has_own, is_of_keras
 from pybackend.words import either, row_number, show, term
 
 _SPARSE = "sparse_categorical_crossentropy"
@@ -37,13 +37,12 @@ def check_has_labels(model: Any, columns: Collection[str], name: str, *, trains:
     InputError
         Names the argument, and the ways to train without labels.
     """
-    kind = type(model)
-    has_own_step = not is_of_keras(kind.train_step if trains else kind.test_step)
+    has_own_step = has_own(model, "train_step" if trains else "test_step")
     if has_own_step or any(column.partition("/")[0] == "y" for column in columns):
         return
     found = {
-        "loss": is_of_keras(kind.compute_loss) and getattr(model, "loss", None) is not None,
-        "metrics": is_of_keras(kind.compute_metrics)
+        "loss": not has_own(model, "compute_loss") and getattr(model, "loss", None) is not None,
+        "metrics": not has_own(model, "compute_metrics")
         and any(hasattr(metric, "metrics") for metric in model.metrics),
     }
     needing = " and ".join(f"`{part}`" for part, needs in found.items() if needs)
@@ -332,7 +331,7 @@ def _name_loss(loss: Any) -> str:
 
 def _is_usual(model: Any) -> bool:
     """Return whether Keras computes the training loss from the arguments of `compile`."""
-    return all(is_of_keras(one) for one in (type(model).train_step, type(model).compute_loss))
+    return not has_own(model, "train_step", "compute_loss")
 
 
 def take_output(model: Any, name: str, place: int) -> Any:

@@ -120,9 +120,9 @@ def match_inputs(model: Any, columns: Sequence[str]) -> tuple[OnnxInput, ...]:
 
 def _check_layers(model: Any) -> None:
     from pybackend.model.inputs import find_text_inputs
-    from pybackend.model.layers import find_layers
+    from pybackend.model.view import ModelView
 
-    layers = [layer for layer in find_layers(model) if type(layer).__name__ in _UNSUPPORTED]
+    layers = [layer for layer in ModelView(model).layers if type(layer).__name__ in _UNSUPPORTED]
     if layers:
         named = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in layers)
         raise InputError(
@@ -206,9 +206,9 @@ def _constant_statistics(model: Any) -> Iterator[None]:
     """
     import keras
 
-    from pybackend.model.layers import find_layers
+    from pybackend.model.view import ModelView
 
-    layers = [one for one in find_layers(model) if isinstance(one, keras.layers.Normalization)]
+    layers = [one for one in ModelView(model).layers if isinstance(one, keras.layers.Normalization)]
     before = [(layer, layer.mean, layer.variance) for layer in layers]
     try:
         for layer, mean, variance in before:

@@ -12,7 +12,7 @@ import keras
 from pybackend.data.predictions import Output
 from pybackend.errors import InputError
 from pybackend.model.inputs import make_symbolic_input
-from pybackend.model.layers import flatten
+from pybackend.model.view import flatten
 from pybackend.words import show
 
 

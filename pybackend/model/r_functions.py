@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from pybackend.errors import InputError
-from pybackend.model.layers import flatten, read_closure
+from pybackend.model.view import flatten, read_closure
 
 _PARTS = (
     keras.layers.Layer,

@@ -30,13 +30,8 @@ from pybackend.model.by_value import (
 )
 from pybackend.model.compare import Kind, find_differences, find_other_behavior, hash_weights
 from pybackend.model.compile_settings import restore_optimizer_state
-from pybackend.model.layers import (
-    build_model,
-    find_custom_parts,
-    find_equal_names,
-    find_layers,
-)
 from pybackend.model.serialization import model_to_bytes, read_own_model, silence_keras
+from pybackend.model.view import ModelView, build_model
 from pybackend.words import show
 
 # Keys that cannot be the name of an input.
@@ -63,7 +58,8 @@ def encode_objects(model: Any, others: Mapping[str, Any], rows: Any = None) -> d
         Something in them cannot be pickled, or would be changed.
     """
     content = pickle_objects({**others, "model": model})
-    if differences := _try_copy(model, take_snapshot(model)(), "train", rows):
+    # A view of its own: checks of a file may have called the model.
+    if differences := _try_copy(ModelView(model), take_snapshot(model)(), "train", rows):
         raise InputError(f"pickling it loses {'; '.join(differences)}. {_WAYS_OUT}")
     return {MODEL_OBJECTS: json.dumps(read_versions()).encode() + b"\n" + content}
 
@@ -107,7 +103,7 @@ class _PartFinder(Pickler):
 
 
 def encode_file(
-    model: Any,
+    view: ModelView,
     custom_objects: Mapping[str, Any],
     safe_mode: bool,
     kind: Kind,
@@ -127,10 +123,10 @@ def encode_file(
     SerializationError
         Keras cannot write the file, or cannot read it.
     """
-    content = model_to_bytes(model, format="keras", include_optimizer=kind == "train")
-    if kind == "predict" and not find_custom_parts(model):
+    content = model_to_bytes(view.model, format="keras", include_optimizer=kind == "train")
+    if kind == "predict" and not view.custom_parts:
         return {MODEL_FILE: content}  # Keras's own layers predict the same
-    if names := find_equal_names(model):
+    if names := view.equal_names:
         raise InputError(
             f"several classes or functions of this model are named {names[0]}, but Keras's file "
             f"format stores only one of them. {_WAYS_OUT}."
@@ -140,7 +136,7 @@ def encode_file(
         copy = read_own_model(content, custom_objects=custom_objects, safe_mode=safe_mode)
     finally:
         random.setstate(state)
-    if differences := _try_copy(model, copy, kind, rows):
+    if differences := _try_copy(view, copy, kind, rows):
         raise InputError(
             "this model would not reach the workers unchanged: its Keras file "
             f"loses {'; '.join(differences)}. {_WAYS_OUT}."
@@ -148,9 +144,9 @@ def encode_file(
     return {MODEL_FILE: content}
 
 
-def _try_copy(model: Any, copy: Any, kind: Kind, rows: Any) -> list[str]:
-    found = find_differences(model, copy, kind)
-    return found if found or rows is None else find_other_behavior(model, copy, rows)
+def _try_copy(view: ModelView, copy: Any, kind: Kind, rows: Any) -> list[str]:
+    found = find_differences(view, ModelView(copy), kind)
+    return found if found or rows is None else find_other_behavior(view, copy, rows)
 
 
 def read_objects(content: bytes) -> dict[str, Any]:
@@ -177,7 +173,7 @@ def read_objects(content: bytes) -> dict[str, Any]:
 def reseed(model: Any, seed: int) -> None:
     """Seed random layers that have no explicit seed from the seed of the training run."""
     numbers = np.random.default_rng(seed)
-    for layer in find_layers(model):
+    for layer in ModelView(model).layers:
         if getattr(layer, "seed", 0) is not None:
             continue
         for generator in vars(layer).values():

@@ -23,7 +23,6 @@ from pybackend.engine.probes import choose_rows, probe_metrics
 from pybackend.engine.replica import build_variables
 from pybackend.engine.resume import describe_model, describe_training, open_checkpoints
 from pybackend.engine.save import SavingPlan, encode_trained, plan_saving, write_model
-from pybackend.engine.steps import has_keras_train_step
 from pybackend.engine.train import Training
 from pybackend.engine.training_state import change_rate
 from pybackend.engine.validation import build_metrics
@@ -37,8 +36,8 @@ from pybackend.machine.capacity import count_cores
 from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
-from pybackend.model.layers import find_layers, find_synchronized, is_of_keras
 from pybackend.model.load import LoadedModel, load_job_model
+from pybackend.model.view import ModelView, has_own
 from pybackend.net.rendezvous import split_address
 from pybackend.strategy.blocks import batch, iterate_blocks
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
@@ -98,10 +97,11 @@ def _train(
     written = StoredRows(folder / "train")
     rows = reshape_rows(written, model)
     inputs = build_variables(model, rows)
-    check_asynchronous(model, job)
+    view = ModelView(model)
+    check_asynchronous(view, job)
     _check_metrics(model, rows, job)
     steps_per_epoch = _count_steps(job, counts)
-    plan = plan_saving(loaded, inputs, job, emit)
+    plan = plan_saving(loaded, view.renewed(), inputs, job, emit)
     keeping = Keeping(job, loaded, plan, inputs, counts, emit)
     with strategy.scope():
         shared = load_job_model(job, folder).model
@@ -208,7 +208,7 @@ def _naming_lost(job: TrainingJob, peers: Sequence[str]) -> Iterator[None]:
         raise PeerLostError(rank, host, f"({role} {index}) does not answer") from error
 
 
-def check_asynchronous(model: Any, job: TrainingJob) -> None:
+def check_asynchronous(view: ModelView, job: TrainingJob) -> None:
     """Reject a model that needs synchronized steps on all workers, before the first step.
 
     Raises
@@ -216,8 +216,8 @@ def check_asynchronous(model: Any, job: TrainingJob) -> None:
     InputError
         Names the part of the model, and what to use instead.
     """
-    check_model(model, replace(job, workers=1))
-    found = _find_obstacle(model)
+    check_model(view, replace(job, workers=1))
+    found = _find_obstacle(view)
     if found is not None:
         raise InputError(
             f"{setting(exchange=call_of('ParameterServer', ...))} cannot train {found}; or "
@@ -225,10 +225,11 @@ def check_asynchronous(model: Any, job: TrainingJob) -> None:
         )
 
 
-def _find_obstacle(model: Any) -> str | None:
-    if not has_keras_train_step(model):
+def _find_obstacle(view: ModelView) -> str | None:
+    model = view.model
+    if has_own(model, "train_step"):
         return "a model with a custom train_step: override compute_loss instead"
-    if not is_of_keras(type(model).compute_metrics):
+    if has_own(model, "compute_metrics"):
         return "a model with a custom compute_metrics: pass metrics to compile()"
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -244,13 +245,13 @@ def _find_obstacle(model: Any) -> str | None:
         )
     if model.run_eagerly:
         return f"with {setting(run_eagerly=True)}: its workers run graphs"
-    for layer in find_layers(model):
+    for layer in view.layers:
         if getattr(layer, "stateful", False):
             return (
                 f"layer {show(layer.name)} with {setting(stateful=True)}: use "
                 f"{setting(stateful=False)}"
             )
-    for layer in find_synchronized(model):
+    for layer in view.synchronized:
         return (
             f"layer {show(layer.name)} with {setting(synchronized=True)}: use "
             f"{setting(synchronized=False)}"

@@ -30,6 +30,7 @@ from pybackend.job.codec import decode
 from pybackend.job.job import MODEL_OBJECTS, TrainingJob, make_job
 from pybackend.model.serialization import read_own_model
 from pybackend.model.transfer import read_objects, read_weights
+from pybackend.model.view import ModelView
 from pybackend.worker import JOB
 
 WORKERS = 2
@@ -206,8 +207,9 @@ def _prepare(case: Case, folder: Path) -> tuple[TrainingJob, dict[str, list[int]
     job = make_job(TrainingJob, arguments)
     defaults = {**read_keras_defaults(), "model_source": find_source(model)}
     job = replace(job, **defaults)
-    custom_objects = add_custom_objects(model, case.custom_objects)
-    files = encode_model(model, custom_objects, job, list(case.callbacks))
+    view = ModelView(model)
+    custom_objects = add_custom_objects(view, case.custom_objects)
+    files = encode_model(view, custom_objects, job, list(case.callbacks))
     columns = flatten_data(case.data, job.floatx)
     validation = None if case.validation is None else flatten_data(case.validation, job.floatx)
     counts: dict[str, list[int]] = {"train": []} | ({"validation": []} if validation else {})
@@ -279,7 +281,7 @@ def _gathered(case: Case, folder: Path, name: str, per_rank: list[Any]) -> Any:
         kind = path.name.partition(".")[2]
         read_weights(model, path.read_bytes(), kind, outcomes[0]["inputs"])
     else:
-        known = add_custom_objects(case.build(), case.custom_objects)
+        known = add_custom_objects(ModelView(case.build()), case.custom_objects)
         model = read_own_model(path.read_bytes(), custom_objects=known, safe_mode=False)
     return Trained(
         model,

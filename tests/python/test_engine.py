@@ -20,6 +20,7 @@ from pybackend.job.options import Exchange, LocalSteps
 from pybackend.launchers import launcher_for
 from pybackend.model.callbacks import check_callbacks, select_callbacks
 from pybackend.model.checks import check_model
+from pybackend.model.view import ModelView
 
 TWO = TrainingJob(workers=2)
 
@@ -223,7 +224,7 @@ def two_masked_outputs() -> Any:
 )
 def test_refused_models_name_the_part(model: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        check_model(model(), TWO)
+        check_model(ModelView(model()), TWO)
 
 
 def stateful() -> Any:
@@ -328,7 +329,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 def test_what_cannot_be_exact_is_refused(name: str) -> None:
     model, settings, message = REFUSED[name]
     with pytest.raises(InputError, match=message) as caught:
-        check_model(model(), TrainingJob(workers=2, **settings))
+        check_model(ModelView(model()), TrainingJob(workers=2, **settings))
     record_outcome(name, str(caught.value))
 
 
@@ -479,10 +480,9 @@ def test_files_and_what_asks_for_it_are_of_rank_0(tmp_path: Path) -> None:
 
 
 def test_one_worker_may_do_what_several_cannot() -> None:
-    check_model(
-        compiled(keras.layers.Dense(1), loss=keras.losses.MeanSquaredError(reduction="sum")),
-        TrainingJob(workers=1),
-    )
+    summed = keras.losses.MeanSquaredError(reduction="sum")
+    view = ModelView(compiled(keras.layers.Dense(1), loss=summed))
+    check_model(view, TrainingJob(workers=1))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pybackend.engine.feed import Feed
 from pybackend.engine.host import TransferSettings
 from pybackend.engine.steps import Position
 from pybackend.job.options import Exchange
+from pybackend.model.view import ModelView
 
 FLOOD = X.copy()
 FLOOD[1] = 1e30  # of rank 1; half precision cannot represent its loss
@@ -46,7 +47,7 @@ def record_exchange(
     recorded = RecordingCollective()
     model.optimizer.build(model.trainable_variables)
     exchange = GradientExchange(
-        model,
+        ModelView(model),
         recorded,
         Position(feed),
         TransferSettings(batch_size, bucket_mb * 1e6),

@@ -20,7 +20,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import GatheredRows, GlobalBatch, OverBatch, check_runs_eagerly
 from pybackend.engine.probes import find_unsummable_metrics
 from pybackend.engine.step_means import build_losses
-from pybackend.model.layers import find_other_optimizers
+from pybackend.model.view import ModelView
 
 layers = keras.layers
 TOGETHER = Exchange(loss_over="global batch")
@@ -145,7 +145,7 @@ def test_a_step_creates_no_variables_and_is_traced_once(metrics: list[str]) -> N
     model.compile("sgd", "mse", metrics=metrics)
     model.optimizer.build(model.trainable_variables)
     assert find_unsummable_metrics(model, (X[:8], TARGETS[:8])) == []
-    build_losses(model, ArrayRows({"x": X[:8], "y": TARGETS[:8]}))
+    build_losses(ModelView(model), ArrayRows({"x": X[:8], "y": TARGETS[:8]}))
     variables = [id(variable) for variable in model.metrics_variables]
     # As in the next generation of an elastic training.
     assert find_unsummable_metrics(model, (X[:8], TARGETS[:8])) == []
@@ -233,7 +233,7 @@ class KeepsItsOptimizer(Forwarding):
 def test_optimizers_that_no_step_uses_are_no_others() -> None:
     model, nested = compiled(), compiled()
     model.nested = nested
-    assert find_other_optimizers(model) == {}
+    assert ModelView(model).other_optimizers == {}
     keras.config.set_dtype_policy("mixed_float16")
     try:
         scaled = KeepsItsOptimizer([keras.Input((8,)), layers.Dense(3)])
@@ -241,7 +241,7 @@ def test_optimizers_that_no_step_uses_are_no_others() -> None:
     finally:
         keras.config.set_dtype_policy("float32")
     assert scaled.optimizer is not scaled.kept
-    assert find_other_optimizers(scaled) == {}
+    assert ModelView(scaled).other_optimizers == {}
 
 
 def test_an_eager_first_step_without_rows_is_refused() -> None:

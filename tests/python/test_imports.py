@@ -114,6 +114,53 @@ def test_no_module_imports_itself_through_others(nodes: Any) -> None:
     TopologicalSorter(graph).prepare()  # its error has the circle
 
 
+def calls(tree: ast.AST, function: str) -> list[ast.Call]:
+    """Return the calls of a function, by its name."""
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node in named if ast.unparse(node.func) == function]
+
+
+def test_only_a_view_walks_over_the_parts_of_a_model() -> None:
+    for name, tree in SOURCES.items():
+        if name != "model.view":
+            walks = [one for one in calls(tree, "flatten") if "vars(" in ast.unparse(one)]
+            assert [ast.unparse(one) for one in walks] == [], name
+            read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            assert read.isdisjoint({"submodules", "_flatten_layers"}), name
+
+
+# How often a module looks at a model. Others get a view: a new one costs a search, and is needed
+# only where a part may have been created since. Each of these either has the model first, or runs
+# after code of the user.
+LOOKS = {
+    # the session
+    "api.in_process": 1,
+    "api.request": 1,
+    "ml.persistence": 1,
+    "model.onnx": 2,
+    # copies of a model, and the model that they are compared with
+    "model.transfer": 3,
+    "model.compare": 1,
+    # a worker's model, once it is loaded and once it is built
+    "engine.replica": 2,
+    "engine.score": 2,
+    "strategy.chief": 1,
+    # between steps
+    "engine.sync": 2,
+    "engine.state": 1,
+    "engine.steps": 1,
+    "engine.training_state": 1,
+    # a layer in another one
+    "engine.one_process": 1,
+}
+
+
+def test_a_model_is_looked_at_once_and_the_view_is_passed_on() -> None:
+    found = {name: len(calls(tree, "ModelView")) for name, tree in SOURCES.items()}
+    found.pop("model.view")
+    assert {name: count for name, count in found.items() if count} == LOOKS
+
+
 def test_only_a_worker_imports_the_engine() -> None:
     trains = ("engine", "strategy")
     others = [name for name in SOURCES if name.partition(".")[0] not in (*trains, "worker")]

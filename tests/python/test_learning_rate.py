@@ -15,6 +15,7 @@ from pybackend import InputError, ScaleLearningRate
 from pybackend.job.job import Job, TrainingJob
 from pybackend.job.options import check_scale_lr
 from pybackend.model.checks import check_model
+from pybackend.model.view import ModelView
 
 EPOCHS = 3
 
@@ -139,7 +140,7 @@ def test_a_wrong_option_is_refused_by_name(options: Any, message: str) -> None:
 def refused(make: Any) -> str:
     job = TrainingJob(2, scale_lr=ScaleLearningRate())
     with pytest.raises(InputError) as error:
-        check_model(make(), job)
+        check_model(ModelView(make()), job)
     return str(error.value)
 
 

@@ -12,6 +12,7 @@ from conftest import full
 from keras import ops
 
 from pybackend.engine.probes import is_mean_in_evaluation, mixes_rows
+from pybackend.model.view import ModelView
 
 layers = keras.layers
 _RNG = np.random.default_rng(3)
@@ -159,12 +160,12 @@ IN_TRAINING = {
 @pytest.mark.parametrize("name", NOT_MEANS)
 def test_what_is_not_a_mean_over_rows_is_found(name: str) -> None:
     build, y = NOT_MEANS[name]
-    assert not is_mean_in_evaluation(build(), (X, y))
+    assert not is_mean_in_evaluation(ModelView(build()), (X, y))
 
 
 def test_a_loss_on_two_equal_rows_is_tried_at_predictions_that_differ() -> None:
     x, y = np.repeat(X[:1], 2, axis=0), np.repeat(TARGETS[:1], 2, axis=0)
-    assert not is_mean_in_evaluation(compiled(loss=_root_mean_square), (x, y))
+    assert not is_mean_in_evaluation(ModelView(compiled(loss=_root_mean_square)), (x, y))
 
 
 def _per_row(y: Any, predicted: Any) -> Any:
@@ -201,12 +202,12 @@ MEANS: dict[str, tuple[Callable[[], Any], Any]] = {
 @pytest.mark.parametrize("rows", [2, 3, 32])
 def test_means_over_rows_are_taken(name: str, rows: int) -> None:
     build, y = MEANS[name]
-    assert is_mean_in_evaluation(build(), (X[:rows], y[:rows]))
+    assert is_mean_in_evaluation(ModelView(build()), (X[:rows], y[:rows]))
 
 
 def test_weights_of_rows_are_part_of_the_loss() -> None:
     weights = _RNG.uniform(size=32).astype("float32")
-    assert is_mean_in_evaluation(compiled(), (X, TARGETS, weights))
+    assert is_mean_in_evaluation(ModelView(compiled()), (X, TARGETS, weights))
 
 
 def test_predictions_that_may_not_be_moved_are_tried_as_they_are() -> None:
@@ -214,13 +215,13 @@ def test_predictions_that_may_not_be_moved_are_tried_as_they_are() -> None:
         return ops.where(ops.max(ops.abs(predicted)) < 0.5, ops.mean((y - predicted) ** 2), np.nan)
 
     model = compiled(loss=only_small, kernel_initializer="zeros")
-    assert is_mean_in_evaluation(model, (X, TARGETS))
+    assert is_mean_in_evaluation(ModelView(model), (X, TARGETS))
 
 
 def test_a_trial_leaves_a_model_as_it_was() -> None:
     model = compiled(Counts(), Sampling(ops.mean))
     before = [(v.path, v.numpy()) for v in model.variables]
-    assert is_mean_in_evaluation(model, (X, TARGETS))
+    assert is_mean_in_evaluation(ModelView(model), (X, TARGETS))
     for (path, value), v in zip(before, model.variables, strict=True):
         assert v.path == path
         np.testing.assert_array_equal(v.numpy(), value)
@@ -235,7 +236,7 @@ def test_predictions_that_are_asserted_are_not_moved() -> None:
 
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3), layers.UnitNormalization()])
     model.compile("sgd", cosine)
-    assert is_mean_in_evaluation(model, (X, TARGETS))
+    assert is_mean_in_evaluation(ModelView(model), (X, TARGETS))
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", full("sum")])
@@ -262,7 +263,7 @@ def test_a_long_sequence_is_tried_as_a_graph(
 
     recurrent.cell.call = count
     before = [v.numpy() for v in model.variables]
-    assert is_mean_in_evaluation(model, (X, TARGETS)) == (reduction != "sum")
+    assert is_mean_in_evaluation(ModelView(model), (X, TARGETS)) == (reduction != "sum")
     assert len(called) < places  # once per trace, not per place
     assert "retracing" not in caplog.text
     assert "call" not in vars(recurrent)
@@ -278,7 +279,9 @@ class Standardizes(layers.Layer):
 
 
 def test_predictions_that_depend_on_other_rows_are_found() -> None:
-    assert mixes_rows(compiled(Standardizes()), (X, TARGETS))
+    assert mixes_rows(ModelView(compiled(Standardizes())), (X, TARGETS))
     for part in (layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(9)):
-        assert not mixes_rows(compiled(part), (X, TARGETS))
-    assert not mixes_rows(compiled(layers.Dense(3, dtype="mixed_bfloat16")), (X, TARGETS))
+        assert not mixes_rows(ModelView(compiled(part)), (X, TARGETS))
+    assert not mixes_rows(
+        ModelView(compiled(layers.Dense(3, dtype="mixed_bfloat16"))), (X, TARGETS)
+    )

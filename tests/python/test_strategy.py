@@ -21,6 +21,7 @@ import pybackend
 from pybackend import InputError, Observer, TrainResult, barrier_train
 from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.job.job import TrainingJob
+from pybackend.model.view import ModelView
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 
@@ -198,8 +199,8 @@ def test_what_needs_synchronized_steps_is_refused_by_name() -> None:
         with pytest.raises(
             InputError, match=rf"exchange=ParameterServer\(...\) cannot train .*{reason}"
         ):
-            check_asynchronous(build(), job)
-    check_asynchronous(compiled(), job)
+            check_asynchronous(ModelView(build()), job)
+    check_asynchronous(ModelView(compiled()), job)
 
 
 def read_table() -> dict[str, dict[str, str]]:

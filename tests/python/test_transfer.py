@@ -38,6 +38,7 @@ from pybackend.model.transfer import (
     restore,
     write_weights,
 )
+from pybackend.model.view import ModelView
 
 # The first test waits until the workers have trained all cases.
 layers = keras.layers
@@ -255,7 +256,7 @@ def test_a_model_that_cannot_be_pickled_goes_as_a_file_if_that_has_all_of_it() -
     model.lock = threading.Lock()
     with pytest.raises(InputError, match="lock"):
         encode_objects(model, {})
-    assert list(encode_file(model, {}, safe_mode=True, kind="train")) == [MODEL_FILE]
+    assert list(encode_file(ModelView(model), {}, safe_mode=True, kind="train")) == [MODEL_FILE]
 
 
 def _fit(model: Any) -> None:
@@ -283,7 +284,7 @@ def test_the_file_has_all_of_a_model_that_was_used(use: str, tmp_path: Path) -> 
     model = _compiled(_stack(layers.Dense(2)))
     _fit(model)
     USES[use](model, tmp_path)
-    encode_file(model, {}, safe_mode=True, kind="train", rows=(X[:8], Y[:8]))
+    encode_file(ModelView(model), {}, safe_mode=True, kind="train", rows=(X[:8], Y[:8]))
 
 
 FORGOTTEN: dict[str, tuple[Callable[[], Any], str]] = {
@@ -301,7 +302,7 @@ def test_what_a_file_forgets_is_named(name: str) -> None:
     build, expected = FORGOTTEN[name]
     known = {"Scaled": Scaled, "Slow": Slow, "Tempered": Tempered, "Net": Net}
     with pytest.raises((InputError, pybackend.SerializationError), match=expected):
-        encode_file(build(), known, safe_mode=True, kind="train")
+        encode_file(ModelView(build()), known, safe_mode=True, kind="train")
 
 
 def test_another_version_of_keras_is_named() -> None:
@@ -315,15 +316,15 @@ def test_another_version_of_keras_is_named() -> None:
 def test_predictions_need_less() -> None:
     model = _with_flags()
     with pytest.raises(InputError, match="trainable"):
-        encode_file(model, {}, safe_mode=True, kind="train")
-    encode_file(model, {}, safe_mode=True, kind="predict")
+        encode_file(ModelView(model), {}, safe_mode=True, kind="train")
+    encode_file(ModelView(model), {}, safe_mode=True, kind="predict")
 
 
 def test_a_model_restored_has_the_weights_of_the_file_or_is_refused() -> None:
     model = _local()
     model.fit(X, Y, verbose=0)
     snapshot = take_snapshot(model)
-    assert find_differences(model, snapshot()) == []
+    assert find_differences(ModelView(model), ModelView(snapshot())) == []
     before = hash_weights(model)
     model.fit(X, Y, verbose=0)
     file, inputs = write_weights(model), describe_inputs(X[:1])
@@ -359,8 +360,8 @@ def test_a_file_that_lacks_a_weight_is_refused_before_the_training() -> None:
 def _files(model: Any, callbacks: Any = ()) -> set[str]:
     arguments = {"workers": 2, "epochs": 1, "batch_size": 8, "seed": 1, "timeout": 30}
     job = replace(make_job(TrainingJob, arguments), model_source="file")
-    known = add_custom_objects(model, None)
-    return set(encode_model(model, known, job, callbacks)) - {EXTRAS, MODEL_DIGESTS}
+    known = add_custom_objects(ModelView(model), None)
+    return set(encode_model(ModelView(model), known, job, callbacks)) - {EXTRAS, MODEL_DIGESTS}
 
 
 def test_a_model_that_its_file_has_all_of_goes_as_a_file() -> None:
@@ -455,13 +456,13 @@ class Helped(layers.Layer):
 def test_a_copy_must_compute_the_same() -> None:
     helped = Helped()
     model = _compiled(_stack(helped, layers.BatchNormalization(), layers.Dropout(0.5)))
-    known = add_custom_objects(model, None)
+    known = add_custom_objects(ModelView(model), None)
     before = [v.numpy() for v in model.variables]
-    encode_file(model, known, True, "train", (X[:8], Y[:8]))
+    encode_file(ModelView(model), known, True, "train", (X[:8], Y[:8]))
     helped.factor = Factor(2.0)
-    encode_file(model, known, True, "train")
+    encode_file(ModelView(model), known, True, "train")
     with pytest.raises(InputError, match="loses something that changes its loss"):
-        encode_file(model, known, True, "train", (X[:8], Y[:8]))
+        encode_file(ModelView(model), known, True, "train", (X[:8], Y[:8]))
     assert MODEL_OBJECTS in encode_objects(model, {"custom_objects": known}, (X[:8], Y[:8]))
     for value, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
@@ -539,8 +540,9 @@ def test_the_callers_model_and_random_numbers_stay_as_they_are() -> None:
     before = [v.numpy() for v in model.variables]
     state = random.getstate()
     encode_objects(model, {}, (X[:8], Y[:8]))
+    view = ModelView(model)
     with pytest.raises(InputError):
-        encode_file(model, add_custom_objects(model, None), True, "train", (X[:8], Y[:8]))
+        encode_file(view, add_custom_objects(view, None), True, "train", (X[:8], Y[:8]))
     assert random.getstate() == state
     for value, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
@@ -597,13 +599,13 @@ def test_what_only_adapt_forgets_is_told_from_what_a_layer_computes_with() -> No
         model = keras.Sequential([keras.Input((1,)), layer, layers.Dense(1)])
         copy = keras.models.clone_model(model)
         copy.set_weights(model.get_weights())
-        assert len(find_differences(model, copy)) == expected
+        assert len(find_differences(ModelView(model), ModelView(copy))) == expected
 
 
 @pytest.mark.full
 def test_a_deep_model_by_value() -> None:
     model = _compiled(_stack(*[layers.Dense(8) for _ in range(150)]))
-    assert not find_differences(model, take_snapshot(model)())
+    assert not find_differences(ModelView(model), ModelView(take_snapshot(model)()))
     copy = read_objects(encode_objects(model, {})[MODEL_OBJECTS])["model"]
     assert len(copy.layers) == 151
 
