@@ -19,6 +19,7 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     from pybackend.engine.probes import find_unsummable_metrics, is_mean_in_evaluation
     from pybackend.model.serialization import model_to_bytes
     from pybackend.model.transfer import encode_file
+    from pybackend.model.view import ModelView
 
     generator = np.random.default_rng(0)
     images = generator.random((_ROWS, 28, 28, 1), dtype="float32")
@@ -26,8 +27,12 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     model = network(keras)
     parts: dict[str, Callable[[], Any]] = {
         "driver: write the model": lambda: model_to_bytes(model, format="keras"),
-        "driver: write, read and compare it": lambda: encode_file(model, {}, True, "train", rows),
-        "worker: try the loss of an evaluation": lambda: is_mean_in_evaluation(model, rows),
+        "driver: write, read and compare it": lambda: encode_file(
+            ModelView(model), {}, True, "train", rows
+        ),
+        "worker: try the loss of an evaluation": lambda: is_mean_in_evaluation(
+            ModelView(model), rows
+        ),
         "worker: try the metrics": lambda: find_unsummable_metrics(model, rows),
     }
     return {name: {"seconds": s} for name, s in median_seconds(parts, rounds).items()}
