@@ -13,6 +13,7 @@ instead, and that result is compared; on GPUs, and in half precision, they repea
 from __future__ import annotations
 
 import json
+import os
 import time
 import zlib
 from collections.abc import Sequence
@@ -37,12 +38,7 @@ from pybackend.engine.one_process import (
     Values,
 )
 from pybackend.engine.pipeline_feed import PipelineFeed
-from pybackend.engine.replica import (
-    Replica,
-    count_neighbours,
-    read_memory,
-    read_peak_memory,
-)
+from pybackend.engine.replica import Replica, count_neighbours
 from pybackend.engine.stand_ins import PLACES, Noise, stand_in_noise
 from pybackend.engine.state import find_differing, find_trained, uses_gpus
 from pybackend.engine.step_clock import StepClock
@@ -56,6 +52,7 @@ from pybackend.job.messages import Note
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit
 from pybackend.machine.capacity import read_free_memory
+from pybackend.machine.processes import measure_memory, measure_peak
 from pybackend.words import setting, show, term
 
 # Share of the free memory.
@@ -202,7 +199,7 @@ class Auditor:
             began = time.monotonic()
             self._plan.begin(batch, last)
             known = set(self._state.find())
-            self._window = Window(self._state.read(), read_memory(), known)
+            self._window = Window(self._state.read(), measure_memory(os.getpid()), known)
             self._window.changed.append({})
             self._exchange.copy_exchanges()
             self._plan.spent += time.monotonic() - began
@@ -474,13 +471,14 @@ class Auditor:
     def _lacks_memory(self, window: Window) -> bool:
         """Return whether a step on the rows of all workers may exceed the available memory."""
         # The most that this worker's own rows have taken.
-        self._own_memory = max(self._own_memory, read_peak_memory() - window.memory)
+        self._own_memory = max(self._own_memory, measure_peak() - window.memory)
         needed = self._collective.world_size * self._own_memory + self._state.count_bytes()
         return needed > self._find_room()
 
     def _find_room(self) -> float:
         """Return how many bytes of memory an audit may use."""
-        limit = np.inf if self._limit is None else max(0.0, self._limit - read_memory())
+        used = measure_memory(os.getpid())
+        limit = np.inf if self._limit is None else max(0.0, self._limit - used)
         return _SHARE_OF_MEMORY * min(read_free_memory(), limit)
 
     def _skip(self, reason: str, is_new: bool = True) -> None:

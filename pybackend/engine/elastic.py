@@ -162,10 +162,6 @@ class ElasticLifecycle(Lifecycle):
         self._checkpoints: Checkpoints | None = None
         self.audit = memory.audit
 
-    def load_model(self, folder: Path, sent: dict[str, Any] | None) -> LoadedModel:
-        """Return the model and the callbacks, in the state after the last group."""
-        return self._memory.loaded
-
     def seed(self, rank: int) -> None:
         """Seed random numbers once in this process, by the unique number of the worker."""
         if not self._memory.is_seeded:
@@ -541,6 +537,7 @@ def train_in_generations(
                     folder,
                     emit,
                     lifecycle=lifecycle,
+                    loaded=memory.loaded,
                     answers=membership.answers,
                 )
         except (PeerLostError, GroupChangesError) as error:

@@ -22,7 +22,7 @@ from pybackend.engine.calls import StepCalls
 from pybackend.engine.global_batch import NOTHING, GatheredRows, GlobalBatch, OverBatch
 from pybackend.engine.graph import GraphExchange
 from pybackend.engine.host import Exchanged, HostExchange, TransferSettings
-from pybackend.engine.overrides import disable_jit, override
+from pybackend.engine.overrides import disable_jit, override, override_each
 from pybackend.engine.pipeline_feed import count_rows
 from pybackend.engine.shards import ShardedUpdate, Shards
 from pybackend.engine.split import SplitStep
@@ -190,12 +190,11 @@ class GradientExchange:
     def _exchanging(self) -> Iterator[None]:
         """Make the model's step exchange gradients before it applies them, within this context."""
         model, apply = self._model, self._model.optimizer.apply
-        with ExitStack() as stack:
-            for each in self._view.optimizers:
-                averaging = self._wrap_apply(each.apply, each is model.optimizer)
-                stack.enter_context(override(each, "apply", averaging))
-            step = self._wrap_step(self.plain_step, apply)
-            stack.enter_context(override(model, "train_step", step))
+        step = self._wrap_step(self.plain_step, apply)
+        with (
+            override_each(self._view.optimizers, "apply", self._wrap_apply),
+            override(model, "train_step", step),
+        ):
             yield
 
     @contextmanager
@@ -515,7 +514,9 @@ class GradientExchange:
             return counting_train_step
         return StepOrSkip(self._model, counting_train_step, skip)
 
-    def _wrap_apply(self, apply: Callable[..., Any], is_models: bool) -> Callable[..., Any]:
+    def _wrap_apply(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
+        is_models = optimizer is self._model.optimizer
+
         def averaging_apply(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             if trainable_variables is None and not is_models:
                 raise InputError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -27,7 +26,6 @@ from pybackend.engine.validation import build_metrics
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Note
 from pybackend.job.report import Audit, Generation
-from pybackend.model.load import LoadedModel, load_job_model
 
 
 @dataclass(frozen=True)
@@ -70,10 +68,6 @@ class Lifecycle:
         self.job = job
         self.start = Start(job.initial_epoch)
         self.audit = Audit()
-
-    def load_model(self, folder: Path, sent: dict[str, Any] | None) -> LoadedModel:
-        """Return the model and the callbacks that the driver sent to the folder."""
-        return load_job_model(self.job, folder, sent)
 
     def seed(self, rank: int) -> None:
         """Seed random numbers differently on each rank."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.audit_rows import GlobalRows, UnequalRows
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override_each
 from pybackend.engine.stand_ins import PLACES, running_functions, trace_loops
 from pybackend.engine.state import find_statistics
 from pybackend.engine.step_means import find_step_means
@@ -175,18 +175,15 @@ class OneProcess:
             with self._normalize_by_parts(rows):
                 self.take(step, rows.batch)
 
-    @contextmanager
-    def _average_as_traced(self) -> Iterator[None]:
+    def _average_as_traced(self) -> AbstractContextManager[None]:
         """Compute the means of one value per step as in a traced step.
 
         In a traced step, Keras does not know how many rows a batch has, and gives every step the
         weight one. In a step that is not traced, it weights the step by its rows.
         """
         model = self._state.view.model
-        with ExitStack() as stack:
-            for mean in [] if model.run_eagerly else find_step_means(model):
-                stack.enter_context(override(mean, "update_state", _unweighted(mean.update_state)))
-            yield
+        means = [] if model.run_eagerly else find_step_means(model)
+        return override_each(means, "update_state", _unweighted)
 
     def _weigh(self, batch: Any) -> Any:
         """Convert class weights to sample weights, as Keras does."""
@@ -198,21 +195,20 @@ class OneProcess:
         weights = [self._class_weight[n] for n in range(len(self._class_weight))]
         return *batch, tf.gather(tf.constant(weights, tf.float32), codes)
 
-    @contextmanager
-    def _normalize_by_parts(self, rows: GlobalRows) -> Iterator[None]:
+    def _normalize_by_parts(self, rows: GlobalRows) -> AbstractContextManager[None]:
         """Normalize each worker's rows separately, in layers that do so in training."""
         view = self._state.view
-        with ExitStack() as stack:
-            spread = {
-                id(inner)
-                for outer in view.layers
-                if isinstance(outer, keras.layers.TimeDistributed)
-                for inner in ModelView(outer.layer).parts
-            }
-            for layer in view.unsynchronized:
-                watched = _by_parts(layer.call, rows, id(layer) in spread)
-                stack.enter_context(override(layer, "call", watched))
-            yield
+        spread = {
+            id(inner)
+            for outer in view.layers
+            if isinstance(outer, keras.layers.TimeDistributed)
+            for inner in ModelView(outer.layer).parts
+        }
+
+        def watch(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+            return _by_parts(call, rows, id(layer) in spread)
+
+        return override_each(view.unsynchronized, "call", watch)
 
 
 @contextmanager
@@ -227,14 +223,10 @@ def _multiplying_exactly() -> Iterator[None]:
         settings.enable_tensor_float_32_execution(before)
 
 
-@contextmanager
-def _without_cudnn(layers: Sequence[Any]) -> Iterator[None]:
+def _without_cudnn(layers: Sequence[Any]) -> AbstractContextManager[None]:
     """Compute recurrent layers within this context without cuDNN, which is less precise."""
-    with ExitStack() as stack:
-        for layer in layers:
-            if isinstance(layer, keras.layers.LSTM | keras.layers.GRU):
-                stack.enter_context(override(layer, "use_cudnn", False))
-        yield
+    found = [one for one in layers if isinstance(one, keras.layers.LSTM | keras.layers.GRU)]
+    return override_each(found, "use_cudnn", lambda layer, before: False)
 
 
 @contextmanager
@@ -252,7 +244,7 @@ def _computing_in(parts: Sequence[Any], name: str) -> Iterator[None]:
         yield
 
 
-def _unweighted(update: Callable[..., Any]) -> Callable[..., Any]:
+def _unweighted(mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
     def watched(values: Any, sample_weight: Any = None) -> Any:
         is_known = isinstance(sample_weight, int)
         return update(values, sample_weight=None if is_known else sample_weight)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -21,6 +21,23 @@ def override(holder: Any, name: str, value: Any) -> Iterator[None]:
             delattr(holder, name)
         else:
             setattr(holder, name, before)
+
+
+@contextmanager
+def override_each(
+    holders: Iterable[Any], name: str, wrap: Callable[[Any, Any], Any]
+) -> Iterator[None]:
+    """Set an attribute of several objects within this context.
+
+    Parameters
+    ----------
+    wrap
+        Returns the value, given the object and the value before.
+    """
+    with ExitStack() as stack:
+        for holder in holders:
+            stack.enter_context(override(holder, name, wrap(holder, getattr(holder, name))))
+        yield
 
 
 @contextmanager

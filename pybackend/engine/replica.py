@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,65 +46,6 @@ from pybackend.model.view import ModelView, has_own
 
 # Share of the free memory: the rest is for the model and other processes.
 _SHARE = 0.5
-
-
-def fit_in_memory(
-    folders: Iterable[Path], limit: int | None, collective: Collective, emit: Emit
-) -> bool:
-    """Return whether this worker's rows fit into memory; a note names workers whose rows do not.
-
-    Parameters
-    ----------
-    folders
-        Folders of the rows, as written by a `RowStoreWriter`.
-    limit
-        Bytes that the worker may use; None: all free memory.
-    """
-    needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
-    own = np.array([needed, read_free_memory(), number_machine()], np.float64)
-    everyone = np.stack(collective.all_gather(own))
-    # Workers of one machine share its free memory.
-    neighbours = (everyone[:, 2:] == everyone[:, 2]).sum(axis=1)
-    shares = np.minimum(everyone[:, 1] / neighbours, limit or np.inf) * _SHARE
-    is_large = everyone[:, 0] > shares
-    if is_large.any():
-        first = int(is_large.argmax())
-        emit(
-            Note(
-                f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
-                f"the same order: worker {first} has {show_bytes(everyone[first, 0])} of rows, "
-                f"but may use only {show_bytes(shares[first])} of memory"
-            )
-        )
-    return not is_large[collective.rank]
-
-
-def count_neighbours(collective: Collective) -> int:
-    """Count the workers on this worker's machine, including itself."""
-    own = np.array([number_machine()], np.float64)
-    return sum(bool(other == own) for other in collective.all_gather(own))
-
-
-def read_memory() -> float:
-    """Return the memory use of this process in bytes; 0 if the system does not report it."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0.0
-    return float(pages * resource.getpagesize())
-
-
-def read_peak_memory() -> float:
-    """Return the peak memory of this process, in bytes."""
-    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _name(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker {ranks[0]}"
-    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
 _ABOUT_WRAPPING = (
     "with these `steps_per_epoch`, the rows run out within an epoch: it continues with the first "
     "ones, where Keras's `fit` ends it early"
@@ -213,8 +153,7 @@ def make_replica(
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
-        needs_rows = over != NOTHING or has_own(model, "train_step")
-        if needs_rows or view.synchronized:
+        if over != NOTHING or has_own(model, "train_step") or view.synchronized:
             check_runs_eagerly(model, feed.begins_empty)
     seed(rank)
     view = view.renewed()  # the check of the metrics has called the model
@@ -249,18 +188,41 @@ def make_replica(
     )
 
 
-def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:
-    """Create all weights and the optimizer's state, so that they can be made equal.
+def fit_in_memory(
+    folders: Iterable[Path], limit: int | None, collective: Collective, emit: Emit
+) -> bool:
+    """Return whether this worker's rows fit into memory; a note names workers whose rows do not.
 
-    Returns a description of the inputs.
+    Parameters
+    ----------
+    folders
+        Folders of the rows, as written by a `RowStoreWriter`.
+    limit
+        Bytes that the worker may use; None: all free memory.
     """
-    check_has_labels(model, rows.spec, "data", trains=True)
-    check_input_names(model, rows.spec)
-    check_output_names(model, rows.spec)
-    inputs = build_by_batch(model, nest(make_zero_row(rows)))
-    if with_optimizer and model.compiled and model.optimizer and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    return describe_inputs(inputs)
+    needed = sum(file.stat().st_size for folder in folders for file in folder.iterdir())
+    own = np.array([needed, read_free_memory(), number_machine()], np.float64)
+    everyone = np.stack(collective.all_gather(own))
+    # Workers of one machine share its free memory.
+    neighbours = (everyone[:, 2:] == everyone[:, 2]).sum(axis=1)
+    shares = np.minimum(everyone[:, 1] / neighbours, limit or np.inf) * _SHARE
+    is_large = everyone[:, 0] > shares
+    if is_large.any():
+        first = int(is_large.argmax())
+        emit(
+            Note(
+                f"in_memory: the rows of {_name(is_large.nonzero()[0].tolist())} stay on disk, in "
+                f"the same order: worker {first} has {show_bytes(everyone[first, 0])} of rows, "
+                f"but may use only {show_bytes(shares[first])} of memory"
+            )
+        )
+    return not is_large[collective.rank]
+
+
+def _name(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker {ranks[0]}"
+    return f"workers {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def _make_feed(
@@ -300,10 +262,18 @@ def _make_feed(
     return feed, rows
 
 
-def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
-    """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
-    rows = reshape_rows(spooled, model)
-    return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
+def build_variables(model: Any, rows: Rows, with_optimizer: bool = True) -> Any:
+    """Create all weights and the optimizer's state, so that they can be made equal.
+
+    Returns a description of the inputs.
+    """
+    check_has_labels(model, rows.spec, "data", trains=True)
+    check_input_names(model, rows.spec)
+    check_output_names(model, rows.spec)
+    inputs = build_by_batch(model, nest(make_zero_row(rows)))
+    if with_optimizer and model.compiled and model.optimizer and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return describe_inputs(inputs)
 
 
 def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
@@ -311,3 +281,15 @@ def _report_metrics(model: Any, metrics: MetricsKind, emit: Emit) -> None:
         emit(Note(_ABOUT_METRICS))
     elif metrics == "unknown" and find_compiled_metrics(model):
         emit(Note(_ABOUT_UNTRIED_METRICS))
+
+
+def _deal(spooled: Rows, model: Any, job: TrainingJob, rank: int) -> Rows:
+    """Shape a worker's rows; in elastic training each worker has all rows and uses its shard."""
+    rows = reshape_rows(spooled, model)
+    return ShardedRows(rows, job.workers, rank) if job.is_elastic else rows
+
+
+def count_neighbours(collective: Collective) -> int:
+    """Count the workers on this worker's machine, including itself."""
+    own = np.array([number_machine()], np.float64)
+    return sum(bool(other == own) for other in collective.all_gather(own))

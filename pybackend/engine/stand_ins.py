@@ -14,14 +14,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override, override_each
 from pybackend.model.view import ModelView, has_own
 
 Arguments = Mapping[str, Any]
@@ -186,8 +186,9 @@ def _replace(wrap: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def trace_loops(view: ModelView, traced: dict[Any, Any] | None = None) -> Iterator[None]:
+def trace_loops(
+    view: ModelView, traced: dict[Any, Any] | None = None
+) -> AbstractContextManager[None]:
     """Run Keras's own recurrent layers as graphs within this context, as in training.
 
     This excludes models with ``run_eagerly=True``, and layers with custom cells.
@@ -198,12 +199,10 @@ def trace_loops(view: ModelView, traced: dict[Any, Any] | None = None) -> Iterat
         Cache of the functions that were traced.
     """
     cache = {} if traced is None else traced
-    with ExitStack() as stack:
-        for layer in [] if view.model.run_eagerly else view.layers:
-            if _is_of_keras(layer):
-                own = cache.setdefault(id(layer), {})
-                stack.enter_context(override(layer, "call", _trace(layer.call, own)))
-        yield
+    loops = [] if view.model.run_eagerly else [one for one in view.layers if _is_of_keras(one)]
+    return override_each(
+        loops, "call", lambda layer, call: _trace(call, cache.setdefault(id(layer), {}))
+    )
 
 
 @contextmanager

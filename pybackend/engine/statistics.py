@@ -10,7 +10,7 @@ n_w.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ from keras import ops
 
 from pybackend.collective import Collective
 from pybackend.engine.calls import StepCalls
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override_each
 from pybackend.errors import InputError
 from pybackend.words import setting
 
@@ -55,13 +55,9 @@ class GlobalStatistics:
         self.error: BaseException | None = None
         """Original exception of a failed exchange, or None; TensorFlow propagates only its text."""
 
-    @contextmanager
-    def install(self) -> Iterator[None]:
+    def install(self) -> AbstractContextManager[None]:
         """Replace the layers' ``call`` while the context is active."""
-        with ExitStack() as stack:
-            for layer in self._layers:
-                stack.enter_context(override(layer, "call", self._watch(layer, layer.call)))
-            yield
+        return override_each(self._layers, "call", self._watch)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from pybackend.data.arrays import nest
 from pybackend.data.rows import Rows, make_zero_row
 from pybackend.engine.calls import StepCalls
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override_each
 from pybackend.errors import InputError
 from pybackend.model.compare import compute_loss, keep_state
 from pybackend.model.view import ModelView, find_ignored_class, has_own
@@ -139,13 +139,11 @@ class StepMeans:
     def install(self) -> Iterator[None]:
         """Replace the metrics' ``update_state`` while the context is active."""
         with ExitStack() as stack:
-            for mean in find_step_means(self._model):
-                watched = self._watch(mean.update_state)
-                stack.enter_context(override(mean, "update_state", watched))
-            for mean in self._model.metrics if self.is_uneven else ():
-                if mean.name == "loss":
-                    counted = self._count(mean.update_state)
-                    stack.enter_context(override(mean, "update_state", counted))
+            means = find_step_means(self._model)
+            stack.enter_context(override_each(means, "update_state", self._watch))
+            if self.is_uneven:
+                total = [mean for mean in self._model.metrics if mean.name == "loss"]
+                stack.enter_context(override_each(total, "update_state", self._count))
             yield
 
     @contextmanager
@@ -157,7 +155,7 @@ class StepMeans:
         finally:
             self.share = None
 
-    def _watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         def watched(values: Any, sample_weight: Any = None) -> Any:
             is_one = self.share is not None and keras.ops.ndim(values) == 0
             weight = self.share if is_one and sample_weight is None else sample_weight
@@ -165,7 +163,7 @@ class StepMeans:
 
         return watched
 
-    def _count(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def _count(self, mean: Any, update: Callable[..., Any]) -> Callable[..., Any]:
         def counted(values: Any, sample_weight: Any = None) -> Any:
             return update(values, sample_weight=self.compute_weight(sample_weight))
 

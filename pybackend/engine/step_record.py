@@ -11,7 +11,7 @@ the workers, in the buffer of the gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from pybackend.engine.feed import Feed
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override_each
 from pybackend.engine.replica import Replica
 from pybackend.engine.state import find_other_state
 from pybackend.engine.steps import count_accumulated_steps
 from pybackend.job.messages import Note
-from pybackend.model.view import has_own
+from pybackend.model.view import has_own, list_other_variables
 from pybackend.words import setting
 
 Array = npt.NDArray[Any]
@@ -78,13 +78,12 @@ class StepRecord:
         frozen = {id(v) for one in view.layers if not one.trainable for v in one.weights}
         synchronized = {id(v) for one in view.synchronized for v in one.weights}
         normalizing = view.normalizing_variables - synchronized - frozen
-        weights = {id(v) for v in model.weights}
         same = {id(v) for v in shared}
         self._metrics = [v for v in model.metrics_variables if id(v) not in same]
         moving = [v for v in model.non_trainable_weights if id(v) not in frozen]
         self._statistics = [v for v in moving if id(v) in normalizing]
         others = [v for v in moving if id(v) not in normalizing]
-        others += [v for v in model.variables if id(v) not in weights]
+        others += list_other_variables(model)
         others += [v for v in model.metrics_variables if id(v) in same]
         self._variables = [*self._metrics, *self._statistics, *others, *find_other_state(view)]
         self._places = {id(v): place for place, v in enumerate(self._variables)}
@@ -116,9 +115,7 @@ class StepRecord:
         A worker whose exchange fails does not have their values of the step before.
         """
 
-        def watch(variable: Any) -> Any:
-            assign = variable.assign
-
+        def watch(variable: Any, assign: Any) -> Any:
             def watched(value: Any) -> Any:
                 if self._is_complete:
                     self._is_complete = False
@@ -127,9 +124,7 @@ class StepRecord:
 
             return watched
 
-        with ExitStack() as stack:
-            for variable in self._model.trainable_variables:
-                stack.enter_context(override(variable, "assign", watch(variable)))
+        with override_each(self._model.trainable_variables, "assign", watch):
             yield
 
     def read(self) -> list[Any]:

@@ -25,6 +25,7 @@ from pybackend.job.messages import Answers, Emit, Phase
 from pybackend.job.options import Exchange
 from pybackend.job.report import Audit, StepTimes
 from pybackend.model.compare import hash_weights
+from pybackend.model.load import LoadedModel, load_job_model
 from pybackend.words import setting
 
 
@@ -59,6 +60,7 @@ def train(
     lifecycle: Lifecycle | None = None,
     answers: Answers | None = None,
     sent: dict[str, Any] | None = None,
+    loaded: LoadedModel | None = None,
 ) -> Training:
     """Train this worker's replica with the others.
 
@@ -80,11 +82,13 @@ def train(
         Messages from observers of the training.
     sent
         As in `load_job_model`.
+    loaded
+        The model, in the state after the last generation; None: as the driver sent it.
     """
     if lifecycle is None:
         lifecycle = Lifecycle(job) if job.checkpoint is None else CheckpointedLifecycle(job)
     emit(Phase("loading the model"))
-    loaded = lifecycle.load_model(folder, sent)
+    loaded = loaded or load_job_model(job, folder, sent)
     replica = make_replica(job, collective, counts, folder, emit, loaded, stream, lifecycle.seed)
     lifecycle.begin(replica)
     tensorboard = make_tensorboard(job, folder, emit) if replica.rank == 0 else []

@@ -19,7 +19,7 @@ from pybackend.engine.sync import EpochSync
 from pybackend.engine.synchronizer import Synchronizer
 from pybackend.errors import ClusterError, InputError, SerializationError
 from pybackend.model.callbacks import select_callbacks
-from pybackend.model.view import ModelView, has_own
+from pybackend.model.view import ModelView, has_own, list_other_variables
 
 # Attributes that belong to the current training.
 _NOT_KEPT = {"params", "_model"}
@@ -347,7 +347,7 @@ class TrainingState:
         is_same_group = len(ranks) == world_size
         own = ranks[rank if is_same_group else 0]
         variables = self._variables(own["within_epoch"])
-        seeds = {id(v) for v in _find_seeds(self._model)}
+        seeds = {id(v) for v in list_other_variables(self._model)}
         if len(variables) != len(state["variables"]):
             raise ClusterError(
                 f"the checkpoint has {len(state['variables'])} variables, but training "
@@ -407,7 +407,7 @@ class TrainingState:
         ]
 
     def _count_before_optimizers(self) -> int:
-        return len(self._model.weights) + len(_find_seeds(self._model))
+        return len(self._model.weights) + len(list_other_variables(self._model))
 
     def _variables(self, is_within_epoch: bool) -> Sequence[Any]:
         """Return the weights, in order, then all other variables used in training.
@@ -418,18 +418,12 @@ class TrainingState:
         its first step creates them.
         """
         model, view = self._model, ModelView(self._model)
-        found = [*model.weights, *_find_seeds(model)]
+        found = [*model.weights, *list_other_variables(model)]
         found += view.optimizer_variables if self._shards is None else self._shards.slots
         metrics = list(model.metrics_variables)
         listed = {id(v.value) for v in [*found, *metrics] if v is not None}
         found += metrics if is_within_epoch or not has_own(model, "train_step") else []
         return [*found, *(v for v in view.list_variables() if id(v) not in listed)]
-
-
-def _find_seeds(model: Any) -> list[Any]:
-    """Return the states of random generators, and other variables that are not weights."""
-    weights = {id(v) for v in model.weights}
-    return [v for v in model.variables if id(v) not in weights]
 
 
 def _digest(array: Any) -> Any:

@@ -6,8 +6,8 @@ workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 from pybackend.collective import Collective, all_sum
 from pybackend.engine.exchange import GradientExchange
 from pybackend.engine.host import Exchanged
-from pybackend.engine.overrides import override
+from pybackend.engine.overrides import override_each
 from pybackend.engine.step_difference import find_tolerance
 from pybackend.model.view import ModelView
 
@@ -59,15 +59,11 @@ class WatchedGradients:
         self._count = 0
         self.pairs: dict[Any, tuple[Array, Array]] = {}
 
-    @contextmanager
-    def install(self) -> Iterator[None]:
+    def install(self) -> AbstractContextManager[None]:
         """Watch all optimizers within this context."""
-        with ExitStack() as stack:
-            for one in self._view.optimizers:
-                stack.enter_context(override(one, "apply", self._watch(one.apply)))
-            yield
+        return override_each(self._view.optimizers, "apply", self._watch)
 
-    def _watch(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, optimizer: Any, apply: Callable[..., Any]) -> Callable[..., Any]:
         def watched(grads: Sequence[Any], trainable_variables: Any = None) -> Any:
             gradients = list(grads)
             given = trainable_variables

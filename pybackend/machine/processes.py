@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -151,6 +152,11 @@ def measure_memory(pid: int) -> int:
 def measure_share(pid: int) -> int:
     """Return the resident memory of a process, with its share of common pages; this is slower."""
     return _read_kilobytes(pid, "smaps_rollup", "Pss:") or measure_memory(pid)
+
+
+def measure_peak() -> int:
+    """Return the peak memory of this process, in bytes."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def measure_group(pid: int) -> int:

@@ -37,21 +37,6 @@ class LoadedModel:
     """A ``.keras`` file with state of the optimizer that the model does not have yet."""
 
 
-def unpickle_sent(job: ModelJob, folder: Path) -> dict[str, Any]:
-    """Configure Keras as on the driver; unpickle what the driver pickled in one file.
-
-    These are ``callbacks``, ``custom_objects``, ``functions`` that return data, and the ``model``
-    or the function that builds it, if it is not a Keras file.
-    """
-    configure_keras(job)
-    # The launcher on this machine wrote the files from the driver's own objects.
-    if (folder / MODEL_OBJECTS).exists():
-        return read_objects((folder / MODEL_OBJECTS).read_bytes())
-    extras = folder / EXTRAS
-    found: dict[str, Any] = cloudpickle.loads(extras.read_bytes()) if extras.exists() else {}
-    return found
-
-
 def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = None) -> LoadedModel:
     """Load the model from a worker's folder.
 
@@ -98,6 +83,37 @@ def load_job_model(job: ModelJob, folder: Path, sent: dict[str, Any] | None = No
     return LoadedModel(model, extras, False, stored=file if is_sharded else None)
 
 
+def unpickle_sent(job: ModelJob, folder: Path) -> dict[str, Any]:
+    """Configure Keras as on the driver; unpickle what the driver pickled in one file.
+
+    These are ``callbacks``, ``custom_objects``, ``functions`` that return data, and the ``model``
+    or the function that builds it, if it is not a Keras file.
+    """
+    configure_keras(job)
+    # The launcher on this machine wrote the files from the driver's own objects.
+    if (folder / MODEL_OBJECTS).exists():
+        return read_objects((folder / MODEL_OBJECTS).read_bytes())
+    extras = folder / EXTRAS
+    found: dict[str, Any] = cloudpickle.loads(extras.read_bytes()) if extras.exists() else {}
+    return found
+
+
+def configure_keras(job: ModelJob) -> None:
+    """Set Keras's global settings to the driver's."""
+    keras.config.set_epsilon(job.epsilon)
+    keras.config.set_floatx(job.floatx)
+    keras.config.set_dtype_policy(job.dtype_policy)
+    keras.config.set_image_data_format(job.image_data_format)
+
+
+def _register(custom_objects: Mapping[str, Any]) -> None:
+    """Register the driver's custom objects, so that the model's files use the same names."""
+    for key, value in custom_objects.items():
+        package, is_registered, name = key.partition(">")
+        if is_registered:
+            keras.saving.register_keras_serializable(package, name)(value)
+
+
 def _check_start(folder: Path, model: Any) -> None:
     """Check that a model has the weights and the optimizer's state that the session sent.
 
@@ -116,22 +132,6 @@ def _check_start(folder: Path, model: Any) -> None:
                     f"sent. Keras here is {keras.__version__}: use the session's release, and "
                     "custom classes that do not change what was loaded"
                 )
-
-
-def _register(custom_objects: Mapping[str, Any]) -> None:
-    """Register the driver's custom objects, so that the model's files use the same names."""
-    for key, value in custom_objects.items():
-        package, is_registered, name = key.partition(">")
-        if is_registered:
-            keras.saving.register_keras_serializable(package, name)(value)
-
-
-def configure_keras(job: ModelJob) -> None:
-    """Set Keras's global settings to the driver's."""
-    keras.config.set_epsilon(job.epsilon)
-    keras.config.set_floatx(job.floatx)
-    keras.config.set_dtype_policy(job.dtype_policy)
-    keras.config.set_image_data_format(job.image_data_format)
 
 
 def _build(function: Any) -> Any:

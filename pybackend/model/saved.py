@@ -21,6 +21,7 @@ def restore_saved(
     import_tensorflow()
     from pybackend.model.compare import hash_weights
     from pybackend.model.transfer import read_weights
+    from pybackend.model.view import list_other_variables
 
     manifest = saved.manifest
     if saved.model is None:
@@ -50,14 +51,9 @@ def restore_saved(
     if model.compiled and model.optimizer is not None:
         model.optimizer.build(model.trainable_variables)
         # Weights come first, then the generators; the optimizer's follow.
-        first = len(model.weights) + len(_others(model))
+        first = len(model.weights) + len(list_other_variables(model))
         _assign(model.optimizer.variables, state["variables"][first:])
     return model
-
-
-def _others(model: Any) -> list[Any]:
-    weights = {id(v) for v in model.weights}
-    return [v for v in model.variables if id(v) not in weights]
 
 
 def _assign(variables: Any, values: Any) -> None:

@@ -222,6 +222,12 @@ def build_model(model: Any, inputs: Any) -> None:
         model.built = True  # otherwise Keras writes no weights
 
 
+def list_other_variables(model: Any) -> list[Any]:
+    """Return the variables that are not weights, such as the states of random generators."""
+    weights = {id(variable) for variable in model.weights}
+    return [variable for variable in model.variables if id(variable) not in weights]
+
+
 def has_own(part: Any, *methods: str) -> bool:
     """Return whether an object's class overrides one of these methods of Keras."""
     return not all(is_of_keras(getattr(type(part), name)) for name in methods)

@@ -37,7 +37,7 @@ from pybackend.model.checks import check_model
 from pybackend.model.compare import hash_weights
 from pybackend.model.inputs import reshape_rows
 from pybackend.model.load import LoadedModel, load_job_model
-from pybackend.model.view import ModelView, has_own
+from pybackend.model.view import ModelView, has_own, list_other_variables
 from pybackend.net.rendezvous import split_address
 from pybackend.strategy.blocks import batch, iterate_blocks
 from pybackend.strategy.shares import VALIDATION, count_shares, move_shares
@@ -261,9 +261,7 @@ def _find_obstacle(view: ModelView) -> str | None:
 
 def variables_of(model: Any) -> list[Any]:
     """Return the variables in the order used in checkpoints: weights, others, the optimizer's."""
-    weights = {id(variable) for variable in model.weights}
-    others = [variable for variable in model.variables if id(variable) not in weights]
-    return [*model.weights, *others, *model.optimizer.variables]
+    return [*model.weights, *list_other_variables(model), *model.optimizer.variables]
 
 
 class Keeping:
