@@ -150,13 +150,13 @@ def make_replica(
     if tried is not None:
         check_some_labels(model, tried)
     metrics = probe_metrics(model, tried, job, collective)
+    view = view.renewed()  # the check of the metrics has called the model
     over = OverBatch(loss=job.has_global_loss, metrics=metrics == "not sums")
     if job.workers > 1 and isinstance(job.exchange, Exchange):
         _report_metrics(model, metrics, emit)
         if over != NOTHING or has_own(model, "train_step") or view.synchronized:
             check_runs_eagerly(model, feed.begins_empty)
     seed(rank)
-    view = view.renewed()  # the check of the metrics has called the model
     plan = plan_saving(loaded, view, inputs, job, emit) if rank == 0 else None
     if job.workers > 1:
         build_losses(view, rows)
