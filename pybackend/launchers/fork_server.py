@@ -1,10 +1,14 @@
-"""The fork server: a process that has imported TensorFlow, from which later workers are forked.
+"""Fork servers: processes that have imported TensorFlow, from which later workers are forked.
 
-The import takes seconds, which is most of the time of a short training run. So after a call, one
-process of the session imports TensorFlow and waits. The workers of the next call are forked from
-it, within milliseconds, if they would start in the same way: with the same environment, limits and
-user. The server runs no job, so a worker begins as a new process does: it has the same imports, but
-random numbers of its own.
+The import takes seconds, which is most of the time of a short training run. So after a call, a
+process imports TensorFlow and waits. The workers of the next call are forked from it, within
+milliseconds, if they would start in the same way: with the same environment, limits and user. The
+server runs no job, so a worker begins as a new process does: it has the same imports, but random
+numbers of its own.
+
+A server belongs to a process, its owner, and ends with it: this session, a Spark executor, or the
+keeper of a session on a host. The owner's processes, such as the tasks of an executor, find it by a
+name in Linux's abstract namespace of sockets, where no file is left behind.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
+import re
 import socket
 import subprocess
 import sys
@@ -20,16 +24,19 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import cache, partial
+from pathlib import Path
 
 from pybackend.job.job import LOGGER
-from pybackend.launchers.fork_serving import (
-    HUNG_SECONDS,
+from pybackend.launchers.forking import (
+    ANSWER_SECONDS,
     PROGRAM,
     RUN_WORKER,
-    start_server,
+    SERVE,
+    ForkedProcess,
+    find_server,
 )
-from pybackend.launchers.forking import ForkedProcess
-from pybackend.launchers.lasting_server import LastingServer
+from pybackend.launchers.processes import kill_all
 from pybackend.launchers.worker_kind import WorkerKind, describe_worker
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.processes import name_process
@@ -41,10 +48,11 @@ _BYTES = 1e9
 _MOST = 2
 # From this time after its start on, no call waits for a server that still imports TensorFlow.
 _IMPORT_SECONDS = 20.0
+_END_SECONDS = 2.0
 _START = f"import sys; del sys.path[0]; {RUN_WORKER}"
 _IS_SUSPENDED: ContextVar[bool] = ContextVar("_IS_SUSPENDED", default=False)
 _EXPECTS_MORE: ContextVar[bool] = ContextVar("_EXPECTS_MORE", default=False)
-_LASTING: ContextVar[LastingServer | None] = ContextVar("_LASTING", default=None)
+_OWNER: ContextVar[str | None] = ContextVar("_OWNER", default=None)
 _OFF = ("0", "false", "no", "off")
 
 
@@ -55,7 +63,7 @@ def start_worker(
     may_fork: bool,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes] | ForkedProcess:
-    """Start a worker's process: fork it if this session has a fork server for it.
+    """Start a worker's process: fork it if there is a fork server for it.
 
     Parameters
     ----------
@@ -72,9 +80,8 @@ def start_worker(
     """
     kind = describe_worker(variables, python) if may_fork and not is_off() else None
     if kind is not None:
-        lasting = _LASTING.get()
-        fork = _SERVERS.fork if lasting is None else lasting.fork
-        if forked := fork(kind, folder, descriptors, variables):
+        servers = _find_servers(_OWNER.get())
+        if forked := servers.fork(kind, folder, descriptors, variables):
             return forked
     return popen([python, *PROGRAM, _START, folder], descriptors, variables)
 
@@ -108,30 +115,27 @@ def keeping_fork_server(processes: int = 1, owner: str | None = None) -> Iterato
         The process with which the server ends, as in `name_process`. Other processes with the same
         owner use it, too. None: this process, which alone uses it.
     """
-    lasting = None if owner is None else LastingServer(owner)
-    token = _LASTING.set(lasting)
+    token = _OWNER.set(owner)
     try:
         yield
     finally:
-        _LASTING.reset(token)
+        _OWNER.reset(token)
         try:
-            if lasting is None:
-                _SERVERS.keep(processes)
-            elif read_free_memory() >= processes * _BYTES:
-                lasting.keep()
+            _find_servers(owner).keep(processes)
         except Exception as error:
             LOGGER.debug("no fork server: %s", error)
 
 
 def stop_fork_server() -> None:
-    """Stop the fork server of this process, if there is one."""
-    _SERVERS.close()
+    """Stop the fork servers of this process."""
+    with contextlib.suppress(OSError):  # this is not Linux
+        _find_servers(None).close()
 
 
 @contextlib.contextmanager
 def without_fork_server() -> Iterator[None]:
     """Have no fork server in this block, because its import of TensorFlow would take time there."""
-    _SERVERS.close()
+    stop_fork_server()
     token = _IS_SUSPENDED.set(True)
     try:
         yield
@@ -149,97 +153,44 @@ def expecting_workers() -> Iterator[None]:
         _EXPECTS_MORE.reset(token)
 
 
-class _Server:
-    """One fork server, and what is equal for all its workers."""
+class ForkServers:
+    """The fork servers of one owner on this host, at most one for each kind of worker.
 
-    def __init__(self, kind: WorkerKind) -> None:
-        self.kind = kind
-        self._control, theirs = socket.socketpair()
-        try:
-            with theirs:
-                self._process = start_server(kind, theirs, name_process(os.getpid()))
-        except BaseException:
-            self._control.close()
-            raise
-        self._started = time.monotonic()
-        self._is_ready = False
+    Parameters
+    ----------
+    owner
+        The process with which they end, as in `name_process`.
+    most
+        Most servers at a time.
+    """
+
+    def __init__(self, owner: str, most: int) -> None:
+        self._owner = owner
+        self._most = most
+        self._prefix = f"\0tfdist-fork-server-{owner}-"
         self._lock = threading.Lock()
-        # It ends by itself when it is idle: this thread reaps it.
-        threading.Thread(target=self._process.wait, daemon=True).start()
+        self._wanted: list[WorkerKind] = []  # since the last `keep`
+        # By name: the last use, the end of the wait for an import, and those started here.
+        self._used: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
-    def is_running(self) -> bool:
-        """Return whether it runs, and does not hang while it imports TensorFlow."""
-        hangs = not self._is_ready and time.monotonic() > self._started + HUNG_SECONDS
-        return self._process.poll() is None and not hangs
+    def name(self, kind: WorkerKind) -> str:
+        """Return the name of the socket of the server for a kind of worker."""
+        return self._prefix + kind.digest()
 
-    def is_ready(self) -> bool:
-        """Return whether it has imported TensorFlow; wait for it if it has just been started.
-
-        Raises
-        ------
-        OSError
-            It has ended.
-        """
-        with self._lock:
-            if not self._is_ready:
-                left = max(0.0, self._started + _IMPORT_SECONDS - time.monotonic())
-                answers = select.poll()
-                answers.register(self._control, select.POLLIN)
-                if not answers.poll(left * 1000):
-                    return False
-                if not self._control.recv(1):
-                    raise ConnectionError("the fork server has ended")
-                self._is_ready = True
-            return True
-
-    def fork(
-        self, folder: str, descriptors: Sequence[int], variables: Mapping[str, str]
-    ) -> ForkedProcess:
-        """Fork a worker; raise OSError if the server has ended, or does not answer."""
-        ours, theirs = socket.socketpair()
+    def list_names(self) -> list[str]:
+        """Return the names of the servers that run, or still start; the last used first."""
         try:
-            with theirs:
-                socket.send_fds(self._control, [b"."], [theirs.fileno()])
-        except BaseException:
-            ours.close()
-            raise
-        return ForkedProcess(ours, descriptors, variables, [folder])
-
-    def close(self) -> None:
-        """Kill the server, and wait for its memory to be free; its workers have guardians."""
-        self._control.close()
-        self._process.kill()
-        # A process that waits for a frozen disk cannot be killed.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)
-
-    def leave(self) -> None:
-        """Leave it to the process that this one was forked from."""
-        # At its exit, a fork of the session would kill the session's server
-        # (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
-        self._control.close()
-        self._process.returncode = 0  # not a child of this process
-
-
-class _Servers:
-    """The fork servers of this process, the last used first."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._running: list[_Server] = []
-        self._wanted: list[WorkerKind] = []
-
-    def own(self) -> threading.Lock:
-        """Return the lock; in a process that was forked from the owner, have no server first."""
-        if self._owner != os.getpid():
-            for server in self._running:
-                server.leave()
-            self._reset()
-        return self._lock
+            shown = Path("/proc/net/unix").read_text(errors="replace")
+        except OSError:
+            return []
+        # Listening sockets: a server's connections have its name, too.
+        ends = re.findall(
+            rf" 00010000 .* @{re.escape(self._prefix[1:])}(\w+)$", shown, re.MULTILINE
+        )
+        names = [self._prefix + end for end in ends]
+        return sorted(names, key=lambda name: self._used.get(name, 0.0), reverse=True)
 
     def fork(
         self,
@@ -249,63 +200,124 @@ class _Servers:
         variables: Mapping[str, str],
     ) -> ForkedProcess | None:
         """Fork a worker; return None if no server starts such workers."""
-        with self.own():
-            if kind not in self._wanted:
-                self._wanted = [kind, *self._wanted][:_MOST]
-            server = next((server for server in self._running if server.kind == kind), None)
-            is_wanted = server is None and _EXPECTS_MORE.get() and len(self._running) < _MOST
-            if is_wanted and read_free_memory() >= _BYTES:
-                server = _Server(kind)
-                self._running = [server, *self._running]
-        if server is None:
-            return None
+        name, pid = self.name(kind), None
+        connection = socket.socket(socket.AF_UNIX)
         try:
-            return server.fork(folder, descriptors, variables) if server.is_ready() else None
+            self._want(kind)
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(name)
+            pid, patience = find_server(connection), ANSWER_SECONDS
+            if pid is None:
+                limit = self._deadlines.setdefault(name, time.monotonic() + _IMPORT_SECONDS)
+                patience = max(0.01, limit - time.monotonic())
+            return ForkedProcess(connection, descriptors, variables, [folder], patience)
         except OSError as error:
             LOGGER.debug("the fork server is not used: %s", error)
-            with self.own():
-                self._running = [other for other in self._running if other is not server]
-            server.close()
+            connection.close()
+            if pid is not None and isinstance(error, TimeoutError):  # it is stopped, for example
+                self._end(name)
             return None
 
     def keep(self, processes: int) -> None:
-        """Have a server for each kind of worker that was started since the last time."""
+        """Have a server for each kind of worker that was wanted since the last time.
+
+        ``processes`` is the number of processes on this host that do the same.
+        """
         if is_off():
             self.close()
-        with self.own():
-            wanted, self._wanted = self._wanted, []
-            if not wanted or is_off():
-                return
-            alive = [server for server in self._running if server.is_running()]
-            for server in self._running:
-                if server not in alive:
-                    server.close()
-            used = [server for server in alive if server.kind in wanted]
-            known = [server.kind for server in used]
-            # Something may have changed since the workers were started.
-            new = [
-                k for k in wanted if k not in known and describe_worker(k.variables, k.python) == k
-            ]
-            others = [server for server in alive if server not in used]
-            least = len(new) * processes * _BYTES
-            while others and (len(used + new + others) > _MOST or read_free_memory() < least):
-                others.pop().close()
-            self._running = [*used, *others]
-            if new and read_free_memory() >= least:
-                self._running = [*map(_Server, new), *self._running]
+            return
+        with self._lock:
+            new = [kind for kind in self._wanted if self._is_new(kind)]
+            if new and self._make_room(len(new), processes):
+                for kind in new:
+                    self._start(kind)
+            self._wanted = []
 
     def close(self) -> None:
         """Stop all servers."""
-        with self.own():
-            running, self._running = self._running, []
-        for server in running:
-            server.close()
+        with self._lock:
+            self._wanted = []
+            for name in self.list_names():
+                self._end(name)
+
+    def _want(self, kind: WorkerKind) -> None:
+        """Note that a worker starts; start a server first if many such workers follow."""
+        with self._lock:
+            self._used[self.name(kind)] = time.monotonic()
+            if kind not in self._wanted:
+                self._wanted = [kind, *self._wanted][: self._most]
+            if self._is_new(kind) and self._make_room(1, 1) and _EXPECTS_MORE.get():
+                self._start(kind)
+
+    def _is_new(self, kind: WorkerKind) -> bool:
+        """Return whether no server starts such workers, but one could."""
+        if self.name(kind) in self.list_names():
+            return False
+        # Something may have changed since the workers were started.
+        return describe_worker(kind.variables, kind.python) == kind
+
+    def _make_room(self, new: int, processes: int) -> bool:
+        """End servers that are not wanted; return whether there is room for new ones."""
+        running, wanted = self.list_names(), list(map(self.name, self._wanted))
+        others = [name for name in running if name not in wanted]
+        excess, least = len(running) + new - self._most, new * processes * _BYTES
+        while others and (excess > 0 or read_free_memory() < least):
+            self._end(others.pop())
+            excess -= 1
+        return excess <= 0 and read_free_memory() >= least
+
+    def _start(self, kind: WorkerKind) -> None:
+        name = self.name(kind)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(name)
+            listener.listen()
+            process = subprocess.Popen(
+                [kind.python, *PROGRAM, SERVE, str(listener.fileno()), self._owner],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                env=dict(kind.variables),
+                start_new_session=True,
+            )
+        self._started[name] = process
+        self._deadlines[name] = time.monotonic() + _IMPORT_SECONDS
+        # It ends by itself when it is idle: this thread reaps it.
+        threading.Thread(target=process.wait, daemon=True).start()
+
+    def _end(self, name: str) -> None:
+        """Kill a server, and wait for its memory to be free; its workers have guardians."""
+        if process := self._started.pop(name, None):  # it may still import TensorFlow
+            process.kill()
+            # A process that waits for a frozen disk cannot be killed.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_END_SECONDS)
+        kill_all(partial(_find_pids, name), _END_SECONDS)
 
 
-_SERVERS = _Servers()
-atexit.register(_SERVERS.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_SERVERS.own)
+def _find_pids(name: str) -> list[int]:
+    """Return the PID of the server with a name, unless it has ended or still starts."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.settimeout(_END_SECONDS)
+        connection.connect(name)
+        if pid := find_server(connection):
+            return [pid]
+    return []
+
+
+@cache
+def _make_servers(owner: str, most: int) -> ForkServers:
+    return ForkServers(owner, most)
+
+
+def _find_servers(owner: str | None) -> ForkServers:
+    """Return the servers of an owner; None: this process."""
+    # A fork of the session has another name, and so other servers: at its exit, it killed the
+    # session's (test_one_that_ends_hangs_or_differs_is_replaced_and_a_fork_does_not_use_it).
+    return _make_servers(owner or name_process(os.getpid()), _MOST if owner is None else 1)
+
+
+atexit.register(stop_fork_server)
 
 
 def is_off() -> bool:

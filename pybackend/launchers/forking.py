@@ -1,8 +1,8 @@
-"""A worker's process forked from a server that has imported TensorFlow: both ends of the protocol.
+"""Both ends of a fork server: a process that has imported TensorFlow, and forks workers.
 
-The launcher connects to the server and sends descriptors and a line of JSON. The server forks a
-guardian, which forks the worker, sends its PID, and, once the worker and all its descendants have
-ended, its exit status.
+A launcher connects to the server, which forks a guardian. The launcher sends this one descriptors
+and a line of JSON. The guardian forks the worker, sends its PID, and, once the worker and all its
+descendants have ended, its exit status. Each end checks that the other one belongs to its user.
 """
 
 from __future__ import annotations
@@ -20,16 +20,39 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pybackend.launchers.processes import adopt_orphans, end_descendants
+from pybackend.machine.processes import is_process
 
-# A server that has not answered after this time is stopped, or hangs.
-_ANSWER_SECONDS = 20.0
+IDLE_SECONDS = 600.0
+_HUNG_SECONDS = 300.0
+# An end that has not answered after this time is stopped, or hangs.
+ANSWER_SECONDS = 20.0
+_LOOK_SECONDS = 5.0
 _CLEAN_UP_SECONDS = 2.0
 _MOST_DESCRIPTORS = 16
+PROGRAM = ("-u", "-c")
+# Not `python -m`: with it, a `queue.py` in the user's directory ended every worker
+# (test_files_of_the_current_directory_do_not_stand_in_for_modules).
+RUN_WORKER = (
+    "import runpy; runpy.run_module('pybackend.worker', run_name='__main__', alter_sys=True)"
+)
+_IMPORT = "from pybackend.launchers.forking import serve"
+# The program of a server. Its objects are frozen: collecting garbage in a worker would copy their
+# memory.
+SERVE = (
+    f"import sys, gc, signal; del sys.path[0]; signal.alarm({_HUNG_SECONDS:.0f}); gc.disable(); "
+    "import keras, pybackend.data.reading, pybackend.engine.score, pybackend.engine.train; "
+    "gc.freeze(); gc.enable(); "
+    f"{_IMPORT}; signal.alarm(0); serve(int(sys.argv[1]), sys.argv[2]); {RUN_WORKER}"
+)
+# PID, user and group of the other end of a socket.
+_PEER = struct.Struct("3i")
+READY = b"r"
 # An answer: which number it is, and the number.
 _ANSWER = struct.Struct("<ci")
 _PID, _STATUS = b"p", b"s"
@@ -53,6 +76,8 @@ class ForkedProcess:
         The process's environment.
     arguments
         The process's first command-line arguments.
+    patience
+        Seconds to wait for a server that still imports TensorFlow.
 
     Raises
     ------
@@ -66,6 +91,7 @@ class ForkedProcess:
         descriptors: Sequence[int],
         variables: Mapping[str, str],
         arguments: Sequence[str] = (),
+        patience: float = ANSWER_SECONDS,
     ) -> None:
         message = {"arguments": list(arguments), "environment": dict(variables)}
         self.returncode: int | None = None
@@ -73,6 +99,10 @@ class ForkedProcess:
         self._lock = threading.Lock()
         with contextlib.ExitStack() as stack, contextlib.ExitStack() as failed:
             failed.callback(connection.close)
+            connection.settimeout(patience)
+            if connection.recv(1) != READY:
+                raise ConnectionError("the fork server has ended")
+            connection.settimeout(ANSWER_SECONDS)
             # A descriptor also works if the directory can no longer be opened by its name.
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, folder)
@@ -82,7 +112,6 @@ class ForkedProcess:
             from_stdout, its_stdout = os.pipe()
             stack.callback(os.close, its_stdout)
             self.stdout = failed.enter_context(os.fdopen(from_stdout, "rb"))
-            connection.settimeout(_ANSWER_SECONDS)
             sent = [its_stdin, its_stdout, its_stdout, folder, *descriptors]
             socket.send_fds(connection, [b"."], sent)
             connection.sendall(json.dumps(message).encode() + b"\n")
@@ -133,6 +162,76 @@ class ForkedProcess:
         return int(number) if kind == wanted else None
 
 
+def serve(number: int, owner: str) -> None:
+    """Fork a worker for each connection; return in the worker alone.
+
+    The server exits with its owner, or when it has been idle for `IDLE_SECONDS`.
+
+    Parameters
+    ----------
+    number
+        File descriptor of the listening socket.
+    owner
+        The process with which it ends, as in `name_process`.
+    """
+    listener = socket.socket(fileno=number)
+    os.chdir("/")  # the session's directory can be removed; a worker gets its own
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the guardians
+    # From now on, the system names this process as the other end. Otherwise a stopped server could
+    # not be found and killed, and each call waited for it
+    # (test_other_workers_elastic_ones_and_killed_servers).
+    listener.listen()
+    requests = select.poll()
+    requests.register(listener, select.POLLIN)
+    with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3
+        requests.register(os.pidfd_open(int(owner.partition("-")[0])), select.POLLIN)
+    last = time.monotonic()
+    while is_process(owner) and time.monotonic() < last + IDLE_SECONDS:
+        if number not in dict(requests.poll(_LOOK_SECONDS * 1000)):
+            continue
+        with listener.accept()[0] as connection:
+            if not is_same_user(connection):
+                continue
+            last = time.monotonic()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                attend(connection, lambda message: os.setsid())
+                return
+    os._exit(0)
+
+
+def find_server(connection: socket.socket) -> int | None:
+    """Return the PID of the server at the other end; None while it imports TensorFlow.
+
+    Raises
+    ------
+    PermissionError
+        It belongs to another user.
+    """
+    if not is_same_user(connection):
+        raise PermissionError("it belongs to another user")
+    pid, _ = _read_peer(connection)
+    # Until it serves, this is the process that started it.
+    with contextlib.suppress(OSError):
+        if _IMPORT.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Return whether the other end of a Unix socket belongs to this user, in this container."""
+    pid, user = _read_peer(connection)
+    return pid > 0 and user == os.geteuid()  # 0: of another container
+
+
+def _read_peer(connection: socket.socket) -> tuple[int, int]:
+    """Return the PID and the user of the other end of a Unix socket."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, user, _ = _PEER.unpack(peer)
+    return pid, user
+
+
 def attend(
     connection: socket.socket, enter: Callable[[Mapping[str, Any]], object]
 ) -> Mapping[str, Any]:
@@ -148,9 +247,12 @@ def attend(
     enter
         Called in the worker with the message before anything else.
     """
+    connection.settimeout(ANSWER_SECONDS)
+    connection.sendall(READY)
     _, received, _, _ = socket.recv_fds(connection, 1, _MOST_DESCRIPTORS)
     with connection.makefile("rb") as stream:
         message: Mapping[str, Any] = json.loads(stream.readline())
+    connection.settimeout(None)
     adopt_orphans()
     worker = os.fork()
     if worker == 0:

@@ -48,10 +48,10 @@ class WorkerKind:
     variables: Mapping[str, str]
     inherited: Any
 
-    def digest(self) -> bytes:
-        """Return 32 bytes that are equal for equal kinds."""
+    def digest(self) -> str:
+        """Return 32 characters that are equal for equal kinds."""
         content = self.python, sorted(self.variables.items()), self.inherited
-        return hashlib.sha256(repr(content).encode()).digest()
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:32]
 
 
 def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | None:
@@ -71,6 +71,7 @@ def describe_worker(variables: Mapping[str, str], python: str) -> WorkerKind | N
             (os.getresuid(), os.getresgid(), sorted(os.getgroups())),
             (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
             sorted(os.sched_getaffinity(0)),
+            os.stat("/proc/self/ns/pid").st_ino,  # containers may share the namespace of names
             _read_times(variables.get("PYTHONPATH", "").split(os.pathsep)),
         )
     except OSError:

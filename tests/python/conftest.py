@@ -86,7 +86,7 @@ ALONE = [
     "test_handover",
     "test_detached",
     "test_session",
-    "test_lasting_server",
+    "test_fork_server_spark",
     "test_explain",
     "test_standalone",
     "test_kubernetes",

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +18,19 @@ import pytest
 from conftest import is_running, wait_for
 from warm import children
 
-from pybackend.launchers import forking
-from pybackend.launchers.worker_kind import describe_worker
+from pybackend.launchers import fork_server, forking
+from pybackend.launchers.fork_server import ForkServers
+from pybackend.launchers.forking import READY
+from pybackend.launchers.worker_kind import WorkerKind, describe_worker
 from pybackend.machine.processes import name_process, read_main_thread
 
 SCRIPT = """
 import json, os, signal, sys
 import keras, numpy as np
 import pybackend
-from pybackend.launchers import forking
+from pybackend.launchers import fork_server
 
-forking._ANSWER_SECONDS = 5.0
+fork_server.ANSWER_SECONDS = 5.0
 
 class LeaveDaemon(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
@@ -145,23 +148,145 @@ def test_without_it_nothing_is_left_after_a_call(tmp_path: Path) -> None:
         assert children(own.process.pid) == []
 
 
-@pytest.mark.parametrize(
-    ("idle", "session", "closes"), [(0.1, None, False), (600, "1-0", False), (600, None, True)]
+# As in the program of a server, by which it is known, but without TensorFlow.
+SERVE = (
+    "from pybackend.launchers.forking import serve; "
+    "from pybackend.launchers import forking as f; f._LOOK_SECONDS = 0.1; "
 )
-def test_it_ends_when_it_is_idle_or_without_its_session(
-    idle: float, session: str | None, closes: bool
+
+
+@pytest.fixture
+def owner() -> Iterator[str]:
+    """The name of a process that runs as long as the test."""
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+        yield name_process(process.pid)
+
+
+def make_kind(**variables: str) -> WorkerKind:
+    kind = describe_worker({**os.environ, **variables}, sys.executable)
+    assert kind is not None
+    return kind
+
+
+@contextmanager
+def serving(
+    owner: str, kind: WorkerKind, idle: float = 600.0, before: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a server that has not imported TensorFlow."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(ForkServers(owner, 1).name(kind))
+        listener.listen()
+        number = listener.fileno()
+        code = f"{before}{SERVE}f.IDLE_SECONDS = {idle}; serve({number}, {owner!r})"
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[number])
+    with process:
+        yield process
+        process.kill()
+
+
+@contextmanager
+def connected(owner: str, kind: WorkerKind) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(ForkServers(owner, 1).name(kind))
+        yield connection
+
+
+def request(owner: str, kind: WorkerKind, content: bytes) -> bytes:
+    """Send a server something; return all that it answers."""
+    with connected(owner, kind) as connection:
+        answer = connection.recv(1)
+        try:
+            connection.sendall(content)
+            connection.shutdown(socket.SHUT_WR)
+            return answer + connection.recv(9)
+        except OSError:  # it was closed without reading
+            return answer
+
+
+def test_it_ends_when_it_is_idle_or_without_its_owner() -> None:
+    kind = make_kind()
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+        owner = name_process(process.pid)
+        servers = ForkServers(owner, 1)
+        with serving(owner, kind, idle=0.1) as server:
+            assert server.wait(timeout=60) == 0
+        assert servers.list_names() == []
+        with serving(owner, kind) as server:
+            assert request(owner, kind, b"") == READY
+            assert servers.list_names() == [servers.name(kind)]
+            process.kill()
+            assert server.wait(timeout=60) == 0
+    with serving(owner, kind) as server:  # its owner has ended before
+        assert server.wait(timeout=60) == 0
+
+
+def test_a_client_that_sends_no_whole_request_loses_its_own_connection_only(owner: str) -> None:
+    kind = make_kind()
+    digest = bytes.fromhex(kind.digest())
+    with serving(owner, kind) as server:
+        for content in (b"", digest[:5], digest, b"{}\n", b"GET / HTTP/1.1\r\n" * 9):
+            assert request(owner, kind, content) == READY
+        assert request(owner, kind, b"") == READY
+        assert server.poll() is None
+
+
+def test_a_server_of_other_workers_ends_if_there_is_no_room(
+    owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, theirs = socket.socketpair()
-    owner = name_process(os.getpid()) if session is None else session
-    code = f"from pybackend.launchers import fork_serving as f; f.IDLE_SECONDS = {idle}; " + (
-        f"f._LOOK_SECONDS = 0.1; f.serve({theirs.fileno()}, {owner!r}, '')"
-    )
-    with ours, theirs:
-        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
-        theirs.close()
-        if closes:
-            ours.close()
-        assert process.wait(timeout=60) == 0
+    monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
+    kinds = [make_kind(TFDIST_ANY=value) for value in "abc"]
+    servers = ForkServers(owner, 2)
+    with serving(owner, kinds[0]) as first, serving(owner, kinds[1]) as second:
+        for kind in kinds[:2]:
+            assert request(owner, kind, b"") == READY  # it serves: now it can be found
+        monkeypatch.setattr(fork_server, "ForkedProcess", lambda connection, *_: connection)
+        for number in (1, 0):
+            forked: Any = servers.fork(kinds[number], "/", [], {})
+            forked.close()
+        servers.keep(1)
+        assert servers.list_names() == [servers.name(kinds[0]), servers.name(kinds[1])]
+        assert servers.fork(kinds[2], "/", [], {}) is None
+        assert second.wait(60) == -signal.SIGKILL
+        assert first.poll() is None
+        monkeypatch.setattr(fork_server, "read_free_memory", lambda: 0)
+        servers.keep(1)
+        assert first.wait(60) == -signal.SIGKILL
+    assert servers.list_names() == []
+
+
+def test_one_that_imports_for_long_is_not_waited_for_and_not_killed(
+    owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFDIST_FORK_SERVER", "1")
+    kind, servers = make_kind(), ForkServers(owner, 1)
+    monkeypatch.setattr(fork_server, "SERVE", "import time; time.sleep(600)")
+    monkeypatch.setattr(fork_server, "_IMPORT_SECONDS", 0.1)
+    assert servers.fork(kind, "/", [], {}) is None  # there is none
+    servers.keep(1)
+    began = time.monotonic()
+    for _ in range(3):
+        assert servers.fork(kind, "/", [], {}) is None
+    assert time.monotonic() - began < fork_server.ANSWER_SECONDS
+    assert servers.list_names() == [servers.name(kind)]
+    servers.close()
+    assert servers.list_names() == []
+
+
+def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, servers, mine = make_kind(), ForkServers(owner, 1), os.geteuid()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(servers.name(kind))
+        listener.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+        assert servers.fork(kind, "/", [], {}) is None
+        with listener.accept()[0] as accepted:
+            assert accepted.recv(1) == b""  # nothing was sent
+        monkeypatch.undo()
+    before = f"import os; os.geteuid = lambda: {mine + 1}; "
+    with serving(owner, kind, before=before) as server:
+        with connected(owner, kind) as connection:
+            assert connection.recv(1) == b""
+        assert server.poll() is None
 
 
 def test_a_server_that_has_ended_is_no_server() -> None:

@@ -32,7 +32,7 @@ library = packing.library
 class Look(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         with open("/proc/self/cmdline") as line, open(f"{folder}/{os.getpid()}", "w") as found:
-            found.write(str("fork_serving" in line.read()))
+            found.write(str("forking import serve" in line.read()))
         raise_if_wanted()
 
 def raise_if_wanted():
@@ -50,7 +50,7 @@ def look():
 
 def shorten(idle):
     files = library()
-    name = "lib/pybackend/launchers/fork_serving.py"
+    name = "lib/pybackend/launchers/forking.py"
     del files[f"{name}c"]
     long = b"IDLE_SECONDS = 600.0"
     assert long in files[name]
@@ -127,7 +127,7 @@ class Session:
     def servers(self, host: int = 0) -> dict[int, int]:
         """Return the keepers on a host by the process IDs of their fork servers."""
         lines = self._there.processes(host).items()
-        pattern = re.compile(r"fork_serving import serve.* (\d+)-\d+ ", re.DOTALL)
+        pattern = re.compile(r"forking import serve.* (\d+)-\d+\b", re.DOTALL)
         found = [(pid, pattern.search(line)) for pid, line in lines]
         return {pid: int(one[1]) for pid, one in found if one}
 

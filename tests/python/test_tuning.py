@@ -248,7 +248,7 @@ def test_a_search_that_is_killed_while_its_fork_server_starts_leaves_nothing(
 ) -> None:
     search = start_search(tmp_path, "1")
     try:
-        server = b"fork_serving import serve"
+        server = b"forking import serve"
         wait_for(lambda: any(server in command for _, command in processes_of(tmp_path)), 180)
         assert list(tmp_path.glob("tfdist-[01]-*"))
     finally:

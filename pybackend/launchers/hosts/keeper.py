@@ -1,7 +1,7 @@
 """The keepers of a session: a process on each host that owns a fork server for later calls.
 
 A call that wants a fork server starts them over ssh, if they do not run yet. They end with this
-session, because ssh's pipe closes even if the session is killed, or with their server.
+session, because ssh's pipe closes even if the session is killed, or ten minutes after a call.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ from typing import IO
 from pybackend.job.codec import decode, encode_line
 from pybackend.job.job import LOGGER
 from pybackend.launchers.fork_server import keeping_fork_server
-from pybackend.launchers.fork_serving import IDLE_SECONDS
-from pybackend.launchers.lasting_server import LastingServer
+from pybackend.launchers.forking import IDLE_SECONDS
 from pybackend.launchers.remote.bundle import LIBRARY
 from pybackend.machine.processes import name_process
 from pybackend.net.shared_lines import SharedLines, follow_driver
@@ -33,8 +32,6 @@ KEEPER = "keeper.json"
 # A file of the keeper's folder that calls lock while they use it.
 _CALLS = "calls"
 _LOOK_SECONDS = 2.0
-# After the end of the server. The next call may start another one.
-_UNUSED_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
 
 
@@ -47,7 +44,7 @@ class Keeper:
 
 
 def run(folder: str, pipe: IO[bytes], channel: int) -> None:
-    """Own a fork server until it has been idle, or until the driver closes the pipe.
+    """Own fork servers until there is no call for `IDLE_SECONDS`, or the driver closes the pipe.
 
     Parameters
     ----------
@@ -59,22 +56,18 @@ def run(folder: str, pipe: IO[bytes], channel: int) -> None:
     wake_when_orphaned()
     lines = SharedLines(pipe, os.fdopen(channel, "wb", buffering=0))
     keeper = Keeper(name_process(os.getpid()), folder)
-    server = LastingServer(keeper.owner)
     path, is_over = Path(folder, _CALLS), threading.Event()
     with path.open("wb") as calls:
         lines.write(encode_line(keeper))
         follow_driver(lines, is_over.set)
-        # The first call may still receive its rows, and starts the server when it ends.
-        used, patience = time.monotonic(), IDLE_SECONDS
+        used = time.monotonic()
         while not is_over.wait(_LOOK_SECONDS):
             try:
                 fcntl.flock(calls, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:  # a call runs
                 used = time.monotonic()
                 continue
-            if server.is_running():
-                used, patience = time.monotonic(), _UNUSED_SECONDS
-            elif time.monotonic() > used + patience:
+            if time.monotonic() > used + IDLE_SECONDS:
                 break
             fcntl.flock(calls, fcntl.LOCK_UN)
         # The workers of a call import files of this folder until they end

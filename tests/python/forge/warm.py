@@ -154,6 +154,7 @@ def run_daemon() -> None:
         "path": sys.path,
     }
     with _connect(path) as connection:
+        connection.recv(1)  # it is ready
         folder = os.open(".", os.O_PATH)
         socket.send_fds(connection, [b"."], [0, 1, 2, folder])
         connection.sendall(json.dumps(message).encode() + b"\n")

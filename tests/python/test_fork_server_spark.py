@@ -1,12 +1,10 @@
-"""The fork server of a Spark executor: later calls use it, and it ends with the executor."""
+"""Fork servers of Spark's executors: later calls use them, and they end with their executor."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +14,12 @@ import pytest
 from conftest import build_dense, is_running, marked_processes, spark_session, wait_for
 
 from pybackend import Elastic, InputError, Resources, barrier_train, kubernetes, slurm
-from pybackend.launchers.fork_serving import OTHER, REQUEST, SAME
-from pybackend.launchers.lasting_server import LastingServer, name_socket
-from pybackend.launchers.worker_kind import describe_worker
-from pybackend.machine.processes import name_process
+from pybackend.launchers.fork_server import ForkServers
+from pybackend.launchers.forking import READY
 
 X = np.random.default_rng(0).normal(size=(32, 8)).astype("float32")
 Y = np.arange(32) % 3
-SERVER = b"fork_serving import serve"
+SERVER = b"forking import serve"
 FORKING = Resources(fork_server=True)
 # Workers of these executors start as users' do.
 AS_USERS_DO = {
@@ -80,8 +76,11 @@ def parent_of(pid: int) -> int:
 
 def wait_until_ready(server: int) -> None:
     """Wait until a server has imported TensorFlow, and answers."""
-    words = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")
-    request(words[-3].decode(), b"")
+    owner = Path(f"/proc/{server}/cmdline").read_bytes().split(b"\0")[-2].decode()
+    (name,) = ForkServers(owner, 1).list_names()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(name)
+        assert connection.recv(1) == READY
 
 
 def digests(result: Any) -> list[str]:
@@ -137,101 +136,6 @@ def test_other_workers_elastic_ones_and_killed_servers(tmp_path: Path) -> None:
         assert digests(first) == digests(second)
         found = servers()
     wait_for(lambda: not any(map(is_running, found)))
-
-
-SERVE = "from pybackend.launchers import fork_serving as f; f._LOOK_SECONDS = 0.1; "
-
-
-def start(owner: str, digest: bytes, idle: float = 600.0) -> subprocess.Popen[bytes]:
-    """Start a server that has not imported TensorFlow."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name_socket(owner))
-        listener.listen()
-        number = listener.fileno()
-        serve = f"f.IDLE_SECONDS = {idle}; f.serve({number}, {owner!r}, {digest.hex()!r})"
-        return subprocess.Popen([sys.executable, "-c", SERVE + serve], pass_fds=[number])
-
-
-def request(owner: str, content: bytes) -> bytes:
-    """Send a server a request; return its answer."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(name_socket(owner))
-        connection.sendall(content)
-        connection.shutdown(socket.SHUT_WR)
-        try:
-            return connection.recv(1)
-        except ConnectionResetError:  # it was closed without reading
-            return b""
-
-
-@pytest.fixture
-def owner() -> Any:
-    """The name of a process that runs as long as the test."""
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
-        yield name_process(process.pid)
-
-
-def test_it_ends_when_it_is_idle_or_without_its_owner() -> None:
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
-        owner = name_process(process.pid)
-        assert start(owner, bytes(32), idle=0.1).wait(timeout=60) == 0
-        assert not LastingServer(owner).is_running()
-        server = start(owner, bytes(32))
-        assert request(owner, b"") == b""
-        assert LastingServer(owner).is_running()
-    assert server.wait(timeout=60) == 0
-
-
-def test_one_that_starts_other_workers_leaves_its_name_to_the_next(owner: str) -> None:
-    server = start(owner, bytes(32))
-    assert request(owner, REQUEST + bytes(31) + b"1") == OTHER
-    assert server.wait(timeout=60) == 0
-    kind = describe_worker(dict(os.environ), sys.executable)
-    assert kind is not None
-    server = start(owner, kind.digest())
-    assert request(owner, REQUEST + kind.digest()) == SAME  # this connection forks nothing
-    other = describe_worker({**os.environ, "TFDIST_ANY": "1"}, sys.executable)
-    assert other is not None
-    assert LastingServer(owner).fork(other, "/", [], {}) is None
-    assert server.wait(timeout=60) == 0
-    assert LastingServer(owner).fork(other, "/", [], {}) is None  # there is none
-
-
-def test_a_client_that_sends_no_whole_request_loses_its_own_connection_only(owner: str) -> None:
-    whole = REQUEST + bytes(32)
-    server = start(owner, bytes(32))
-    for content in (b"", whole[:5], whole[:30], whole[:-1], b"GET / HTTP/1.1\r\n" * 9):
-        assert request(owner, content) == b""
-    for rest in (b"", b"{}\n", b"garbage" * 100):  # of the guardian that it forks
-        assert request(owner, whole + rest) == SAME
-    assert request(owner, whole) == SAME
-    assert server.poll() is None
-    server.kill()
-    server.wait()
-
-
-def test_other_users_get_no_workers(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = describe_worker(dict(os.environ), sys.executable)
-    assert kind is not None
-    mine, own = os.geteuid(), name_socket(owner)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(own)
-        listener.listen()
-        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-        assert LastingServer(owner).fork(kind, "/", [], {}) is None
-        accepted = listener.accept()[0]
-        with accepted:
-            assert accepted.recv(1) == b""  # not even the kind was sent
-    code = f"import os; os.geteuid = lambda: {mine + 1}; {SERVE}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(own)
-        listener.listen()
-        number = listener.fileno()
-        serve = f"f.serve({number}, {owner!r}, {kind.digest().hex()!r})"
-        server = subprocess.Popen([sys.executable, "-c", code + serve], pass_fds=[number])
-    assert request(owner, REQUEST + kind.digest()) == b""
-    server.kill()
-    server.wait()
 
 
 @pytest.mark.parametrize("launcher", [slurm(), kubernetes("image")], ids=["slurm", "kubernetes"])
