@@ -75,6 +75,7 @@ class State(IntEnum):
     MADE = auto()  # it has a folder and a socket, but no process
     STARTED = auto()
     ORDERED = auto()  # it knows the other workers; in each generation
+    NOTIFIED = auto()  # it received the SIGTERM that announces its machine's end
     REPORTED = auto()
     KILLED = auto()  # it may still run: a process that waits for a frozen disk cannot be killed
     ENDED = auto()  # its exit status was read: another process may have its PID
@@ -130,7 +131,6 @@ class Child:
         self._give_up = give_up
         self._notice = notice
         self._orders = orders
-        self._was_preempted = False
         self.job = job
         self.rank = rank
         self.host = host
@@ -280,8 +280,8 @@ class Child:
                 return self._fail("Stopped", reason, "")
             while order := self._orders():
                 self.go(order)
-            if not self._was_preempted and self._notice():
-                self._was_preempted = True
+            if self._state < State.NOTIFIED and self._notice():
+                self._enter(State.NOTIFIED)
                 self._process.send_signal(signal.SIGTERM)
         return None
 

@@ -461,6 +461,20 @@ def test_a_child_cannot_start_twice_and_a_state_that_is_late_changes_nothing(
     assert child.is_closed
 
 
+def test_a_child_passes_a_notice_on_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = make_job(FunctionJob, {"workers": 1, "verbose": 0})
+    with (
+        caplog.at_level("DEBUG", "tfdist"),
+        Child(job, 0, "127.0.0.1", print, notice=lambda: True) as child,
+    ):
+        child.start({FUNCTION: dumps((lambda context: None, ()))})
+        failure = child.wait().failure
+        assert failure is not None
+        assert failure.exception_type == "Preempted"
+    states = [text.partition(": process ")[2] for text in caplog.messages]
+    assert states[1:] == ["notified", "ended (status -15)", "closed"]
+
+
 def test_the_log_is_printed_with_times() -> None:
     code = "from pybackend.job.job import LOGGER; LOGGER.debug('a'); LOGGER.info('b')"
     for level, wanted in {"debug": ["a", "b"], "INFO": ["b"], "": [], "loud": []}.items():
