@@ -209,10 +209,10 @@ def test_a_killed_server_or_keeper_is_replaced(
 
 @pytest.mark.full
 def test_it_ends_when_it_is_idle_or_turned_off(there: SshHosts, session: Session) -> None:
-    first = session.call(idle=10.0)
-    assert session.call(idle=10.0) == [[True], *first[1:]]
+    first = session.call(idle=20.0)
+    assert session.call(idle=20.0) == [[True], *first[1:]]
     wait_for(lambda: left_on(there) == [])
-    assert session.call(idle=10.0) == [[False], *first[1:]]
+    assert session.call(idle=20.0) == [[False], *first[1:]]
     # A session with other files of this package does not use it.
     assert session.call() == [[False], *first[1:]]
     assert session.call() == [[True], *first[1:]]
