@@ -84,6 +84,8 @@ class Crew:
         Sends a worker the session's answer to its event.
     hosts
         Host of all workers, or of each rank, for messages.
+    ends_together
+        Whether the cluster itself ends all workers when one fails, even if training could continue.
 
     Attributes
     ----------
@@ -97,11 +99,14 @@ class Crew:
         on_event: Emit,
         answer: Callable[[Answer, int], object] = lambda answer, rank: None,
         hosts: str | Sequence[str] = "its host",
+        *,
+        ends_together: bool = False,
     ) -> None:
         self._job = job
         self._on_event = on_event
         self._answer = answer
         self._hosts = hosts
+        self._ends_together = ends_together
         self.reports: dict[int, WorkerReport] = {}
         self._has_failed = threading.Event()
         self._has_begun = False
@@ -154,9 +159,8 @@ class Crew:
         The clock is ``time.monotonic``. The report of a loss may arrive before the report that
         training has begun.
         """
-        if fatal := self.find_fatal():
-            is_known = not all(failure.may_be_consequence for failure in fatal)
-            grace = _SHORT_GRACE_SECONDS if is_known else _GRACE_SECONDS
+        if self.find_fatal():
+            grace = _SHORT_GRACE_SECONDS if self._knows_cause() else _GRACE_SECONDS
             self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
         self._deadline = math.inf
@@ -173,9 +177,13 @@ class Crew:
     def find_fatal(self) -> list[Failure]:
         """Return the failures that end a job: all of them until asynchronous training begins."""
         reports = list(self.reports.values())
-        if self._has_begun and self._job is not None:
+        if self._has_begun and self._job is not None and not self._ends_together:
             return find_fatal(self._job, reports)
         return [report.failure for report in reports if report.failure is not None]
+
+    def _knows_cause(self) -> bool:
+        """Return whether a failure that ends the job is certainly not a consequence of another."""
+        return not all(failure.may_be_consequence for failure in self.find_fatal())
 
     def follow(
         self,
@@ -205,6 +213,8 @@ class Crew:
             check_stop()
             if time.monotonic() > min(latest, self.deadline()):
                 break
+            if trouble is not None and self._knows_cause():
+                break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             listen(LOOK_SECONDS)
             if trouble is None:
@@ -230,7 +240,7 @@ class Crew:
             Failures end the job; the earliest is the cause.
         """
         self.deadline()  # reports the last losses
-        for rank in self.missing:
+        for rank in [] if self._ends_together else self.missing:
             text = "ended by the launcher because another worker failed"
             host = self._hosts if isinstance(self._hosts, str) else self._hosts[rank]
             stopped = Failure(rank, host, "Stopped", text, time=time.time())

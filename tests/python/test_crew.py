@@ -84,6 +84,31 @@ def test_workers_are_followed_until_the_first_cause_is_known(monkeypatch: Any) -
     assert crew.missing == [0, 1]
 
 
+def test_a_known_cause_ends_the_wait_for_others_that_the_cluster_has_ended() -> None:
+    def look() -> None:
+        raise ClusterError("the stage has ended")
+
+    def listen(seconds: float) -> None:
+        time.sleep(seconds)
+        crew.lose([failure(1)])
+
+    began, crew = time.monotonic(), Crew(FunctionJob(3), lambda event: None, ends_together=True)
+    crew.lose([failure(0, "PeerLostError")])  # another worker's failure must have come first
+    crew.follow(listen, look)
+    assert time.monotonic() < began + 1
+    with pytest.raises(WorkerFailedError, match="KeyError: reason 1"):
+        crew.conclude()
+
+
+def test_where_a_cluster_ends_all_workers_together_one_loss_ends_the_job() -> None:
+    crew = Crew(ASYNCHRONOUS, lambda event: None, ends_together=True)
+    crew.hear(Begun())
+    crew.lose([failure(2, "ProcessDied")])
+    with pytest.raises(WorkerFailedError, match="reason 2") as caught:
+        crew.conclude()
+    assert caught.value.others == []
+
+
 @pytest.mark.parametrize(
     ("kinds", "seconds"),
     [

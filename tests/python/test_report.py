@@ -8,9 +8,11 @@ import pytest
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
 from pybackend.job.codec import encode
+from pybackend.job.job import FunctionJob
 from pybackend.job.report import WorkerReport, read_metrics, read_report
 from pybackend.launchers.remote.bundle import read_greeting
-from pybackend.launchers.spark.barrier import read_reports
+from pybackend.launchers.spark.barrier import follow_stage
+from pybackend.net.meeting import MeetingServer
 
 GOOD = encode(WorkerReport(1, "b", 17, value={"loss": [1.0]}))
 # Damaged reports, and the messages about them.
@@ -37,11 +39,16 @@ def test_a_report_that_cannot_be_read_is_the_workers_failure(name: str) -> None:
 
 
 def test_spark_brings_all_reports_or_names_the_worker() -> None:
+    def read(texts: dict[int, str | None]) -> list[WorkerReport]:
+        with MeetingServer(None, "", 2) as server:
+            crew = follow_stage(FunctionJob(2), server, print, lambda: texts, ClusterError)
+            return crew.conclude()
+
     own = encode(WorkerReport(0, "a", 16))
-    assert [r.rank for r in read_reports({1: GOOD, 0: own}, 2, None)] == [0, 1]
+    assert [report.rank for report in read({1: GOOD, 0: own})] == [0, 1]
     for text in (GOOD[:40], None):
         with pytest.raises(WorkerFailedError, match="worker 1 on its executor failed: Unreadable"):
-            read_reports({0: own, 1: text}, 2, None)
+            read({0: own, 1: text})
 
 
 @pytest.mark.parametrize("value", [None, 3, {"loss": 1.0}, ["loss"]])

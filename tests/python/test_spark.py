@@ -107,7 +107,7 @@ def test_the_check_of_the_network_leaves_its_pythons_to_the_next_tasks(spark: An
     ship_package(spark)
     with driver_python(spark):
         before = pythons()
-        check_network(spark, 2, lambda plan: plan.collect())
+        check_network(spark, 2)
         assert pythons() == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 from conftest import wait_for
 
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.job import FunctionJob
 from pybackend.job.messages import Note
 from pybackend.launchers.spark import session, sparklyr
-from pybackend.launchers.spark.sparklyr import _explain, _Watch
+from pybackend.launchers.spark.sparklyr import RStage, _explain
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import new_token
@@ -59,21 +59,6 @@ class SilentJob:
         self.cancelling = threading.Event()
 
 
-class Meeting:
-    """A meeting at which no worker has arrived."""
-
-    address = "10.0.0.1:4000"
-
-    def __init__(self) -> None:
-        self.queue: queue.Queue[Any] = queue.Queue()
-
-    def missing(self) -> tuple[list[int], float]:
-        return [0], 0.0
-
-    def silent(self) -> list[int]:
-        return []
-
-
 class Idle:
     is_busy = False
 
@@ -89,14 +74,14 @@ def test_events_are_passed_on_after_a_job_could_not_be_cancelled(
 ) -> None:
     monkeypatch.setattr(sparklyr, "IdleWatch", Idle)
     job: Any = SilentJob()
-    meeting: Any = Meeting()
+    meeting = MeetingServer(None, "", 1)
     seen: list[Any] = []
-    with _Watch(job, meeting, seen.append, 60.0) as watch:
-        assert job.cancelling.wait(60)
-        meeting.queue.put(Note("later"))
-        wait_for(lambda: seen)
-        with pytest.raises(ClusterError, match="no task runs"):
-            watch.raise_any("")
+    followed = RStage(FunctionJob(1), job, meeting, False).follow(seen.append)
+    assert job.cancelling.wait(60)
+    meeting.queue.put(Note("later"))
+    wait_for(lambda: seen)
+    with pytest.raises(ClusterError, match="no task runs"):
+        followed.result(60)
 
 
 def test_a_task_that_shows_no_sign_of_life_is_named_and_the_job_cancelled() -> None:
@@ -105,12 +90,12 @@ def test_a_task_that_shows_no_sign_of_life_is_named_and_the_job_cancelled() -> N
     with (
         MeetingServer("127.0.0.1", token, 2, silence=0.5) as meeting,
         MeetingClient(meeting.address, token, 1, 10) as stopped,
-        _Watch(job, meeting, print, 0.5) as watch,
     ):
         stopped.require()
+        followed = RStage(FunctionJob(2), job, meeting, False).follow(print)
         assert job.cancelling.wait(60)
         with pytest.raises(WorkerFailedError, match="no sign of life") as caught:
-            watch.raise_any("")
+            followed.result(60)
     assert (caught.value.rank, caught.value.exception_type) == (1, "WorkerStalled")
 
 

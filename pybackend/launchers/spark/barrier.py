@@ -7,9 +7,7 @@ together or none, and each task runs one worker process (`barrier_task`).
 from __future__ import annotations
 
 import math
-import queue
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -19,13 +17,13 @@ from typing import Any
 from pybackend.data.dataframe import DataFrameRows
 from pybackend.data.row_store import SCHEMA as BLOB_SCHEMA
 from pybackend.data.row_store import Counts, count_rows_to_send, describe_layout, pack_blobs
-from pybackend.errors import ClusterError, Failure, InputError
+from pybackend.errors import ClusterError, Failure, InputError, TfdistError
 from pybackend.job.job import LOGGER, Job, TrainingJob, argument_of
-from pybackend.job.messages import Emit, Event
+from pybackend.job.messages import Emit
 from pybackend.job.packages import SET_PYSPARK_PYTHON
-from pybackend.job.report import WorkerReport, read_report
+from pybackend.job.report import read_report
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
-from pybackend.launchers.crew import CAUSE_SECONDS, Crew, describe_silence, take_all
+from pybackend.launchers.crew import Crew, describe_silence, take_all
 from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.remote.group import run_on_hosts
@@ -40,15 +38,10 @@ from pybackend.launchers.spark.barrier_task import (
 )
 from pybackend.launchers.spark.elastic import TaskWay
 from pybackend.launchers.spark.environment import sent_environment
-from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
+from pybackend.launchers.spark.explain import explain_spark_error, quiet_log, run_explained
 from pybackend.launchers.spark.handover import why_not_handed_over
-from pybackend.launchers.spark.jobs import remember_properties, run_watched
-from pybackend.launchers.spark.preflight import (
-    LIMIT_SECONDS,
-    TOO_LONG,
-    check_network,
-    small_batches,
-)
+from pybackend.launchers.spark.jobs import remember_properties, run_watched, running
+from pybackend.launchers.spark.preflight import check_network, small_batches
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import ask, is_connect, is_session
 from pybackend.launchers.spark.slots import (
@@ -63,7 +56,6 @@ from pybackend.launchers.spark.slots import (
 from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.launchers.stopping import check_stop
 from pybackend.machine.identity import own_address
-from pybackend.net.dialing import advise_on_network
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
@@ -152,10 +144,10 @@ class SparkLauncher:
             self._look()  # the caller may have given up meanwhile
             stack.enter_context(driver_python(session))
             check_hosts(session, job, datasets)
-            collect = partial(collect_watched, session, look=self._look, on_wait=self._on_wait)
+            run = partial(run_explained, session, check=self._look, on_wait=self._on_wait)
             addresses = driver_addresses(session)
             environment = stack.enter_context(
-                sent_environment(session, job, addresses, collect, on_event, profile)
+                sent_environment(session, job, addresses, run, on_event, profile)
             )
             cores = cores_of_task(session, job.most_workers * self._lanes, job.resources.cpus)
             of_stage = {"profile": profile} if profile else {}
@@ -165,11 +157,10 @@ class SparkLauncher:
                 return _train_elastically(session, job, task, of_stage, datasets, on_event)
             frame, source, counts = input_frame(session, job, datasets)
             patience = _MEET_SECONDS if environment is None else _INSTALL_SECONDS
-            server = _meeting_server(stack, session, token, job, patience)
-            if server is None and job.is_observed:
+            server = stack.enter_context(open_meeting(session, token, job, patience))
+            if job.is_observed and not server.address:
                 raise ClusterError(NO_OBSERVING)
-            driver = server.address if server else None
-            member = Member(job, files, source, token, driver, loopback, counts)
+            member = Member(job, files, source, token, server.address or None, loopback, counts)
             task = Task(member, cores, environment)
             size = sum(map(len, files.values()))
             plan = ask(
@@ -178,13 +169,30 @@ class SparkLauncher:
                 lambda: frame.mapInArrow(task, SCHEMA, barrier=True, **of_stage),
                 size,
             )
-            rows = collect(plan, server, on_event)
-        if not rows:
-            raise _explain_no_rows(datasets)
-        texts = {row["rank"]: row["report"] for row in rows if row["report"] is not None}
-        reports = read_reports(texts, job.workers, server)
+            return self._run_stage(job, plan, server, on_event, datasets)
+
+    def _run_stage(
+        self, job: Job, plan: Any, server: MeetingServer, on_event: Emit, datasets: DataSets
+    ) -> Outcome:
+        """Run the barrier stage of a plan, and return what its tasks and their workers report."""
+        session, rows = self.session, list[Any]()
+
+        def watch() -> dict[int, str] | None:
+            if not stage.is_over:
+                stage.look()
+                return None
+            rows.extend(stage.result())
+            if not rows:
+                raise _explain_no_rows(datasets)
+            server.drain(_DELIVERY_SECONDS)
+            return {row["rank"]: row["report"] for row in rows if row["report"] is not None}
+
+        explain = partial(explain_spark_error, session=session)
+        collect = partial(collect_rows, plan)
+        with quiet_log(session), running(session, collect, on_wait=self._on_wait) as stage:
+            crew = follow_stage(job, server, on_event, watch, explain, self._look)
+        reports, model = crew.conclude(), receive_model(server)
         pieces = [row for row in rows if row["model"] is not None]
-        model = receive_model(server) if server else None
         if pieces:  # the driver could not be reached
             model = pieces[0]["model_format"], b"".join(row["model"] for row in pieces)
         return Outcome(reports, model)
@@ -251,8 +259,7 @@ def _with_model_limit(session: Any, job: Job) -> Job:
 def check_hosts(session: Any, job: Job, datasets: Mapping[str, Any]) -> None:
     """Raise an error if rows would have to move between hosts that cannot reach each other."""
     if datasets and job.workers > 1 and not is_one_machine(session):
-        collect = partial(collect_watched, session, seconds=LIMIT_SECONDS)
-        check_network(session, job.workers, collect)
+        check_network(session, job.workers)
 
 
 def input_frame(
@@ -367,8 +374,11 @@ def driver_addresses(session: Any) -> tuple[str | None, str | None]:
     return bound or host, host
 
 
-def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
+def open_meeting(session: Any, token: str, job: Job, patience: float = math.inf) -> MeetingServer:
     """Return the server at which the workers rendezvous, in this process.
+
+    With a finite ``patience``, they can also meet elsewhere: then the server has no address if
+    executors cannot reach this process.
 
     Raises
     ------
@@ -376,11 +386,17 @@ def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
         The driver cannot listen at the address in Spark's settings.
     """
     host, announced = driver_addresses(session)
+    silence = find_silence(job.timeout)
+    listen = partial(
+        MeetingServer, token=token, workers=job.workers, patience=patience, silence=silence
+    )
     try:
         if host is None:
             raise ClusterError("the session does not report spark.driver.host")
-        return MeetingServer(host, token, job.workers, announced, silence=find_silence(job.timeout))
-    except ClusterError as error:
+        return listen(host, announced=announced)
+    except ClusterError as error:  # the driver's address belongs to another machine
+        if math.isfinite(patience):
+            return listen(None)
         raise ClusterError(
             f"the workers cannot connect to the driver: {error}. Set spark.driver.host to the "
             "address at which executors can reach it, and spark.driver.bindAddress to the address "
@@ -388,76 +404,53 @@ def open_meeting(session: Any, token: str, job: Job) -> MeetingServer:
         ) from error
 
 
-def _meeting_server(
-    stack: ExitStack, session: Any, token: str, job: Job, patience: float
-) -> MeetingServer | None:
-    """Listen on an address at which executors can reach this process; None if there is none."""
-    host, announced = driver_addresses(session)
-    if not host:
-        return None
-    try:
-        server = MeetingServer(
-            host,
-            token,
-            job.workers,
-            announced,
-            patience=patience,
-            silence=find_silence(job.timeout),
-        )
-        return stack.enter_context(server)
-    except ClusterError:  # the driver's address belongs to another machine: no live progress
-        return None
+def follow_stage(
+    job: Job,
+    server: MeetingServer,
+    on_event: Emit,
+    watch: Callable[[], Mapping[int, str | bytes | None] | None],
+    explain: Callable[[Exception], BaseException],
+    check: Callable[[], object] = lambda: None,
+) -> Crew:
+    """Follow the workers of a barrier stage until all have reported, or one has failed.
 
+    Parameters
+    ----------
+    watch
+        Called repeatedly. It returns None while the stage is running, and then the reports by rank.
+        It raises `ClusterError` if the stage cannot continue, or Spark's error if it has failed.
+    explain
+        Returns the error for Spark's, if no worker reports the cause.
+    check
+        As in `Crew.follow`.
+    """
+    crew = Crew(job, on_event, server.order, UNKNOWN_HOST, ends_together=True)
 
-def collect_watched(
-    session: Any,
-    result: Any,
-    server: MeetingServer | None = None,
-    on_event: Emit = print,
-    seconds: float = math.inf,
-    look: Callable[[], object] = lambda: None,
-    on_wait: Callable[[str], object] | None = None,
-) -> list[Any]:
-    """Return the rows of a Spark job within ``seconds``, and pass on events in the meantime."""
-    deadline = time.monotonic() + seconds
-    events: queue.Queue[Event] = server.queue if server else queue.Queue()
-    crew = Crew(None, on_event, server.order if server else lambda answer, rank: None)
-    listen = partial(take_all, events, crew.hear)
+    def listen(seconds: float) -> None:
+        take_all(server.queue, crew.hear, min(seconds, _LOOK_SECONDS))
 
-    def collect() -> list[Any] | Exception:
+    def look() -> None:
+        stalled = [describe_silence(rank, UNKNOWN_HOST, server.silence) for rank in server.silent()]
+        crew.lose(_name_hosts(stalled, server))
         try:
-            return collect_rows(result)
+            texts = watch()
+        except TfdistError:
+            raise
         except Exception as error:
-            return error
+            crew.lose(_name_hosts(find_failures(str(error)), server))
+            # Its frames are Java's, and the message contains their text.
+            raise (ClusterError(str(error)) if crew.has_failed else explain(error)) from None
+        if texts is not None:
+            listen(0)
+            for rank in range(job.workers):
+                host = host_of(rank, server, UNKNOWN_HOST)
+                crew.hear(read_report(texts.get(rank), rank, host))
 
-    def pause() -> None:
-        listen(_LOOK_SECONDS)
-        look()
-        if time.monotonic() > deadline:
-            raise ClusterError(TOO_LONG + advise_on_network())
-        if server and (silent := server.silent()):
-            found = [describe_silence(rank, UNKNOWN_HOST, server.silence) for rank in silent]
-            crew.lose(_name_hosts(found, server))
-            crew.raise_any()
-
-    with quiet_log(session):
-        finished = run_watched(session, collect, pause, on_wait=on_wait)
-    if server and not isinstance(finished, Exception):
-        server.drain(_DELIVERY_SECONDS)
-    listen(0)
-    if isinstance(finished, Exception):
-        crew.lose(_name_hosts(find_failures(str(finished)), server))
-        # A worker's message may still be on its way when Spark has already given up.
-        end = time.monotonic() + CAUSE_SECONDS
-        while server and not crew.has_failed and time.monotonic() < end:
-            listen(_LOOK_SECONDS)
-        crew.raise_any()
-        # Its frames are Java's, and the message contains their text.
-        raise explain_spark_error(finished, session) from None
-    return finished
+    crew.follow(listen, look, check)
+    return crew
 
 
-def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[Failure]:
+def _name_hosts(failures: list[Failure], server: MeetingServer) -> list[Failure]:
     """Return the failures, with executors replaced by the hosts that the workers reported."""
     return [
         replace(failure, host=host_of(failure.rank, server, failure.host))
@@ -467,23 +460,9 @@ def _name_hosts(failures: list[Failure], server: MeetingServer | None) -> list[F
     ]
 
 
-def read_reports(
-    texts: Mapping[int, str | bytes | None], workers: int, server: MeetingServer | None
-) -> list[WorkerReport]:
-    """Return the reports of all workers, by rank; `WorkerFailedError` if one is unreadable."""
-    crew = Crew(None, print)
-    reports = [
-        read_report(texts.get(rank), rank, host_of(rank, server, UNKNOWN_HOST))
-        for rank in range(workers)
-    ]
-    for report in reports:
-        crew.hear(report)
-    return crew.conclude()
-
-
-def host_of(rank: int, server: MeetingServer | None, unknown: str) -> str:
+def host_of(rank: int, server: MeetingServer, unknown: str) -> str:
     """Return the host that a worker reported when it joined the others."""
-    said = server.messages.get(rank) if server else None
+    said = server.messages.get(rank)
     with suppress(ClusterError):
         return read_arrival(said, f"worker {rank}").host if said else unknown
     return unknown

@@ -14,12 +14,11 @@ from pybackend.job.messages import Emit, Note
 from pybackend.launchers.base import DataSets, Files, Outcome
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
-from pybackend.launchers.spark.barrier import collect_watched, driver_addresses, open_meeting
+from pybackend.launchers.spark.barrier import driver_addresses, open_meeting
 from pybackend.launchers.spark.detached_task import StartMember
 from pybackend.launchers.spark.environment import sent_environment
 from pybackend.launchers.spark.environment_task import SparkEnvironment
-from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
-from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.explain import run_explained
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import (
@@ -67,10 +66,10 @@ class DetachedLauncher:
         profile = make_profile(session, job.resources, job.workers)
         check_slots(session, job.workers, job.resources)
         ship_package(session)
-        token, collect = new_token(), partial(collect_watched, session, look=self._look)
+        token, run = new_token(), partial(run_explained, session, check=self._look)
         addresses = driver_addresses(session)
         with (
-            sent_environment(session, job, addresses, collect, on_event, profile) as environment,
+            sent_environment(session, job, addresses, run, on_event, profile) as environment,
             open_meeting(session, token, job) as meeting,
         ):
             member = Member(job, files, None, token, meeting.address, is_one_machine(session))
@@ -108,27 +107,18 @@ class DetachedLauncher:
         def submit() -> list[tuple[int, str, str | None]]:
             return list(numbers.barrier().mapPartitions(start).collect())
 
-        try:
-            with driver_python(session), quiet_log(session):
-                started = sorted(
-                    run_watched(
-                        session, submit, self._check, on_wait=lambda text: on_event(Note(text))
-                    )
+        with driver_python(session):
+            started = sorted(
+                run_explained(
+                    session, submit, check=self._look, on_wait=lambda text: on_event(Note(text))
                 )
-        except ClusterError:
-            raise
-        except Exception as error:
-            raise explain_spark_error(error, session) from None
+            )
         for rank, host, failure in started:
             if failure is not None:
                 raise ClusterError(
                     f"worker {rank} on {host} exited before it reached the driver: {failure}"
                 )
         return [host for _, host, _ in started]
-
-    def _check(self) -> None:
-        self._look()
-        threading.Event().wait(0.05)
 
     def _find_failed(self) -> list[Failure]:
         self._look()

@@ -31,7 +31,7 @@ def sent_environment(
     session: Any,
     job: Job,
     addresses: tuple[str | None, str | None],
-    collect: Callable[[Any], Sequence[Any]],
+    run: Callable[[Callable[[], list[Any]]], list[Any]],
     on_event: Emit,
     profile: Any = None,
 ) -> Iterator[SparkEnvironment | None]:
@@ -44,8 +44,8 @@ def sent_environment(
     addresses
         Address on which the driver listens, and the one at which executors reach it; None: unknown,
         or the same.
-    collect
-        Runs a DataFrame's job and returns its rows.
+    run
+        Returns the value of a call that runs a Spark job.
     on_event
         Receives notes about the progress.
     profile
@@ -73,7 +73,7 @@ def sent_environment(
             say(f"sending the Python environment ({show_bytes(packed.size)}) to the hosts")
             with driver_python(session):
                 plan = _plan(session, environment, job.workers, profile)
-                obstacle = _find_obstacle(collect(plan))
+                obstacle = _find_obstacle(run(plan.collect))
             if obstacle:
                 say(f"{obstacle}: Spark sends the environment to each executor")
                 environment = None

@@ -10,14 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from pybackend.errors import ClusterError
+from pybackend.errors import ClusterError, TfdistError
 from pybackend.launchers.spark.jobs import give_up_after, run_watched
 from pybackend.launchers.spark.session import is_connect
 from pybackend.launchers.spark.slots import count_slots, is_one_machine
 from pybackend.words import show
 
+_Value = TypeVar("_Value")
 # They print the stack trace of a failed task: the first in local mode, the second always.
 _LOGGERS = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
 _LOG4J = "org.apache.logging.log4j"
@@ -137,8 +138,8 @@ def ask_executors(session: Any, look: Callable[[], Any]) -> list[Any]:
         Spark did not answer within a minute. Spark's own errors are passed on.
     """
     late = ClusterError(f"no executor answered within {_LIMIT_SECONDS:g} s")
-    pause = give_up_after(_LIMIT_SECONDS, late)
-    texts = run_watched(session, lambda: _ask(session, look), pause, idle_seconds=math.inf)
+    check = give_up_after(_LIMIT_SECONDS, late)
+    texts = run_watched(session, lambda: _ask(session, look), check, idle_seconds=math.inf)
     return [json.loads(text) for text in texts]
 
 
@@ -187,6 +188,32 @@ def explain_spark_error(error: BaseException, session: Any = None) -> BaseExcept
         f"Spark could not run the job: {headline}\n\nWhat to do: {advice}\n\n"
         "Spark's message:\n" + "\n".join(lines)[:3000]
     )
+
+
+def run_explained(session: Any, call: Callable[[], _Value], **limits: Any) -> _Value:
+    """Return the value of a call that runs a Spark job, as `run_watched` does.
+
+    Raises
+    ------
+    ClusterError
+        Spark's own failure, explained, or that of `run_watched`. Errors of tfdist that the call
+        raises are passed on.
+    """
+
+    def attempt() -> _Value | Exception:
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with quiet_log(session):
+        found = run_watched(session, attempt, **limits)
+    if isinstance(found, TfdistError):
+        raise found
+    if isinstance(found, Exception):
+        # Its frames are Java's, and the message contains their text.
+        raise explain_spark_error(found, session) from None
+    return found
 
 
 def find_host(text: str) -> str | None:

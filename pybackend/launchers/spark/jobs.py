@@ -22,6 +22,8 @@ _IDLE_SECONDS = 60.0
 # Longest time without an answer of Spark's driver; its garbage collection takes seconds.
 _SILENT_SECONDS = 60.0
 _ASK_EVERY_SECONDS = 1.0
+# Interval of the looks at a job, so that Ctrl-C is noticed soon.
+_LOOK_SECONDS = 0.05
 # Time that a job waits for others before it reports so.
 _QUIET_SECONDS = 10.0
 # Time between two looks after which this process was suspended, or a user's callback was slow.
@@ -106,7 +108,7 @@ def _reach_driver(session: Any) -> None:
 def run_watched(
     session: Any,
     call: Callable[[], _Value],
-    pause: Callable[[], object] | None = None,
+    check: Callable[[], object] = lambda: None,
     idle_seconds: float | None = None,
     on_wait: Callable[[str], object] | None = None,
 ) -> _Value:
@@ -114,9 +116,9 @@ def run_watched(
 
     Parameters
     ----------
-    pause
+    check
         Called repeatedly on this thread while the job runs; must return soon. If it raises an
-        error, the job is cancelled. None: just wait.
+        error, the job is cancelled.
     idle_seconds
         Maximum seconds without a running task; None: a minute.
     on_wait
@@ -131,7 +133,8 @@ def run_watched(
     """
     with running(session, call, idle_seconds, on_wait) as one:
         while not one.is_over:
-            pause() if pause else one.wait(0.1)
+            check()
+            one.wait(_LOOK_SECONDS)
             one.look()
         return one.result()
 
@@ -194,15 +197,14 @@ class RunningCall(Generic[_Value]):
 
 
 def give_up_after(seconds: float, late: Exception) -> Callable[[], None]:
-    """Return a ``pause`` for `run_watched` that raises ``late`` after some seconds."""
+    """Return a ``check`` for `run_watched` that raises ``late`` after some seconds."""
     end = time.monotonic() + seconds
 
-    def pause() -> None:
+    def check() -> None:
         if time.monotonic() > end:
             raise late
-        time.sleep(0.05)
 
-    return pause
+    return check
 
 
 def _end(job: SparkJob, thread: threading.Thread) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.spark.explain import run_explained
+from pybackend.launchers.spark.jobs import give_up_after
 from pybackend.launchers.spark.session import ask, is_connect
 from pybackend.net.deadline import within
-from pybackend.net.dialing import find_unreachable
+from pybackend.net.dialing import advise_on_network, find_unreachable
 
 SCHEMA = "rank int, problem string"
 # Spark itself may wait for a peer to pass on the task's code: then this stage does not end.
@@ -30,29 +32,25 @@ TOO_LONG = (
 _MOST = 64
 
 
-def check_network(session: Any, workers: int, collect: Callable[[Any], Sequence[Any]]) -> None:
+def check_network(session: Any, workers: int) -> None:
     """Raise an error if the hosts of a job's tasks cannot all reach each other.
-
-    Parameters
-    ----------
-    collect
-        Runs a DataFrame's job and returns its rows, within `LIMIT_SECONDS`.
 
     Raises
     ------
     ClusterError
         Raised after about ten seconds; names the two hosts, the address and what to do.
     """
-    plan = ask(session, "a plan", lambda: _plan(session, workers))
-    rows = collect(plan)
+
+    def make() -> Any:
+        return session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True)
+
+    plan = ask(session, "a plan", make)
+    late = ClusterError(TOO_LONG + advise_on_network())
+    rows = run_explained(session, plan.collect, check=give_up_after(LIMIT_SECONDS, late))
     problems = [row["problem"] for row in sorted(rows, key=lambda row: row["rank"])]
     if problems:
         more = f" ({len(problems)} of {workers} workers cannot reach another)"
         raise ClusterError(problems[0] + more)
-
-
-def _plan(session: Any, workers: int) -> Any:
-    return session.range(0, workers, 1, workers).mapInArrow(look, SCHEMA, barrier=True)
 
 
 def look(batches: Iterator[Any]) -> Iterator[Any]:

@@ -14,8 +14,7 @@ from pybackend.data.tfrecord.folder import Manifest, begin, discard, finish
 from pybackend.data.tfrecord.part import Part
 from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
-from pybackend.launchers.spark.explain import explain_spark_error, quiet_log
-from pybackend.launchers.spark.jobs import run_watched
+from pybackend.launchers.spark.explain import run_explained
 from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.records_task import (
     SCHEMA,
@@ -151,16 +150,14 @@ def call_in_task(session: Any, function: Callable[..., Any], *arguments: Any, **
 def _reports(session: Any, frame: Any, task: Any, **limits: Any) -> list[Any]:
     """Return the values that tasks report; raise their `InputError`, or Spark's own failure."""
 
-    def collect() -> list[Any] | Exception:
+    def collect() -> list[Any]:
         try:
             return list(frame.mapInArrow(task, SCHEMA).collect())
         except Exception as error:
-            return error
+            raise read_refusal(str(error)) or error from None
 
-    with driver_python(session), quiet_log(session):
-        rows = run_watched(session, collect, **limits)
-        if isinstance(rows, Exception):
-            raise read_refusal(str(rows)) or explain_spark_error(rows, session) from None
+    with driver_python(session):
+        rows = run_explained(session, collect, **limits)
     return [json.loads(row["report"]) for row in rows]
 
 

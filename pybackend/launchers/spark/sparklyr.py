@@ -8,15 +8,16 @@ and send their reports the same way.
 from __future__ import annotations
 
 import math
-import queue
 import re
 import tempfile
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +27,16 @@ from pybackend.data.text import TEXT_SCHEMA, encode_lines
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Event
+from pybackend.job.report import WorkerReport
 from pybackend.launchers.base import DataSets, Files, Outcome, reject_environment
-from pybackend.launchers.crew import CAUSE_SECONDS, Crew, describe_silence
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import package_files
 from pybackend.launchers.remote.task import REPORT, TASK, receive_model
 from pybackend.launchers.spark.barrier import (
     check_hosts,
-    host_of,
+    follow_stage,
     input_frame,
     open_meeting,
-    read_reports,
 )
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
 from pybackend.launchers.spark.python import ship_package
@@ -47,7 +47,7 @@ from pybackend.launchers.spark.slots import (
     cores_of_task,
     is_one_machine,
 )
-from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
+from pybackend.net.deadline import settle
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 
@@ -127,27 +127,15 @@ class SparklyrWorkers:
             archive = stack.enter_context(_archive(session, member))
             lines = ask(session, "a plan", lambda: frame.mapInArrow(encode_lines, TEXT_SCHEMA))
             view = stack.enter_context(_view(session, lines))
-            spark_job = ClassicJob(session)
-            watch = stack.enter_context(_Watch(spark_job, meeting, on_event, meeting.silence))
-            error = None
-            cores = cores_of_task(session, job.workers)
+            spark_job, cores = ClassicJob(session), cores_of_task(session, job.workers)
+            stage = RStage(job, spark_job, meeting, bool(datasets))
+            followed = stage.follow(on_event)
             try:
-                self.run_stage(view, str(archive), spark_job.group, cores)
-            except Exception as raised:
-                error = raised
-            except BaseException:  # Ctrl-C
-                _start_cancel(spark_job)
-                raise
-            if error is None:
-                meeting.drain(_DRAIN_SECONDS)
-            else:  # the failed worker's messages may still be on their way
-                watch.crew.wait_for_failure(CAUSE_SECONDS)
-            watch.stop()
-            watch.raise_any(_unwrap(error) if error else "")
-            if error is not None:
+                stage.run(partial(self.run_stage, view, str(archive), spark_job.group, cores))
+                return Outcome(followed.result(), receive_model(meeting))
+            except _StageError as error:
                 missed = _find_missing(self, job, meeting) if meeting.missing()[0] else []
-                raise _explain(_unwrap(error), meeting.address, missed) from error
-            return _outcome(meeting, job.workers, bool(datasets))
+                raise _explain(str(error), meeting.address, missed) from error
 
 
 def _start_cancel(job: ClassicJob) -> None:
@@ -189,74 +177,76 @@ def _view(session: Any, frame: Any) -> Iterator[str]:
             ask(session, "the end of a view", lambda: session.catalog.dropTempView(name))
 
 
-class _Watch:
-    """Thread that passes on events while R waits for Spark, and cancels a job that is stuck."""
+class _StageError(ClusterError):
+    """A stage has failed before a worker reported why."""
+
+
+class RStage:
+    """The stage of a Spark job that R runs on this thread, while another one follows its workers.
+
+    ``has_data`` is whether workers get rows: Spark starts no task for what it knows to be empty.
+    """
 
     def __init__(
-        self, job: ClassicJob, meeting: MeetingServer, on_event: Emit, silence: float
+        self, job: Job, spark_job: ClassicJob, meeting: MeetingServer, has_data: bool
     ) -> None:
-        self.crew = Crew(None, on_event)
-        self._silence = silence
-        self.trouble: ClusterError | None = None
         self._job = job
+        self._spark_job = spark_job
         self._meeting = meeting
+        self._has_data = has_data
+        self._end: Future[object] = Future()
+        self._idle = IdleWatch(spark_job)
         # When a task was first seen to run.
         self._busy_since = math.inf
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
+    def run(self, call: Callable[[], object]) -> None:
+        """Run the stage; only an error that R did not raise, such as Ctrl-C, is raised."""
+        settle(self._end, call)
+        error = self._end.exception()
+        if error is not None and not isinstance(error, Exception):
+            _start_cancel(self._spark_job)
+            raise error
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def follow(self, on_event: Emit) -> Future[list[WorkerReport]]:
+        """Follow the workers on a thread; if one fails first, cancel the stage."""
 
-    def raise_any(self, text: str) -> None:
-        """Raise the failures that the workers, Spark's text or this thread reported."""
-        self.crew.lose(find_failures(text))
-        self.crew.raise_any()
-        if self.trouble is not None:
-            raise self.trouble
+        def pass_on(event: Event) -> None:
+            with suppress(Exception):  # a closed console must not lose later events
+                on_event(event)
 
-    def stop(self) -> None:
-        """Pass on the remaining events, and end the thread."""
-        self._stopped.set()
-        self._thread.join()
-        with suppress(queue.Empty):
-            while True:
-                self._pass_on(self._meeting.queue.get_nowait())
-
-    def _run(self) -> None:
-        idle = IdleWatch(self._job)
-        while not self._stopped.is_set():
-            with suppress(queue.Empty):
-                self._pass_on(self._meeting.queue.get(timeout=0.1))
-            if not self.crew.has_failed and (silent := self._meeting.silent()):
-                hosts = {rank: host_of(rank, self._meeting, UNKNOWN_HOST) for rank in silent}
-                self.crew.lose(describe_silence(*who, self._silence) for who in hosts.items())
-                _start_cancel(self._job)
+        def follow() -> list[WorkerReport]:
             try:
-                if self.trouble is None:
-                    self._look(idle)
-            except ClusterError as trouble:
-                self.trouble = trouble
-                _start_cancel(self._job)
-            except Exception:  # Spark does not answer: R's own call will show why
-                self._stopped.wait(1)
+                parts = self._job, self._meeting, pass_on, self._watch, _StageError
+                return follow_stage(*parts).conclude()
+            finally:
+                if not self._end.done():
+                    _start_cancel(self._spark_job)
 
-    def _pass_on(self, event: Event | None) -> None:
-        if event is None:
-            return
-        with suppress(Exception):  # a closed console must not lose later events
-            self.crew.hear(event)
+        followed: Future[list[WorkerReport]] = Future()
+        threading.Thread(target=settle, args=(followed, follow), daemon=True).start()
+        return followed
 
-    def _look(self, idle: IdleWatch) -> None:
-        """Raise `ClusterError` if the workers can no longer connect."""
+    def _watch(self) -> dict[int, bytes | None] | None:
+        """Return the reports of a stage that has ended; cancel one whose workers cannot connect."""
+        if not self._end.done():
+            try:
+                self._look()
+            except ClusterError:
+                _start_cancel(self._spark_job)
+                raise
+            return None
+        try:
+            self._end.result()
+        except Exception as error:
+            raise RuntimeError(_unwrap(error)) from error
+        self._meeting.drain(_DRAIN_SECONDS)
+        return self._read_reports()
+
+    def _look(self) -> None:
         missing, seconds = self._meeting.missing()
         if not missing:
             return
-        if math.isinf(self._busy_since) and idle.is_busy:
+        if math.isinf(self._busy_since) and self._idle.is_busy:
             self._busy_since = time.monotonic()
         if max(seconds, time.monotonic() - self._busy_since) > _MEET_SECONDS:
             named = ", ".join(map(str, missing))
@@ -265,7 +255,19 @@ class _Watch:
                 "the logs of the executors, and check whether all of them can reach the driver "
                 f"at {self._meeting.address}"
             )
-        idle.look()
+        self._idle.look()
+
+    def _read_reports(self) -> dict[int, bytes | None]:
+        texts = {rank: self._meeting.result(rank, REPORT) for rank in range(self._job.workers)}
+        if not any(texts.values()) and self._has_data:
+            raise InputError("`data` has no rows")
+        absent = [rank for rank, text in texts.items() if text is None]
+        if absent:
+            raise ClusterError(
+                f"worker {', '.join(map(str, absent))} ended without a report: see the logs of the "
+                "executors"
+            )
+        return texts
 
 
 def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) -> list[str]:
@@ -291,14 +293,14 @@ def _find_missing(workers: SparklyrWorkers, job: Job, meeting: MeetingServer) ->
 def _is_without_protobuf(session: Any, workers: int) -> bool:
     """Return whether sparklyr's R cannot start for lack of a class; only executors log that."""
     load = f"reflect('java.lang.Class', 'forName', '{_PROTOBUF}')"
-    pause = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor answered"))
+    check = give_up_after(_EXAMINE_SECONDS, ClusterError("no executor answered"))
 
     def look() -> None:
         session.range(0, workers, 1, workers).selectExpr(load).collect()
 
     try:
         if read_version(session) >= (4, 3):
-            run_watched(session, look, pause, idle_seconds=math.inf)
+            run_watched(session, look, check, idle_seconds=math.inf)
     except Exception as error:
         return f"ClassNotFoundException: {_PROTOBUF}" in str(error)
     return False
@@ -332,17 +334,3 @@ def _explain(text: str, address: str, missed: list[str]) -> ClusterError:
         f"sparklyr could not run the workers: {headline[:600]}\n\nWhat to do: {advice}\n\n"
         f"sparklyr's message:\n{text[:3000]}"
     )
-
-
-def _outcome(meeting: MeetingServer, workers: int, has_data: bool) -> Outcome:
-    texts = {rank: meeting.result(rank, REPORT) for rank in range(workers)}
-    if not any(texts.values()) and has_data:  # Spark starts no task for what it knows to be empty
-        raise InputError("`data` has no rows")
-    absent = [rank for rank, text in texts.items() if text is None]
-    if absent:
-        raise ClusterError(
-            f"worker {', '.join(map(str, absent))} ended without a report: see the logs of the "
-            "executors"
-        )
-    reports = read_reports(texts, workers, meeting)
-    return Outcome(reports, receive_model(meeting))
