@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.attach import attach_spark as attach_spark
     from pybackend.launchers.spark.barrier import SparkLauncher as SparkLauncher
     from pybackend.launchers.spark.detached import DetachedLauncher as DetachedLauncher
+    from pybackend.launchers.spark.detached_task import FED_SCHEMA as FED_SCHEMA
+    from pybackend.launchers.spark.detached_task import FeedFrame as FeedFrame
+    from pybackend.launchers.spark.detached_task import FeedItems as FeedItems
+    from pybackend.launchers.spark.detached_task import InferItems as InferItems
     from pybackend.launchers.spark.explain import ask_executors as ask_executors
     from pybackend.launchers.spark.explain import quiet_log as quiet_log
-    from pybackend.launchers.spark.feeding import FED_SCHEMA as FED_SCHEMA
-    from pybackend.launchers.spark.feeding import FeedFrame as FeedFrame
-    from pybackend.launchers.spark.feeding import FeedItems as FeedItems
-    from pybackend.launchers.spark.feeding import InferItems as InferItems
     from pybackend.launchers.spark.handover import Handover as Handover
     from pybackend.launchers.spark.handover import hand_over as hand_over
     from pybackend.launchers.spark.jobs import run_watched as run_watched
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.python import driver_python as driver_python
     from pybackend.launchers.spark.records import read_records as read_records
     from pybackend.launchers.spark.records import write_records as write_records
+    from pybackend.launchers.spark.saved_model import SavedModel as SavedModel
     from pybackend.launchers.spark.saved_model import apply_saved_model as apply_saved_model
-    from pybackend.launchers.spark.saved_model_task import SavedModel as SavedModel
     from pybackend.launchers.spark.session import get_session as get_session
     from pybackend.launchers.spark.session import is_session as is_session
     from pybackend.launchers.spark.session import is_spark_frame as is_spark_frame
@@ -75,16 +75,15 @@ _NAMES = {
     "spark.attach": "attach_spark",
     "spark.barrier": "SparkLauncher",
     "spark.detached": "DetachedLauncher",
+    "spark.detached_task": "FED_SCHEMA FeedFrame FeedItems InferItems",
     "spark.explain": "ask_executors quiet_log",
-    "spark.feeding": "FED_SCHEMA FeedFrame FeedItems InferItems",
     "spark.handover": "Handover hand_over",
     "spark.jobs": "run_watched",
     "spark.predict": "add_predictions",
     "spark.preflight": "small_batches",
     "spark.python": "driver_python",
     "spark.records": "read_records write_records",
-    "spark.saved_model": "apply_saved_model",
-    "spark.saved_model_task": "SavedModel",
+    "spark.saved_model": "SavedModel apply_saved_model",
     "spark.session": "get_session is_session is_spark_frame read_schema",
     "spark.slots": "check_slots count_slots read_setting",
     "spark.sparklyr": "SparklyrWorkers",

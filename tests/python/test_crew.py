@@ -14,7 +14,7 @@ from pybackend.job.options import ParameterServer
 from pybackend.job.report import WorkerReport
 from pybackend.launchers import crew as crew_module
 from pybackend.launchers.crew import Crew, find_fatal
-from pybackend.launchers.spark.task_failure import fail_task, find_failures
+from pybackend.launchers.spark.barrier_task import fail_task, find_failures
 
 ROLES = (("chief", 1), ("worker", 2), ("ps", 1))
 ASYNCHRONOUS = TrainingJob(4, exchange=ParameterServer(), roles=ROLES)

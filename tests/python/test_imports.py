@@ -197,7 +197,6 @@ def reach(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name.endswith("_task")])
 def test_what_runs_on_executors_imports_no_file_of_the_driver(name: str) -> None:
-    shared = {"launchers.spark.task_failure"}
     driver = {
         other
         for other in reach(name)
@@ -205,7 +204,7 @@ def test_what_runs_on_executors_imports_no_file_of_the_driver(name: str) -> None
         or other == "launchers.local"
         or (other.startswith("launchers.spark.") and not other.endswith("_task"))
     }
-    assert driver <= shared
+    assert driver == set()
 
 
 def test_the_checks_see_imports_inside_functions() -> None:

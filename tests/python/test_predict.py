@@ -42,9 +42,8 @@ from pybackend import (
 )
 from pybackend.data.columns import ColumnSpec
 from pybackend.data.dataframe import DataFrameRows
-from pybackend.launchers.spark import predict, predict_task
-from pybackend.launchers.spark.predict import remove_dates
-from pybackend.launchers.spark.predict_task import PredictTask
+from pybackend.launchers.spark import predict
+from pybackend.launchers.spark.predict import PredictTask, remove_dates
 from pybackend.model import scorers
 
 LEVELS = ["no", "may be", "yes"]
@@ -493,11 +492,11 @@ def test_large_outputs_come_in_blocks(monkeypatch: Any, rows: Any, dense_model: 
 
 
 def test_a_process_keeps_the_last_models(monkeypatch: Any) -> None:
-    monkeypatch.setattr(predict_task, "_models", type(predict_task._models)())
+    monkeypatch.setattr(predict, "_models", type(predict._models)())
     monkeypatch.setattr(PredictTask, "_load", lambda task: task.digest.upper())
     asked: list[Any] = [PredictTask(None, {}, name, (), (), 0, None, False) for name in "abcabcadb"]  # type: ignore[arg-type]
     assert [task.model() for task in asked] == list("ABCABCADB")
-    assert list(predict_task._models) == ["a", "d", "b"]
+    assert list(predict._models) == ["a", "d", "b"]
 
 
 @pytest.mark.parametrize("arguments", [{"levels": ["a", "b", "c"]}, {"type": "raw"}])
@@ -606,7 +605,7 @@ def test_classes_need_several_numbers(table: Any) -> None:
 def test_spark_looks_for_no_garbage_in_tensorflow() -> None:
     code = (
         "import gc\n"
-        "from pybackend.launchers.spark.predict_task import set_up_tensorflow\n"
+        "from pybackend.launchers.spark.predict import set_up_tensorflow\n"
         "set_up_tensorflow()\n"
         "print(gc.isenabled(), gc.get_freeze_count())"
     )

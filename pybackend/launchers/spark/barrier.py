@@ -32,9 +32,11 @@ from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
     SCHEMA,
     SET_COLUMN,
+    UNKNOWN_HOST,
     Blobs,
     RowsOfFrame,
     Task,
+    find_failures,
 )
 from pybackend.launchers.spark.elastic import TaskWay
 from pybackend.launchers.spark.environment import sent_environment
@@ -53,7 +55,6 @@ from pybackend.launchers.spark.slots import (
     read_setting,
     take_slots,
 )
-from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.launchers.stopping import check_stop
 from pybackend.machine.identity import own_address
 from pybackend.net.heartbeat import find_silence
@@ -422,11 +423,12 @@ def follow_stage(
     explain
         Returns the error for Spark's, if no worker reports the cause.
     check
-        As in `Crew.follow`.
+        Called several times per second; its errors are raised immediately.
     """
     crew = Crew(job, on_event, server.order, UNKNOWN_HOST, ends_together=True)
 
     def listen(seconds: float) -> None:
+        check()
         take_all(server.queue, crew.hear, min(seconds, _LOOK_SECONDS))
 
     def look() -> None:
@@ -446,7 +448,7 @@ def follow_stage(
                 host = host_of(rank, server, UNKNOWN_HOST)
                 crew.hear(read_report(texts.get(rank), rank, host))
 
-    crew.follow(listen, look, check)
+    crew.follow(listen, look)
     return crew
 
 

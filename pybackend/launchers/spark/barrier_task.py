@@ -1,38 +1,53 @@
-"""Code for each task of the barrier stage: one worker, which receives the task's rows.
+"""Code for each task of a barrier stage: one worker, which receives the task's rows.
 
-This file is imported on the executors; the driver sends it there.
+This file is imported on the executors; the driver sends it there. In a stage that sparklyr runs, R
+on an executor calls `run_from_r` in a process, which starts R. The first R belongs to sparklyr, and
+passes on the rank and the addresses. The second R is the worker: R with Python and TensorFlow
+embedded, started and watched like every other worker.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import re
+import signal
+import sys
+import time
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import cloudpickle
 import numpy as np
 
 from pybackend.data.arrow import TensorReader
 from pybackend.data.columns import ColumnGroup
 from pybackend.data.row_store import Layout, RowStoreWriter, store_blobs
-from pybackend.errors import ClusterError
-from pybackend.job.codec import encode
+from pybackend.data.text import decode_lines
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.codec import decode, encode
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.messages import Failed
+from pybackend.job.messages import Emit, Failed
 from pybackend.job.report import WorkerReport
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.member import Member
+from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.task import (
     MODEL,
+    TASK,
     Post,
+    RemoteGroup,
     RemoteTask,
     describe_failure,
+    send_results,
     take_part,
 )
 from pybackend.launchers.spark.environment_task import SparkEnvironment
-from pybackend.launchers.spark.task_failure import fail_task
 from pybackend.machine.identity import own_address
 from pybackend.machine.processes import name_process
 from pybackend.net.heartbeat import find_silence
@@ -51,7 +66,7 @@ NO_OBSERVING = (
 )
 # A driver that does not answer by then is unreachable: the tasks meet by Spark's allGather.
 _DRIVER_SECONDS = 3.0
-# ... unless the driver needs rank 0's messages: a busy machine may take longer to answer.
+# ... unless it is needed: a busy machine may take longer to answer.
 _WANTED_DRIVER_SECONDS = 30.0
 _LOST_DRIVER = "lost the connection to the driver"
 
@@ -278,4 +293,130 @@ def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -
             pa.array([piece], pa.binary()),
         ],
         names=["rank", "report", "model_format", "model"],
+    )
+
+
+def run_from_r(archive: str, rows: str, options: str) -> None:
+    """Run one worker.
+
+    Parameters
+    ----------
+    archive
+        Archive from the driver: this package, and a pickled `Member`.
+    rows
+        File with this worker's rows, in the format of `pybackend.data.text`.
+    options
+        JSON with ``rank``, ``addresses``, ``cores`` and ``rscript``.
+
+    Raises
+    ------
+    RuntimeError
+        The worker failed, as in `fail_task`.
+    ClusterError
+        The driver cannot be reached.
+    """
+    load_own_libraries()
+    given = json.loads(options)
+    with zipfile.ZipFile(archive) as packed:
+        # The driver pickled its own objects, and Spark delivered them like its tasks.
+        member: Member = cloudpickle.loads(packed.read(TASK))
+    # Exiting this way ends the worker and removes its folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
+    token, rank = member.token, given["rank"]
+    with MeetingClient(
+        member.driver, token, rank, _WANTED_DRIVER_SECONDS, _end_this_process
+    ) as meeting:
+        meeting.require()
+        meeting.start_beating(find_silence(member.job.timeout))
+        hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
+        # R does not know the GPUs of the task.
+        group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
+        report, model = member.work(group, decode_lines(Path(rows)), meeting, given["rscript"])
+        if report.failure is not None:
+            fail_task(report.failure, meeting)
+        send_results(meeting, report, model)
+
+
+def _end_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# Replaced by the driver with the host that the worker reported.
+UNKNOWN_HOST = "its executor"
+# Encloses an encoded failure in an exception's message.
+_MARK = "~tfdist~"
+_CAUSE_FIRST_SECONDS = 2.0
+# A barrier stage's failure as Spark reports it; the number of the result's partition is the rank.
+_EXECUTOR_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\).*\s+ExecutorLostFailure \(executor (\S+) exited "
+    r"[^)]*\)(?: Reason: (.*))?"
+)
+_TASK_LOST = re.compile(
+    r"barrier task ResultTask\(\d+, (\d+)\) finished unsuccessfully\.\s+"
+    r"\S+: Python worker exited unexpectedly"
+)
+
+
+def fail_task(failure: Failure, emit: Emit) -> NoReturn:
+    """Send the driver a worker's failure, and fail the task, so that Spark stops the other tasks.
+
+    Parameters
+    ----------
+    emit
+        Returns whether the event was sent; if not, the exception's message contains the failure.
+
+    Raises
+    ------
+    RuntimeError
+        Always.
+    """
+    is_sent = emit(Failed(failure))
+    if failure.is_consequence:
+        # The cause should end the Spark job and be in its message, which the driver reads.
+        time.sleep(_CAUSE_FIRST_SECONDS)
+    message = f"worker {failure.rank}: {failure.exception_type}: {failure.message}"
+    if not is_sent:
+        text = base64.b64encode(encode(failure).encode()).decode()
+        message = f"{message} {_MARK}{text}{_MARK}"
+    raise RuntimeError(message)
+
+
+def find_failures(message: str) -> list[Failure]:
+    """Return the failures that `fail_task`, or Spark, wrote into the message of Spark's error."""
+    texts = dict.fromkeys(re.findall(f"{_MARK}([A-Za-z0-9+/=]+){_MARK}", message))
+    sent = []
+    for text in texts:
+        with suppress(ValueError):  # then Spark's own text remains
+            sent.append(decode(base64.b64decode(text), Failure))
+    executors = [_describe_loss(*found) for found in _EXECUTOR_LOST.findall(message)[:1]]
+    return sent + executors + [_describe_end(rank) for rank in _TASK_LOST.findall(message)[:1]]
+
+
+def _describe_loss(rank: str, executor: str, reason: str) -> Failure:
+    """Return the failure for a lost executor: other workers only see a closed connection."""
+    return Failure(
+        int(rank),
+        f"executor {executor}",
+        exception_type="ExecutorLost",
+        message=f"Spark lost executor {executor}, in which the worker ran "
+        f"({reason[:200] or 'no reason given'})",
+        time=time.time(),
+        advice=(
+            "see that executor's log in Spark's web interface. Exit code 137 usually means that "
+            "memory ran out: raise spark.executor.memoryOverhead, or lower batch_size"
+        ),
+    )
+
+
+def _describe_end(rank: str) -> Failure:
+    """Return the failure for a task whose Python was killed and could not report that."""
+    return Failure(
+        int(rank),
+        UNKNOWN_HOST,
+        exception_type="ProcessDied",
+        message="the Spark task's Python process, which supervised the worker, was killed or "
+        "crashed",
+        time=time.time(),
+        advice="check whether that host ran out of memory, or whether something kills processes "
+        "there. If memory ran out, lower batch_size, or raise spark.executor.memoryOverhead",
     )

@@ -1,9 +1,9 @@
-"""Member process that outlives the Spark task that started it.
+"""Member process that outlives the Spark task that started it, and the tasks that feed it rows.
 
 The tasks that feed it need its slot. So its task returns immediately and leaves a process in its
 own session, which Spark's Python daemon does not kill along with its children. The process lives as
 long as its connection to the driver: when that closes, it stops its worker and exits. It writes to
-only one folder, which a shell process removes in any case.
+only one folder, which a shell process removes in any case. This file is imported on the executors.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 
 import pybackend
-from pybackend.errors import ClusterError
-from pybackend.feed.client import Feeder
+from pybackend.errors import ClusterError, SerializationError
+from pybackend.feed.client import MOST_ROWS, Feeder, split_items
+from pybackend.feed.items import encode_items, frame_items
 from pybackend.feed.protocol import FEED
 from pybackend.job.job import FEED_TOKEN
 from pybackend.job.messages import Announced, Event
@@ -188,3 +189,76 @@ def _end() -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+FED_SCHEMA = "rows long, failure string"
+
+
+@dataclass(frozen=True)
+class FeedItems:
+    """Feed a partition of an RDD; yield the number of rows taken, and any failure.
+
+    A failure is returned as text that starts with its class, not raised: otherwise Spark would
+    retry the task.
+    """
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[tuple[int, str | None]]:
+        """Feed these items."""
+        yield _feed(self.feeder, self.name, map(encode_items, split_items(iter(items))))
+
+
+@dataclass(frozen=True)
+class FeedFrame:
+    """Feed a partition of a DataFrame; yield rows of `FED_SCHEMA`, as `FeedItems` does.
+
+    With ``gives_arrays``, the function receives columns as arrays when it requests columns.
+    """
+
+    feeder: Feeder
+    name: str
+    gives_arrays: bool
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Feed these Arrow batches."""
+        import pyarrow as pa
+
+        filled = (
+            frame_items(batch.slice(start, MOST_ROWS), gives_arrays=self.gives_arrays)
+            for batch in batches
+            for start in range(0, batch.num_rows, MOST_ROWS)
+        )
+        rows, failure = _feed(self.feeder, self.name, filled)
+        columns = [pa.array([rows], pa.int64()), pa.array([failure], pa.string())]
+        yield pa.RecordBatch.from_arrays(columns, names=["rows", "failure"])
+
+
+@dataclass(frozen=True)
+class InferItems:
+    """Feed a partition of an RDD; yield a result for each of its items."""
+
+    feeder: Feeder
+    name: str
+
+    def __call__(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Feed these items."""
+        partition, attempt = _place()
+        batches = map(encode_items, split_items(iter(items)))
+        return self.feeder.infer(batches, self.name, partition, attempt)
+
+
+def _feed(feeder: Feeder, name: str, batches: Iterator[Any]) -> tuple[int, str | None]:
+    try:
+        return feeder.feed(batches, name, *_place()), None
+    except (ClusterError, SerializationError) as error:
+        return 0, f"{type(error).__name__}: {error}"
+
+
+def _place() -> tuple[int, int]:
+    """Return the numbers of the partition and of this attempt; later attempts have larger ones."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return (context.partitionId(), context.taskAttemptId()) if context else (0, 0)

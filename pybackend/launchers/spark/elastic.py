@@ -17,11 +17,16 @@ from pybackend.job.messages import Emit, Event, Standby
 from pybackend.launchers.base import Outcome
 from pybackend.launchers.remote.group import Follow, Start, Way, run_group
 from pybackend.launchers.remote.task import REPORT, Post
-from pybackend.launchers.spark.barrier_task import SCHEMA, ElasticTask, Task
+from pybackend.launchers.spark.barrier_task import (
+    SCHEMA,
+    UNKNOWN_HOST,
+    ElasticTask,
+    Task,
+    find_failures,
+)
 from pybackend.launchers.spark.explain import explain_spark_error
 from pybackend.launchers.spark.jobs import RunningCall, running
 from pybackend.launchers.spark.session import ask
-from pybackend.launchers.spark.task_failure import UNKNOWN_HOST, find_failures
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import split_address
 
