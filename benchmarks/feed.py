@@ -113,7 +113,7 @@ def drain(frame: Any) -> float:
 def tfdist_feed(session: Any, frame: Any, is_read: bool = True) -> float:
     """Return seconds until every row was in a shuffled batch of tensors, or only stored."""
     from pybackend.data.rows import StoredRows
-    from pybackend.launchers.spark.barrier import small_batches
+    from pybackend.launchers import small_batches
 
     def feed(batches: Iterable[Any]) -> Iterator[Any]:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:

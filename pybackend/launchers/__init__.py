@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.options import read_run_plan as read_run_plan
     from pybackend.launchers.script.run import run_script as run_script
     from pybackend.launchers.script.slurm_batch import describe_batch as describe_batch
+    from pybackend.launchers.spark.attach import Handover as Handover
     from pybackend.launchers.spark.attach import attach_spark as attach_spark
+    from pybackend.launchers.spark.attach import hand_over as hand_over
     from pybackend.launchers.spark.barrier import SparkLauncher as SparkLauncher
     from pybackend.launchers.spark.detached import DetachedLauncher as DetachedLauncher
     from pybackend.launchers.spark.detached_task import FED_SCHEMA as FED_SCHEMA
@@ -45,23 +47,21 @@ if TYPE_CHECKING:
     from pybackend.launchers.spark.detached_task import InferItems as InferItems
     from pybackend.launchers.spark.explain import ask_executors as ask_executors
     from pybackend.launchers.spark.explain import quiet_log as quiet_log
-    from pybackend.launchers.spark.handover import Handover as Handover
-    from pybackend.launchers.spark.handover import hand_over as hand_over
     from pybackend.launchers.spark.jobs import run_watched as run_watched
     from pybackend.launchers.spark.predict import add_predictions as add_predictions
-    from pybackend.launchers.spark.preflight import small_batches as small_batches
-    from pybackend.launchers.spark.python import driver_python as driver_python
     from pybackend.launchers.spark.records import read_records as read_records
     from pybackend.launchers.spark.records import write_records as write_records
     from pybackend.launchers.spark.saved_model import SavedModel as SavedModel
     from pybackend.launchers.spark.saved_model import apply_saved_model as apply_saved_model
+    from pybackend.launchers.spark.session import driver_python as driver_python
     from pybackend.launchers.spark.session import get_session as get_session
     from pybackend.launchers.spark.session import is_session as is_session
     from pybackend.launchers.spark.session import is_spark_frame as is_spark_frame
     from pybackend.launchers.spark.session import read_schema as read_schema
+    from pybackend.launchers.spark.session import read_setting as read_setting
+    from pybackend.launchers.spark.session import small_batches as small_batches
     from pybackend.launchers.spark.slots import check_slots as check_slots
     from pybackend.launchers.spark.slots import count_slots as count_slots
-    from pybackend.launchers.spark.slots import read_setting as read_setting
     from pybackend.launchers.spark.sparklyr import SparklyrWorkers as SparklyrWorkers
 
 # Names that are loaded on first use, by module.
@@ -72,20 +72,18 @@ _NAMES = {
     "script.options": "add_run_options read_run_plan",
     "script.run": "run_script",
     "script.slurm_batch": "describe_batch",
-    "spark.attach": "attach_spark",
+    "spark.attach": "Handover attach_spark hand_over",
     "spark.barrier": "SparkLauncher",
     "spark.detached": "DetachedLauncher",
     "spark.detached_task": "FED_SCHEMA FeedFrame FeedItems InferItems",
     "spark.explain": "ask_executors quiet_log",
-    "spark.handover": "Handover hand_over",
     "spark.jobs": "run_watched",
     "spark.predict": "add_predictions",
-    "spark.preflight": "small_batches",
-    "spark.python": "driver_python",
     "spark.records": "read_records write_records",
     "spark.saved_model": "SavedModel apply_saved_model",
-    "spark.session": "get_session is_session is_spark_frame read_schema",
-    "spark.slots": "check_slots count_slots read_setting",
+    "spark.session": "driver_python get_session is_session is_spark_frame read_schema "
+    "read_setting small_batches",
+    "spark.slots": "check_slots count_slots",
     "spark.sparklyr": "SparklyrWorkers",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -61,7 +61,7 @@ from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.launchers.slurm.launcher import _install
 from pybackend.launchers.spark import barrier
-from pybackend.launchers.spark.environment import _place
+from pybackend.launchers.spark.preflight import _place
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -336,10 +336,10 @@ import sys
 from unittest.mock import Mock, patch
 from pybackend.launchers.environment.archive import read_packed
 from pybackend.launchers.environment.installing import read_blocks
-from pybackend.launchers.spark import environment_task
+from pybackend.launchers.spark import preflight
 served = Mock(read=lambda: read_blocks(sys.argv[2]))
-environment = environment_task.SparkEnvironment(read_packed(sys.argv[1]), served)
-with patch.object(environment_task, "_list_paths", tuple):
+environment = preflight.SparkEnvironment(read_packed(sys.argv[1]), served)
+with patch.object(preflight, "_list_paths", tuple):
     print("begins", flush=True)
     print(environment.install().python)
 """

@@ -27,7 +27,7 @@ from detaching import (
 
 import pybackend
 from pybackend import ClusterError, DetachedJob, InputError
-from pybackend.launchers.spark.handover import VARIABLE
+from pybackend.launchers.spark.attach import VARIABLE
 
 pytestmark = [pytest.mark.launcher, pytest.mark.full]
 # Not a constant, which a pickled function of this module could contain.

@@ -23,7 +23,7 @@ from pybackend.api.job_copy import JobCopy, copied, new_copy
 from pybackend.api.job_folder import JobFolder, new_folder
 from pybackend.data.files import LocalFolder, hide_password
 from pybackend.job.job import TrainingJob
-from pybackend.launchers.spark import handover
+from pybackend.launchers.spark import attach
 
 SECRET = "://ann:secret@host/"
 
@@ -218,6 +218,6 @@ def test_a_copy_of_a_session_ends_if_it_cannot_be_used(error: type[BaseException
 
     copy = SimpleNamespace(client=client, conf=SimpleNamespace(set=fail))
     session = SimpleNamespace(cloneSession=lambda: copy)
-    with pytest.raises(error), handover.hand_over(session, {}):
+    with pytest.raises(error), attach.hand_over(session, {}):
         pass
     assert calls == ["release", "close"]

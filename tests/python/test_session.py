@@ -25,7 +25,7 @@ from pybackend import (
     write_tfrecords,
 )
 from pybackend.launchers import is_session, is_spark_frame
-from pybackend.launchers.spark import jobs, preflight
+from pybackend.launchers.spark import jobs
 from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.session import is_connect
 
@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         patch.setattr(session_module, "ANSWER_SECONDS", LIMIT)
         patch.setattr(jobs, "_SILENT_SECONDS", LIMIT)
         patch.setattr(jobs, "_CANCEL_SECONDS", LIMIT)
-        patch.setattr(preflight, "_RESTORE_SECONDS", LIMIT)
+        patch.setattr(session_module, "_RESTORE_SECONDS", LIMIT)
         yield running
 
 

@@ -11,8 +11,7 @@ from conftest import wait_for
 from threads import Threads
 
 from pybackend.launchers.spark import slots
-from pybackend.launchers.spark.preflight import small_batches
-from pybackend.launchers.spark.python import hold
+from pybackend.launchers.spark.session import hold, small_batches
 from pybackend.launchers.spark.slots import take_slots
 
 RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"

@@ -52,7 +52,7 @@ from pybackend.launchers.spark import session as session_module
 from pybackend.launchers.spark.attach import attach_spark
 from pybackend.launchers.spark.barrier import SparkLauncher
 from pybackend.launchers.spark.preflight import check_network
-from pybackend.launchers.spark.python import driver_python, ship_package
+from pybackend.launchers.spark.session import driver_python, ship_package
 from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer

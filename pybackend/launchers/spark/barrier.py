@@ -28,6 +28,7 @@ from pybackend.launchers.fork_server import is_off
 from pybackend.launchers.member import Member, read_arrival
 from pybackend.launchers.remote.group import run_on_hosts
 from pybackend.launchers.remote.task import receive_model
+from pybackend.launchers.spark.attach import why_not_handed_over
 from pybackend.launchers.spark.barrier_task import (
     NO_OBSERVING,
     SCHEMA,
@@ -39,20 +40,24 @@ from pybackend.launchers.spark.barrier_task import (
     find_failures,
 )
 from pybackend.launchers.spark.elastic import TaskWay
-from pybackend.launchers.spark.environment import sent_environment
 from pybackend.launchers.spark.explain import explain_spark_error, quiet_log, run_explained
-from pybackend.launchers.spark.handover import why_not_handed_over
 from pybackend.launchers.spark.jobs import remember_properties, run_watched, running
-from pybackend.launchers.spark.preflight import check_network, small_batches
-from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.session import ask, is_connect, is_session
+from pybackend.launchers.spark.preflight import check_network, sent_environment
+from pybackend.launchers.spark.session import (
+    ask,
+    driver_python,
+    is_connect,
+    is_one_machine,
+    is_session,
+    read_setting,
+    ship_package,
+    small_batches,
+)
 from pybackend.launchers.spark.slots import (
     check_slots,
     choose_lanes,
     cores_of_task,
-    is_one_machine,
     make_profile,
-    read_setting,
     take_slots,
 )
 from pybackend.launchers.stopping import check_stop

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 import numpy as np
@@ -47,13 +47,15 @@ from pybackend.launchers.remote.task import (
     send_results,
     take_part,
 )
-from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.machine.identity import own_address
 from pybackend.machine.processes import name_process
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import split_address
 from pybackend.words import setting, term
+
+if TYPE_CHECKING:  # it has files of the driver
+    from pybackend.launchers.spark.preflight import SparkEnvironment
 
 SCHEMA = "rank int, report string, model_format string, model binary"
 # Marks the data set of a row when training and validation rows travel together.

@@ -16,17 +16,15 @@ from pybackend.launchers.member import Member
 from pybackend.launchers.remote.group import run_group
 from pybackend.launchers.spark.barrier import driver_addresses, open_meeting
 from pybackend.launchers.spark.detached_task import StartMember
-from pybackend.launchers.spark.environment import sent_environment
-from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.launchers.spark.explain import run_explained
-from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import (
-    check_slots,
-    cores_of_task,
+from pybackend.launchers.spark.preflight import SparkEnvironment, sent_environment
+from pybackend.launchers.spark.session import (
+    driver_python,
+    is_connect,
     is_one_machine,
-    make_profile,
+    ship_package,
 )
+from pybackend.launchers.spark.slots import check_slots, cores_of_task, make_profile
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import Code, call_of, either, term

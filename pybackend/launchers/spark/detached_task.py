@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
@@ -35,10 +35,12 @@ from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
 from pybackend.launchers.spark.barrier_task import BarrierGroup
-from pybackend.launchers.spark.environment_task import SparkEnvironment
 from pybackend.machine.janitor import sweep
 from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
+
+if TYPE_CHECKING:  # it has files of the driver
+    from pybackend.launchers.spark.preflight import SparkEnvironment
 
 _DRIVER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from pybackend.errors import ClusterError, TfdistError
 from pybackend.launchers.spark.jobs import give_up_after, run_watched
-from pybackend.launchers.spark.session import is_connect
-from pybackend.launchers.spark.slots import count_slots, is_one_machine
+from pybackend.launchers.spark.session import is_connect, is_one_machine
+from pybackend.launchers.spark.slots import count_slots
 from pybackend.words import show
 
 _Value = TypeVar("_Value")

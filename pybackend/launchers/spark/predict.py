@@ -34,8 +34,14 @@ from pybackend.data.dataframe import add_fields, column_types, describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, PredictionJob
-from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.session import ask, is_connect, read_schema, read_version
+from pybackend.launchers.spark.session import (
+    ask,
+    driver_python,
+    is_connect,
+    read_schema,
+    read_version,
+    ship_package,
+)
 from pybackend.model.quiet import import_tensorflow
 from pybackend.model.scorers import (
     KerasScorer,

@@ -22,8 +22,13 @@ from pybackend.data.tfrecord.part import Part, write_part
 from pybackend.data.tfrecord.types import to_schema, to_spark_fields
 from pybackend.errors import InputError
 from pybackend.launchers.spark.explain import run_explained
-from pybackend.launchers.spark.python import driver_python, ship_package
-from pybackend.launchers.spark.session import ask, is_connect, read_schema
+from pybackend.launchers.spark.session import (
+    ask,
+    driver_python,
+    is_connect,
+    read_schema,
+    ship_package,
+)
 from pybackend.launchers.spark.slots import count_slots
 from pybackend.net.rendezvous import new_token
 from pybackend.words import show

@@ -21,9 +21,8 @@ from pybackend.data.predictions import nest_lists
 from pybackend.data.ragged import to_dense
 from pybackend.errors import InputError
 from pybackend.launchers.spark.predict import set_up_tensorflow
-from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.launchers.spark.records import call_in_task
-from pybackend.launchers.spark.session import ask, read_schema
+from pybackend.launchers.spark.session import ask, driver_python, read_schema, ship_package
 from pybackend.words import show, term
 
 _lock = threading.Lock()

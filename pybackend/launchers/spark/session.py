@@ -1,4 +1,4 @@
-"""Recognize Spark sessions, and make short calls to them with a time limit.
+"""Recognize Spark sessions, call them with a time limit, and prepare them for tasks.
 
 A Connect server or a JVM that was stopped, or is behind a failed network, never answers, and
 neither Py4J nor the Connect client ever gives up.
@@ -6,11 +6,23 @@ neither Py4J nor the Connect client ever gives up.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from pybackend.errors import ClusterError
+from pybackend.launchers.package_files import package_files, read_sources
 from pybackend.net.deadline import within
 from pybackend.words import term
 
@@ -90,3 +102,221 @@ def read_version(session: Any) -> tuple[int, ...]:
 def read_schema(frame: Any) -> Any:
     """Return the ``StructType`` of a DataFrame; `ClusterError` if the session does not answer."""
     return ask(frame.sparkSession, f"the columns of a {term('DataFrame')}", lambda: frame.schema)
+
+
+def is_one_machine(session: Any) -> bool:
+    """Return whether all workers run on the Spark driver's machine, so that loopback suffices."""
+    return read_master(session).startswith("local")
+
+
+def read_setting(session: Any, name: str) -> str | None:
+    """Return a setting of the session or its context; None if it is unset or hidden."""
+    if is_connect(session):
+        return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
+    return _context_settings(session).get(name)
+
+
+def _shown_setting(session: Any, name: str) -> str | None:
+    try:
+        value = session.conf.get(name, None)
+    except Exception:  # Connect does not show all settings
+        return None
+    return None if value is None else str(value)
+
+
+def _context_settings(session: Any) -> dict[str, str]:
+    """Return the settings of a SparkContext, cached: they are fixed, and reading takes 30 ms."""
+    known: dict[str, dict[str, str]] = vars(session.sparkContext)
+    if "tfdist_settings" not in known:
+        pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
+        known["tfdist_settings"] = dict(pairs)
+    return known["tfdist_settings"]
+
+
+def read_master(session: Any) -> str:
+    """Return the address of the cluster's manager, or the kind of local session."""
+    if is_connect(session):
+        return read_setting(session, "spark.master") or "unknown"
+    return str(session.sparkContext.master)
+
+
+# Fixed, so that the archive depends only on its content: Spark rejects a second file with the same
+# name and other bytes.
+_STAMP = (1980, 1, 1, 0, 0, 0)
+
+
+# `addPyFile` clears Python's cache of archives, which fails in two threads at once.
+SHIPPING = threading.Lock()
+
+
+def shipped_to(session: Any) -> set[str]:
+    """Return the names of the files that were sent to a session's executors."""
+    owner = session if is_connect(session) else session.sparkContext
+    names: set[str] = vars(owner).setdefault("tfdist_shipped", set())
+    return names
+
+
+def ship_package(session: Any) -> None:
+    """Make ``import pybackend`` on the executors load the driver's version."""
+    archive = _pack_package(_digest(read_sources()))
+    name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
+    request = "to take this package's archive"
+    if is_connect(session):
+        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+            path = Path(folder) / name
+            path.write_bytes(archive)
+            ask(
+                session, request, lambda: session.addArtifacts(str(path), pyfile=True), len(archive)
+            )
+        return
+    from pyspark import SparkFiles
+
+    # Executors fetch it at any time while the context lives: so it is in the folder that Spark
+    # removes with the context.
+    with SHIPPING:
+        shipped = shipped_to(session)
+        if name in shipped:
+            return
+        root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
+        path = Path(root) / "tfdist" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(archive)
+        ask(session, request, lambda: session.sparkContext.addPyFile(str(path)), len(archive))
+        shipped.add(name)
+
+
+def _digest(sources: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in sources.items():
+        digest.update(name.encode() + b"\0" + content + b"\0")
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)  # equal code may be compiled to different bytes
+def _pack_package(digest: str) -> bytes:
+    """Return the archive of the sources with this digest."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for name, content in package_files().items():
+            zipped.writestr(zipfile.ZipInfo(name, _STAMP), content)
+    return archive.getvalue()
+
+
+_Before = TypeVar("_Before")
+
+
+@contextmanager
+def driver_python(session: Any) -> Iterator[None]:
+    """On a single machine, run the workers with the driver's Python, unless another was chosen."""
+    if is_connect(session) or not is_one_machine(session):
+        yield
+        return
+    context = session.sparkContext
+
+    def choose() -> str:
+        before = str(context.pythonExec)
+        if before == "python3":
+            context.pythonExec = sys.executable
+        return before
+
+    def restore(before: str) -> None:
+        context.pythonExec = before
+
+    with hold("python", context, choose, restore):
+        yield
+
+
+@dataclass
+class _Change(Generic[_Before]):
+    """Previous value, and the number of calls that need the change."""
+
+    before: _Before
+    users: int = 0
+
+
+_changes: dict[tuple[str, int], _Change[object]] = {}
+_lock = threading.Lock()
+
+
+@contextmanager
+def hold(
+    name: str, owner: object, change: Callable[[], _Before], restore: Callable[[_Before], None]
+) -> Iterator[None]:
+    """Make a change for the first of several concurrent calls, and undo it after the last.
+
+    Parameters
+    ----------
+    name, owner
+        Name of the change, and the object that it affects, which must live as long as the block.
+    change
+        Makes the change without delay, because other calls are waiting. Returns the previous value.
+    restore
+        Receives the previous value.
+    """
+    key = name, id(owner)
+    with _lock:
+        if key not in _changes:
+            _changes[key] = _Change(change())
+        _changes[key].users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            held = _changes[key]
+            held.users -= 1
+            if not held.users:
+                restore(_changes.pop(key).before)  # type: ignore[arg-type]
+
+
+_RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+# Stored in the session, since several Python objects may represent it: the previous value, and the
+# number of calls that need the change.
+_USE = "spark.tfdist.rowsAtOnce"
+_ROWS_AT_ONCE = 2000
+_RESTORE_SECONDS = 10.0
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+@contextmanager
+def small_batches(session: Any) -> Iterator[None]:
+    """Reduce how many rows Spark passes to a task at a time: 10,000 wide rows need a lot of memory.
+
+    The first of several calls changes the setting, and the last one restores it.
+    """
+    lock = _lock_of(session)
+    with lock:
+        ask(session, "a change of settings", lambda: _lower(session.conf))
+    try:
+        yield
+    finally:
+        with lock, suppress(Exception):  # a stopped session needs no settings
+            within(_RESTORE_SECONDS, lambda: _restore(session.conf), ClusterError())
+
+
+def _lock_of(session: Any) -> threading.Lock:
+    """Return the lock that all calls of a context, or of a Connect session, share."""
+    owner = session if is_connect(session) else session.sparkContext
+    with _locks_lock:
+        return _locks.setdefault(owner, threading.Lock())
+
+
+def _lower(conf: Any) -> None:
+    use = conf.get(_USE, None)
+    before, users = json.loads(use) if use else (conf.get(_RECORDS, None), 0)
+    conf.set(_USE, json.dumps([before, users + 1]))
+    if not users:
+        known = int(before or 0)  # 0 or less: no limit
+        conf.set(_RECORDS, str(min(known, _ROWS_AT_ONCE) if known > 0 else _ROWS_AT_ONCE))
+
+
+def _restore(conf: Any) -> None:
+    before, users = json.loads(conf.get(_USE))
+    if users > 1:
+        conf.set(_USE, json.dumps([before, users - 1]))
+        return
+    if before is None:
+        conf.unset(_RECORDS)
+    else:
+        conf.set(_RECORDS, before)
+    conf.unset(_USE)

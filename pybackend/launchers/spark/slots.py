@@ -20,7 +20,14 @@ from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import counted
 from pybackend.job.resources import Resources
 from pybackend.launchers.shares import find_shortage, this_machine
-from pybackend.launchers.spark.session import ask, is_connect, read_version
+from pybackend.launchers.spark.session import (
+    ask,
+    is_connect,
+    is_one_machine,
+    read_master,
+    read_setting,
+    read_version,
+)
 from pybackend.machine.capacity import count_cores
 from pybackend.words import call_of, setting
 
@@ -63,13 +70,13 @@ def check_slots(session: Any, workers: int, resources: Resources | None = None) 
         raise ClusterError(
             f"`workers` is {workers}, but this Spark session runs at most "
             f"{counted(slots, 'task')}{_with_resources(resources)} at a time (master "
-            f"{_master(session)}): {use}, or start the session with more executors or cores"
+            f"{read_master(session)}): {use}, or start the session with more executors or cores"
         )
     return slots
 
 
 def _allocates_dynamically(session: Any) -> bool:
-    if _master(session).startswith("local["):
+    if read_master(session).startswith("local["):
         return False  # Spark ignores the setting there
     return (read_setting(session, "spark.dynamicAllocation.enabled") or "").lower() == "true"
 
@@ -118,41 +125,6 @@ def choose_lanes(slots: int, workers: int, most: int, parallelism: int | None) -
     return lanes
 
 
-def is_one_machine(session: Any) -> bool:
-    """Return whether all workers run on the Spark driver's machine, so that loopback suffices."""
-    return _master(session).startswith("local")
-
-
-def read_setting(session: Any, name: str) -> str | None:
-    """Return a setting of the session or its context; None if it is unset or hidden."""
-    if is_connect(session):
-        return ask(session, f"the setting {name}", lambda: _shown_setting(session, name))
-    return _context_settings(session).get(name)
-
-
-def _shown_setting(session: Any, name: str) -> str | None:
-    try:
-        value = session.conf.get(name, None)
-    except Exception:  # Connect does not show all settings
-        return None
-    return None if value is None else str(value)
-
-
-def _context_settings(session: Any) -> dict[str, str]:
-    """Return the settings of a SparkContext, cached: they are fixed, and reading takes 30 ms."""
-    known: dict[str, dict[str, str]] = vars(session.sparkContext)
-    if "tfdist_settings" not in known:
-        pairs = ask(session, "its settings", lambda: session.sparkContext.getConf().getAll())
-        known["tfdist_settings"] = dict(pairs)
-    return known["tfdist_settings"]
-
-
-def _master(session: Any) -> str:
-    if is_connect(session):
-        return read_setting(session, "spark.master") or "unknown"
-    return str(session.sparkContext.master)
-
-
 def _with_resources(resources: Resources | None) -> str:
     wanted = resources or Resources()
     parts = [
@@ -172,7 +144,7 @@ def _count_available(session: Any, resources: Resources | None = None) -> tuple[
         most = int(float(gpus) // wanted.gpus) if gpus and wanted.gpus else executor_cores
         return min(executor_cores // per_task, most)
 
-    master = _master(session)
+    master = read_master(session)
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", master):
         return int(cluster[1]) * tasks_of(int(cluster[2])), True
     cores = _count_cores(session)
@@ -274,7 +246,7 @@ def _supports_profiles(session: Any) -> bool:
     Spark has no such profiles in local mode.
     """
     return read_version(session) >= _PROFILES_SINCE and bool(
-        re.match(r"local-cluster|spark:|yarn|k8s:", _master(session))
+        re.match(r"local-cluster|spark:|yarn|k8s:", read_master(session))
     )
 
 

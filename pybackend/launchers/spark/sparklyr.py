@@ -39,14 +39,8 @@ from pybackend.launchers.spark.barrier import (
     open_meeting,
 )
 from pybackend.launchers.spark.jobs import ClassicJob, IdleWatch, give_up_after, run_watched
-from pybackend.launchers.spark.python import ship_package
-from pybackend.launchers.spark.session import ask, read_version
-from pybackend.launchers.spark.slots import (
-    check_allotment,
-    check_slots,
-    cores_of_task,
-    is_one_machine,
-)
+from pybackend.launchers.spark.session import ask, is_one_machine, read_version, ship_package
+from pybackend.launchers.spark.slots import check_allotment, check_slots, cores_of_task
 from pybackend.net.deadline import settle
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
