@@ -16,11 +16,11 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -66,6 +66,7 @@ NO_OBSERVING = (
     "cannot reach it. Set spark.driver.host to the address at which executors can reach the "
     "driver, and spark.driver.bindAddress to the address to listen on; or leave the observers out"
 )
+_Client = TypeVar("_Client", bound=MeetingClient)
 # A driver that does not answer by then is unreachable: the tasks meet by Spark's allGather.
 _DRIVER_SECONDS = 3.0
 # ... unless it is needed: a busy machine may take longer to answer.
@@ -298,6 +299,26 @@ def _row(rank: int, report: str | None, kind: str | None, piece: bytes | None) -
     )
 
 
+@contextmanager
+def living_with_driver(
+    kind: Callable[..., _Client], member: Member, rank: int
+) -> Iterator[_Client]:
+    """Connect this process to the driver; when that disconnects, the process exits.
+
+    By leaving its contexts, it stops its worker, and removes the worker's folder.
+    """
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
+    meeting = kind(member.driver, member.token, rank, _WANTED_DRIVER_SECONDS, end)
+    with meeting:
+        meeting.require()
+        meeting.start_beating(find_silence(member.job.timeout))
+        yield meeting
+
+
 def run_from_r(archive: str, rows: str, options: str) -> None:
     """Run one worker.
 
@@ -322,14 +343,8 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
     with zipfile.ZipFile(archive) as packed:
         # The driver pickled its own objects, and Spark delivered them like its tasks.
         member: Member = cloudpickle.loads(packed.read(TASK))
-    # Exiting this way ends the worker and removes its folder.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("the driver ended the job"))
-    token, rank = member.token, given["rank"]
-    with MeetingClient(
-        member.driver, token, rank, _WANTED_DRIVER_SECONDS, _end_this_process
-    ) as meeting:
-        meeting.require()
-        meeting.start_beating(find_silence(member.job.timeout))
+    rank = given["rank"]
+    with living_with_driver(MeetingClient, member, rank) as meeting:
         hosts = [address.rpartition(":")[0].strip("[]") for address in given["addresses"]]
         # R does not know the GPUs of the task.
         group = RemoteGroup(rank, hosts, given["cores"], gpus=None, meeting=meeting)
@@ -337,10 +352,6 @@ def run_from_r(archive: str, rows: str, options: str) -> None:
         if report.failure is not None:
             fail_task(report.failure, meeting)
         send_results(meeting, report, model)
-
-
-def _end_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 # Replaced by the driver with the host that the worker reported.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -78,7 +77,7 @@ class DetachedLauncher:
                     meeting.send({})
             try:
                 outcome = run_group(meeting, job, hosts, on_event, self._find_failed)
-                _wait_until_gone(meeting, job.workers)
+                meeting.drain(_LEAVE_SECONDS)  # the members exit
                 return outcome
             finally:
                 with self._lock:
@@ -121,10 +120,3 @@ class DetachedLauncher:
     def _find_failed(self) -> list[Failure]:
         self._look()
         return []  # a lost worker is detected by its connection
-
-
-def _wait_until_gone(meeting: MeetingServer, workers: int) -> None:
-    """Wait briefly for the members to exit, after their workers have ended."""
-    deadline = time.monotonic() + _LEAVE_SECONDS
-    while not all(map(meeting.has_left, range(workers))) and time.monotonic() < deadline:
-        time.sleep(0.02)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -34,15 +33,13 @@ from pybackend.job.messages import Announced, Event
 from pybackend.launchers.member import Member
 from pybackend.launchers.package_files import load_own_libraries
 from pybackend.launchers.remote.task import TASK, RemoteTask, take_part
-from pybackend.launchers.spark.barrier_task import BarrierGroup
+from pybackend.launchers.spark.barrier_task import BarrierGroup, living_with_driver
 from pybackend.machine.janitor import sweep
-from pybackend.net.heartbeat import find_silence
 from pybackend.net.meeting_client import MeetingClient
 
 if TYPE_CHECKING:  # it has files of the driver
     from pybackend.launchers.spark.preflight import SparkEnvironment
 
-_DRIVER_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
 _LOG = "member.log"
@@ -151,16 +148,13 @@ def main(folder: str, place: str) -> None:
         JSON with ``rank``, ``hosts``, ``cores`` and ``gpus``.
     """
     load_own_libraries()
-    signal.signal(signal.SIGTERM, _leave)
     given = json.loads(place)
     # The driver pickled its own objects, and Spark delivered them like its tasks.
     member: Member = cloudpickle.loads(Path(folder, TASK).read_bytes())
     Path(folder, TASK).unlink()
     rank = given["rank"]
-    with _Meeting(member.driver, member.token, rank, _DRIVER_SECONDS, _end) as meeting:
-        meeting.require()
+    with living_with_driver(_Meeting, member, rank) as meeting:
         Path(folder, _READY).touch()
-        meeting.start_beating(find_silence(member.job.timeout))
         threading.Thread(target=_close_feeds, args=(meeting, member, rank), daemon=True).start()
         task = RemoteTask(member, tuple(given["hosts"]))
         take_part(task, rank, [Path(folder)], meeting, given["cores"], given["gpus"])
@@ -178,15 +172,6 @@ def _close_feeds(meeting: _Meeting, member: Member, rank: int) -> None:
                 if feeder.close():
                     return
             time.sleep(_RETRY_SECONDS)
-
-
-def _leave(*_: object) -> NoReturn:
-    sys.exit("the driver ended the job")
-
-
-def _end() -> None:
-    """Exit this process and, by leaving its contexts, stop whatever it started."""
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,15 @@ executors, too; the driver sends it there.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import sys
-import tempfile
 import threading
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -30,16 +27,18 @@ import numpy.typing as npt
 from pybackend.data.arrow import TensorReader
 from pybackend.data.column_groups import group_columns
 from pybackend.data.columns import ColumnGroup, ColumnSpec
-from pybackend.data.dataframe import add_fields, column_types, describe_type
+from pybackend.data.dataframe import add_fields, column_as_array, column_types, describe_type
 from pybackend.data.predictions import TEXT, Field, Predictions
 from pybackend.errors import InputError
 from pybackend.job.job import EXTRAS, MODEL_FILE, PredictionJob
 from pybackend.launchers.spark.session import (
     ask,
+    digest_files,
     driver_python,
     is_connect,
     read_schema,
     read_version,
+    send_file,
     ship_package,
 )
 from pybackend.model.quiet import import_tensorflow
@@ -89,14 +88,14 @@ def add_predictions(
     # The fields of structs are appended, then vectors as arrays.
     vectors = [name for name in read if type(types[name]).__name__ == _VECTOR]
     places = {name: place for place, name in enumerate(types)}
-    sources = [places[name] for name in vectors]
+    sources = {places[name]: types[name] for name in vectors}
     places |= {name: len(types) + extra for extra, name in enumerate(vectors)}
     if onnx_inputs is None:
         files = {**files, MODEL_FILE: remove_dates(files[MODEL_FILE])}
     task = PredictTask(
         job,
         files,
-        _digest({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
+        digest_files({**files, "onnx_inputs": repr(onnx_inputs).encode()}),
         tuple(column_groups),
         tuple(places[name] for name in read),
         len(columns),
@@ -152,15 +151,15 @@ def _with_structs(sent: Any, task: PredictTask, added: list[Any]) -> Any:
     return sent.select(*kept, scored).select(*kept, *predicted)
 
 
-def _with_arrays(frame: Any, columns: int, vectors: list[int]) -> Any:
-    """Return a DataFrame with the vectors at these positions appended as arrays.
+def _with_arrays(frame: Any, columns: int, vectors: Mapping[int, Any]) -> Any:
+    """Return a DataFrame with the vectors at these positions, of these types, appended as arrays.
 
     Its columns are renamed, because mapInArrow interprets dots in a user's names.
     """
     sent = frame.toDF(*(f"c{place}" for place in range(columns)))
     arrays = [
-        _as_array(sent[f"c{place}"]).alias(f"c{columns + extra}")
-        for extra, place in enumerate(vectors)
+        column_as_array(sent, f"c{place}", kind).alias(f"c{columns + extra}")
+        for extra, (place, kind) in enumerate(vectors.items())
     ]
     return sent.select("*", *arrays)
 
@@ -174,11 +173,12 @@ def _send_model(task: PredictTask, session: Any) -> PredictTask:
     name = f"tfdist-{task.digest[:32]}.model"
     files = dict(task.files)
     model = files.pop(MODEL_FILE)
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-        path = Path(folder) / name
-        path.write_bytes(model)
-        send = partial(session.addArtifacts, str(path), file=True)
-        ask(session, "to take the model", send, len(model))
+
+    def place(folder: Path) -> str:
+        (folder / name).write_bytes(model)
+        return str(folder / name)
+
+    send_file(session, "to take the model", len(model), place)
     return replace(task, files=files, artifact=name)
 
 
@@ -192,12 +192,6 @@ def _reject_taken_names(columns: list[str], predictions: Predictions) -> None:
                 "rename or drop the column of `df`, or use another `type`"
             )
         taken.add(field.name.lower())
-
-
-def _as_array(vector: Any) -> Any:
-    from pyspark.ml.functions import vector_to_array
-
-    return vector_to_array(vector)
 
 
 def _struct_field(field: Field) -> Any:
@@ -228,13 +222,6 @@ def remove_dates(model: bytes) -> bytes:
                 content = json.dumps({**metadata, "date_saved": ""}).encode()
             target.writestr(zipfile.ZipInfo(name), content)
     return target_bytes.getvalue()
-
-
-def _digest(files: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()
 
 
 Array = npt.NDArray[Any]

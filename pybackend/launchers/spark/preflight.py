@@ -15,10 +15,10 @@ import fcntl
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.environment.serving import ArchiveServer, ServedArchive, UnreachedError
 from pybackend.launchers.spark.explain import run_explained
 from pybackend.launchers.spark.jobs import give_up_after
-from pybackend.launchers.spark.session import SHIPPING, ask, driver_python, is_connect, shipped_to
+from pybackend.launchers.spark.session import SHIPPING, ask, driver_python, send_file, shipped_to
 from pybackend.net.dialing import advise_on_network, find_unreachable
 
 NETWORK_SCHEMA = "rank int, problem string"
@@ -151,7 +151,8 @@ def sent_environment(
     with SHIPPING:
         if file not in shipped:
             say(f"sending the Python environment ({show_bytes(packed.size)}) through Spark")
-            _send(session, packed)
+            request = "to take the Python environment"
+            send_file(session, request, packed.size, partial(_place, packed))
             shipped.add(file)
     yield SparkEnvironment(packed)
 
@@ -186,22 +187,6 @@ def _find_obstacle(rows: Sequence[Any]) -> str | None:
         if not row["is_unreached"]:
             raise ClusterError(row["problem"])
     return rows[0]["problem"] if rows else None
-
-
-def _send(session: Any, packed: PackedEnvironment) -> None:
-    request = "to take the Python environment"
-    if is_connect(session):
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            path = _place(packed, Path(folder))
-            ask(session, request, lambda: session.addArtifacts(path, file=True), packed.size)
-        return
-    from pyspark import SparkFiles
-
-    # Executors fetch it at any time while the context lives, from the folder that Spark removes
-    # with the context.
-    root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
-    path = _place(packed, Path(root))
-    ask(session, request, lambda: session.sparkContext.addFile(path), packed.size)
 
 
 def _place(packed: PackedEnvironment, folder: Path) -> str:

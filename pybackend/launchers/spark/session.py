@@ -156,39 +156,65 @@ def shipped_to(session: Any) -> set[str]:
     return names
 
 
-def ship_package(session: Any) -> None:
-    """Make ``import pybackend`` on the executors load the driver's version."""
-    archive = _pack_package(_digest(read_sources()))
-    name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
-    request = "to take this package's archive"
+def send_file(
+    session: Any,
+    request: str,
+    size: int,
+    place: Callable[[Path], str],
+    *,
+    is_package: bool = False,
+) -> None:
+    """Send a file to the executors.
+
+    Parameters
+    ----------
+    request
+        The request to Spark, as in `ask`.
+    place
+        Writes or links the file into a folder, and returns its path.
+    is_package
+        True if executors import from it.
+    """
     if is_connect(session):
+        kind = {"pyfile" if is_package else "file": True}
         with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-            path = Path(folder) / name
-            path.write_bytes(archive)
-            ask(
-                session, request, lambda: session.addArtifacts(str(path), pyfile=True), len(archive)
-            )
+            path = place(Path(folder))
+            ask(session, request, lambda: session.addArtifacts(path, **kind), size)
         return
     from pyspark import SparkFiles
 
     # Executors fetch it at any time while the context lives: so it is in the folder that Spark
     # removes with the context.
-    with SHIPPING:
-        shipped = shipped_to(session)
-        if name in shipped:
-            return
-        root = ask(session, "its folder for files", SparkFiles.getRootDirectory)
-        path = Path(root) / "tfdist" / name
+    path = place(Path(ask(session, "its folder for files", SparkFiles.getRootDirectory)))
+    context = session.sparkContext
+    add = context.addPyFile if is_package else context.addFile
+    ask(session, request, lambda: add(path), size)
+
+
+def ship_package(session: Any) -> None:
+    """Make ``import pybackend`` on the executors load the driver's version."""
+    archive = _pack_package(digest_files(read_sources()))
+    name = f"pybackend-{hashlib.sha256(archive).hexdigest()[:16]}.zip"
+
+    def place(folder: Path) -> str:
+        path = folder / "tfdist" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(archive)
-        ask(session, request, lambda: session.sparkContext.addPyFile(str(path)), len(archive))
-        shipped.add(name)
+        return str(path)
+
+    with SHIPPING:
+        shipped = shipped_to(session)
+        if name not in shipped:
+            request = "to take this package's archive"
+            send_file(session, request, len(archive), place, is_package=True)
+            shipped.add(name)
 
 
-def _digest(sources: Mapping[str, bytes]) -> str:
+def digest_files(files: Mapping[str, bytes]) -> str:
+    """Return a digest of the names and contents of files."""
     digest = hashlib.sha256()
-    for name, content in sources.items():
-        digest.update(name.encode() + b"\0" + content + b"\0")
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
