@@ -770,7 +770,7 @@ def test_each_jvm_of_sparklyr_has_its_own_modules(monkeypatch: pytest.MonkeyPatc
 OTHER_SESSIONS = """
 import os, tempfile
 from pathlib import Path
-from conftest import spark_session
+from conftest import spark_session, wait_for
 import pybackend
 from pybackend.launchers.spark import barrier, explain
 from pybackend.spark_tensorflow_distributor import MirroredStrategyRunner
@@ -790,10 +790,11 @@ with tempfile.TemporaryDirectory() as folder:
             print(error)
         shown = [*session.sparkContext.getConf().getAll(), *session.sql("SET").collect()]
         print("settings", "spark.app.name" in str(shown), token in str(shown))
-        for levels in (["DEBUG", "INFO"], ["OFF", "ERROR"]):
+        for count, *levels in ((2, "DEBUG", "INFO"), (1, "OFF", "ERROR")):
             explain._set_levels(session, dict(zip(explain._LOGGERS, levels, strict=True)))
-            explain._begin(session)
-            explain._end(session)
+            with explain.quiet_log(session):
+                pass
+            wait_for(lambda: len(explain._levels(session)) == count)
             print("levels", *explain._levels(session).values())
     (events,) = [path.read_text() for path in Path(folder).iterdir() if path.is_file()]
     print("log", *(text in events for text in ("spark.app.name", "tfdist", token)))
@@ -946,10 +947,9 @@ def test_sparks_loggers_return_to_their_level(spark: Any, before: str, after: st
         after = manager.getRootLogger().getLevel().toString()
     explain._set_levels(spark, dict.fromkeys(explain._LOGGERS, before))
     try:
-        explain._begin(spark)
-        assert [logger.getLevel().toString() for logger in loggers] == ["OFF", "OFF"]
-        explain._end(spark)
-        assert [logger.getLevel().toString() for logger in loggers] == [after, after]
+        with explain.quiet_log(spark):
+            assert [logger.getLevel().toString() for logger in loggers] == ["OFF", "OFF"]
+        wait_for(lambda: [one.getLevel().toString() for one in loggers] == [after, after])
     finally:
         explain._set_levels(spark, dict.fromkeys(explain._LOGGERS, "ERROR"))
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pybackend.errors import ClusterError, TfdistError
 from pybackend.launchers.spark.jobs import give_up_after, run_watched
-from pybackend.launchers.spark.session import is_connect, is_one_machine
+from pybackend.launchers.spark.session import hold, is_connect, is_one_machine
 from pybackend.launchers.spark.slots import count_slots
 from pybackend.words import show
 
@@ -31,10 +32,6 @@ _HIDDEN, _SHOWN = "INFO", "WARN"
 _MOST_SECONDS = 10.0
 # Wait for the lines of tasks that Spark kills after a failure.
 _LATE_SECONDS = 1.0
-# Number of jobs that need silence, and the levels to restore after the last one.
-_jobs = 0
-_before: dict[str, str] = {}
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -62,31 +59,16 @@ def quiet_log(session: Any) -> Iterator[None]:
 
 
 def _silence_until(session: Any, is_silent: threading.Event, is_over: threading.Event) -> None:
-    with suppress(Exception):
-        _begin(session)
-    is_silent.set()
-    is_over.wait()
-    with suppress(Exception):
-        _end(session)
+    def silence() -> dict[str, str]:
+        levels = _levels(session)
+        _set_levels(session, dict.fromkeys(levels, "OFF"))
+        return levels
 
-
-def _begin(session: Any) -> None:
-    global _jobs
-    with _lock:
-        _jobs += 1
-        if not _before:
-            _before.update(_levels(session))
-            _set_levels(session, dict.fromkeys(_before, "OFF"))
-
-
-def _end(session: Any) -> None:
-    global _jobs
-    with _lock:
-        _jobs -= 1
-        if not _jobs:
-            levels = dict(_before)
-            _before.clear()
-            _set_levels(session, levels)
+    restore = partial(_set_levels, session)
+    with suppress(Exception), hold("log", session.sparkContext, silence, restore):
+        is_silent.set()
+        is_over.wait()
+    is_silent.set()  # also where SQL cannot do that
 
 
 def _levels(session: Any) -> dict[str, str]:

@@ -15,10 +15,10 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pybackend.errors import ClusterError
@@ -253,14 +253,15 @@ def driver_python(session: Any) -> Iterator[None]:
 
 
 @dataclass
-class _Change(Generic[_Before]):
-    """Previous value, and the number of calls that need the change."""
+class _Change:
+    """The previous value, alone in a list while the change is made; and the calls that need it."""
 
-    before: _Before
+    before: list[Any] = field(default_factory=list)
     users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_changes: dict[tuple[str, int], _Change[object]] = {}
+_changes: dict[tuple[str, int], _Change] = {}
 _lock = threading.Lock()
 
 
@@ -275,23 +276,28 @@ def hold(
     name, owner
         Name of the change, and the object that it affects, which must live as long as the block.
     change
-        Makes the change without delay, because other calls are waiting. Returns the previous value.
+        Makes the change, for which others that need it wait. Returns the previous value.
     restore
         Receives the previous value.
     """
     key = name, id(owner)
     with _lock:
-        if key not in _changes:
-            _changes[key] = _Change(change())
-        _changes[key].users += 1
+        held = _changes.setdefault(key, _Change())
+        held.users += 1
     try:
+        with held.lock:
+            held.before = held.before or [change()]
         yield
     finally:
-        with _lock:
-            held = _changes[key]
-            held.users -= 1
-            if not held.users:
-                restore(_changes.pop(key).before)  # type: ignore[arg-type]
+        with held.lock:
+            with _lock:
+                held.users -= 1
+                is_last = not held.users
+            if is_last and held.before:
+                restore(held.before.pop())
+            with _lock:
+                if not held.users:
+                    _changes.pop(key, None)
 
 
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
