@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
 from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.child import Child
 from pybackend.launchers.stopping import check_stop
+
+if TYPE_CHECKING:
+    from pybackend.launchers.child import Child
 
 T = TypeVar("T")
 Explain = Callable[[Failure], Failure]
@@ -83,11 +85,16 @@ class Crew:
         Sends a worker the session's answer to its event.
     hosts
         Host of all workers, or of each rank, for messages.
+    grace
+        Time after the first failure in which the others may report, or end; None: as long as an
+        earlier failure may take.
 
     Attributes
     ----------
     reports
         What is known of the end of each worker, by rank.
+    latest
+        Time, as in `time.monotonic`, at which `follow` stops waiting in any case.
     """
 
     def __init__(
@@ -96,11 +103,14 @@ class Crew:
         on_event: Emit,
         answer: Callable[[Answer, int], object] = lambda answer, rank: None,
         hosts: str | Sequence[str] = "its host",
+        grace: float | None = None,
     ) -> None:
         self._job = job
         self._on_event = on_event
         self._answer = answer
         self._hosts = hosts
+        self._grace = grace
+        self.latest = math.inf
         self.reports: dict[int, WorkerReport] = {}
         self._has_failed = threading.Event()
         self._has_begun = False
@@ -110,7 +120,8 @@ class Crew:
     @property
     def missing(self) -> list[int]:
         """Ranks of which nothing is known yet."""
-        workers = self._job.workers if self._job else 0
+        count = 0 if isinstance(self._hosts, str) else len(self._hosts)
+        workers = self._job.workers if self._job else count
         return [rank for rank in range(workers) if rank not in self.reports]
 
     @property
@@ -155,7 +166,8 @@ class Crew:
         """
         if fatal := self._find_fatal():
             is_known = not all(failure.may_be_consequence for failure in fatal)
-            grace = _SHORT_GRACE_SECONDS if is_known else GRACE_SECONDS
+            usual = _SHORT_GRACE_SECONDS if is_known else GRACE_SECONDS
+            grace = usual if self._grace is None else self._grace
             self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
         self._deadline = math.inf
@@ -198,11 +210,11 @@ class Crew:
         ClusterError
             As ``look`` raised it, if no worker has reported another cause.
         """
-        latest, trouble = time.monotonic() + seconds, None
+        self.latest, trouble = min(self.latest, time.monotonic() + seconds), None
         while self.missing:
             check()
             check_stop()
-            if time.monotonic() > min(latest, self.deadline()):
+            if time.monotonic() > min(self.latest, self.deadline()):
                 break
             # A short wait, so that Ctrl-C is noticed by Python's main thread, and by R.
             listen(LOOK_SECONDS)
@@ -210,7 +222,7 @@ class Crew:
                 try:
                     look()
                 except ClusterError as error:
-                    trouble, latest = error, time.monotonic() + CAUSE_SECONDS
+                    trouble, self.latest = error, time.monotonic() + CAUSE_SECONDS
         listen(0)
         if trouble is not None and not self._find_fatal():
             raise trouble

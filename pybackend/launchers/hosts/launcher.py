@@ -7,9 +7,8 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from pybackend.launchers.hosts.host_list import (
 )
 from pybackend.launchers.hosts.keeper import find_keepers
 from pybackend.launchers.hosts.ssh import HostPython, Ssh
-from pybackend.launchers.hosts.ssh_host import SshHost
+from pybackend.launchers.hosts.ssh_host import SshHost, check_workers, reached
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
@@ -46,14 +45,13 @@ from pybackend.net.meeting import MeetingServer
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of, show
 
-# For the processes there to end and to remove their files.
-_END_SECONDS = 15.0
-# For them to start fork servers.
-_FINISH_SECONDS = 5.0
-
 
 def _choose_python() -> str:
-    return f"specify a Python that has it on every host: {call_of('hosts', ..., python=...)}"
+    return f"specify a Python that has it on every host: {_option()}"
+
+
+def _option() -> str:
+    return call_of("hosts", ..., python=...)
 
 
 @dataclass(frozen=True)
@@ -110,20 +108,20 @@ class Hosts:
         token = new_token()
         with (
             MeetingServer(None, token, job.workers) as meeting,
-            self.reach(placed, meeting, job, interpreters) as reached,
+            self.reach(placed, meeting, job, interpreters) as there,
             swept_folder() as folder,
         ):
             loopback = len(placed) == 1
             member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
             task = RemoteTask(member, tuple(addresses), self.environment)
             contents = pack_task(task, folder, datasets)
-            keepers = find_keepers(job, [host.python for host in reached], contents)
-            for host, keeper in zip(reached, keepers, strict=True):
-                own = {RANKS: json.dumps(host.place).encode(), **keeper}
-                host.send(Bundle({**contents, **own}, files_of_ranks(folder, host.ranks)))
+            keepers = find_keepers(job, [host.python for host in there], contents)
+            for (slots, ranks), host, keeper in zip(placed, there, keepers, strict=True):
+                own = {RANKS: _describe_ranks(slots, ranks), **keeper}
+                host.send(Bundle({**contents, **own}, files_of_ranks(folder, ranks)))
 
             def look() -> list[Failure]:
-                return [failure for host in reached for failure in host.look()]
+                return [failure for host in there for failure in host.look()]
 
             # Hosts are watched while they receive their rows, which may take long.
             return run_group(meeting, job, names, on_event, look, meet_seconds=math.inf)
@@ -144,7 +142,6 @@ class Hosts:
             with RemoteSite(len(slots), way, _choose_python()) as site:
                 return train_elastically(job, datasets, on_event, site)
 
-    @contextmanager
     def reach(
         self,
         placed: Sequence[tuple[HostSlots, range]],
@@ -152,7 +149,7 @@ class Hosts:
         job: Job,
         interpreters: Mapping[str, Interpreter],
         neighbours: int | None = None,
-    ) -> Iterator[list[SshHost]]:
+    ) -> AbstractContextManager[list[SshHost]]:
         """Start Python on all hosts by ssh; on exit, stop it there and remove its files.
 
         ``interpreters`` are the Pythons of the job's environment by host, if it has one.
@@ -161,24 +158,29 @@ class Hosts:
         """
         # A function may not need TensorFlow.
         wanted = "numpy" if job.kind == "run" else "tensorflow numpy"
-        temporary = self.environment.get("TMPDIR")
-        reached: list[SshHost] = []
-        try:
+
+        def start() -> Iterator[SshHost]:
             for host, ranks in placed:
                 interpreter = interpreters.get(host.name)
+                temporary = self.environment.get("TMPDIR")
                 python = HostPython(self.ssh, host, self.python, temporary, interpreter)
-                shared_by = neighbours or host.neighbours or len(ranks)
-                reached.append(SshHost(python, ranks, meeting, wanted, job.resources, shared_by))
-            yield reached
-            deadline = time.monotonic() + _FINISH_SECONDS
-            for one in reached:
-                one.let_finish(deadline - time.monotonic())
-        finally:
-            for one in reached:
-                one.let_go()
-            deadline = time.monotonic() + _END_SECONDS
-            for one in reached:
-                one.wait(deadline - time.monotonic())
+                shared_by = neighbours or _count_neighbours(host, ranks)
+                check = partial(check_workers, host.name, job.resources, shared_by)
+                yield SshHost(python, ranks, meeting, "hosts.ssh_task", _option(), wanted, check)
+
+        return reached(start())
+
+
+def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
+    """Return the file with the ranks of a host's workers, and the part of the host they use."""
+    neighbours = _count_neighbours(host, ranks)
+    place = {"ranks": list(ranks), "first": host.first, "neighbours": neighbours}
+    return json.dumps(place).encode()
+
+
+def _count_neighbours(host: HostSlots, ranks: range) -> int:
+    """Return the number of workers on a host, of all jobs that run there."""
+    return host.neighbours or len(ranks)
 
 
 @dataclass(frozen=True)
