@@ -37,11 +37,11 @@ from pybackend import (
 )
 from pybackend.job.job import EvaluationJob, FunctionJob, Job
 from pybackend.job.messages import Note
-from pybackend.launchers.environment import serving
 from pybackend.launchers.environment.archive import (
     PackedEnvironment,
     make_manifest,
     pack_environment_of,
+    pack_for,
     read_packed,
 )
 from pybackend.launchers.environment.contents import (
@@ -57,11 +57,11 @@ from pybackend.launchers.environment.installing import (
     install_here,
     read_blocks,
 )
-from pybackend.launchers.environment.packing import pack_for
-from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.launchers.slurm.launcher import _install
 from pybackend.launchers.spark import barrier
-from pybackend.launchers.spark.environment import _place
+from pybackend.launchers.spark import environment as spark_environment
+from pybackend.launchers.spark.environment import ArchiveServer, _place
+from pybackend.launchers.spark.environment_task import UnreachedError
 
 SMALL = ("cloudpickle", "numpy")
 TENSORFLOW = ("tensorflow-cpu", "keras", "h5py", "cloudpickle")
@@ -652,7 +652,7 @@ def test_executors_of_a_host_share_an_environment(
         sent.append(path)
         return read_blocks(path)
 
-    monkeypatch.setattr(serving, "read_blocks", count)
+    monkeypatch.setattr(spark_environment, "read_blocks", count)
     if not is_reached:
         nowhere = cluster.driver, "127.0.0.9"
         monkeypatch.setattr(barrier, "driver_addresses", lambda _: nowhere)

@@ -8,20 +8,27 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pybackend.errors import Failure, InputError
+from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.job.job import Job, TrainingJob
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Emit, Note
+from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.environment.installing import Interpreter
-from pybackend.launchers.hosts.environment import install_on_hosts
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
+from pybackend.launchers.environment.installing import (
+    Installation,
+    Interpreter,
+    install_command,
+    read_blocks,
+)
 from pybackend.launchers.hosts.host_list import (
     HostSlots,
     divide_slots,
@@ -30,7 +37,7 @@ from pybackend.launchers.hosts.host_list import (
     read_hostfile,
 )
 from pybackend.launchers.hosts.keeper import find_keepers
-from pybackend.launchers.hosts.ssh import HostPython, Ssh
+from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, Ssh, environment
 from pybackend.launchers.hosts.ssh_host import SshHost, check_workers, reached
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
@@ -103,26 +110,22 @@ class Hosts:
             return self._train_elastically(job, files, datasets, on_event)
         placed = ranks_by_host(self.hosts, job.workers)
         interpreters = install_on_hosts(self.ssh, [host for host, _ in placed], job, on_event)
-        names = [host.name for host, ranks in placed for _ in ranks]
-        addresses = [a for host, ranks in placed for a in [self.ssh.address(host)] * len(ranks)]
-        token = new_token()
+        slots, token = [host for host, ranks in placed for _ in ranks], new_token()
         with (
             MeetingServer(None, token, job.workers) as meeting,
             self.reach(placed, meeting, job, interpreters) as there,
             swept_folder() as folder,
         ):
-            loopback = len(placed) == 1
-            member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
-            task = RemoteTask(member, tuple(addresses), self.environment)
-            contents = pack_task(task, folder, datasets)
+            contents = pack_task(self._task(job, files, token, slots), folder, datasets)
             keepers = find_keepers(job, [host.python for host in there], contents)
-            for (slots, ranks), host, keeper in zip(placed, there, keepers, strict=True):
-                own = {RANKS: _describe_ranks(slots, ranks), **keeper}
-                host.send(Bundle({**contents, **own}, files_of_ranks(folder, ranks)))
+            for (host, ranks), process, keeper in zip(placed, there, keepers, strict=True):
+                own = {RANKS: _describe_ranks(host, ranks), **keeper}
+                process.send(Bundle({**contents, **own}, files_of_ranks(folder, ranks)))
 
             def look() -> list[Failure]:
                 return [failure for host in there for failure in host.look()]
 
+            names = [host.name for host in slots]
             # Hosts are watched while they receive their rows, which may take long.
             return run_group(meeting, job, names, on_event, look, meet_seconds=math.inf)
 
@@ -132,15 +135,18 @@ class Hosts:
         """Run elastic training, which starts a worker in a slot whenever one can join."""
         interpreters = install_on_hosts(self.ssh, self.hosts, job, on_event)
         slots = [host for host in self.hosts for _ in range(host.slots)]
-        addresses = tuple(map(self.ssh.address, slots))
         with swept_folder() as folder:
-            loopback = len(self.hosts) == 1
-            member = Member(job, files, None, "", None, loopback, remedy=_choose_python())
-            task = RemoteTask(member, addresses, self.environment)
-            contents = pack_task(task, folder, datasets)
+            contents = pack_task(self._task(job, files, "", slots), folder, datasets)
             way = _Slots(self, slots, job, contents, folder, interpreters)
             with RemoteSite(len(slots), way, _choose_python()) as site:
                 return train_elastically(job, datasets, on_event, site)
+
+    def _task(self, job: Job, files: Files, token: str, slots: Sequence[HostSlots]) -> RemoteTask:
+        """Return the settings that all workers have in common; ``slots`` has the host of each."""
+        addresses = {host: self.ssh.address(host) for host in dict.fromkeys(slots)}
+        loopback = len(addresses) == 1
+        member = Member(job, files, None, token, None, loopback, remedy=_choose_python())
+        return RemoteTask(member, tuple(addresses[host] for host in slots), self.environment)
 
     def reach(
         self,
@@ -214,6 +220,48 @@ class _Slots:
             ssh.send(Bundle(own, files_of_ranks(self.folder, [])))
             job, names = as_group(self.job), [host.name]
             yield partial(run_group, meeting, job, names, look=ssh.look, meet_seconds=math.inf)
+
+
+def install_on_hosts(
+    ssh: Ssh, hosts: Sequence[HostSlots], job: Job, on_event: Emit
+) -> dict[str, Interpreter]:
+    """Return the Python of a job's environment by host; empty if the job has none.
+
+    Raises
+    ------
+    ClusterError
+        A host cannot be reached, or cannot run the environment.
+    """
+    packed = pack_for(job, lambda text: on_event(Note(text)))
+    if packed is None:
+        return {}
+    # On an error, the shells end first: threads may wait for a host that does not respond.
+    with ThreadPoolExecutor(len(hosts)) as threads, ExitStack() as stack:
+        started = [stack.enter_context(_Installation(ssh, host, packed)) for host in hosts]
+        answers = list(threads.map(Installation.ask, started))
+        missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
+        if missing:
+            size = show_bytes(packed.size)
+            names = ", ".join(missing)
+            on_event(Note(f"sending the Python environment ({size}) to {names}"))
+        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
+        return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
+
+
+class _Installation(Installation):
+    """An installation over ssh."""
+
+    def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
+        command = ssh.command(host, install_command(packed.name))
+        super().__init__(packed, command, host.name, environment())
+        self._ssh = ssh
+        self._slots = host
+
+    def explain(self) -> ClusterError:
+        status, printed = self.wait()
+        if status == CONNECTION_LOST:
+            return self._ssh.explain(self._slots, printed)
+        return super().explain()
 
 
 @name_arguments

@@ -23,9 +23,8 @@ from pybackend.launchers.base import (
     reject_fork_server,
 )
 from pybackend.launchers.elastic import train_elastically
-from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.elastic_site import RemoteSite

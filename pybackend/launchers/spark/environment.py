@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,20 @@ from pybackend.errors import ClusterError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
-from pybackend.launchers.environment.archive import PackedEnvironment
-from pybackend.launchers.environment.packing import pack_for
-from pybackend.launchers.environment.serving import ArchiveServer
-from pybackend.launchers.spark.environment_task import FILE, SCHEMA, SparkEnvironment
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
+from pybackend.launchers.environment.installing import read_blocks
+from pybackend.launchers.spark.environment_task import (
+    BLOCK_SECONDS,
+    FILE,
+    PURPOSE,
+    SCHEMA,
+    ServedArchive,
+    SparkEnvironment,
+)
 from pybackend.launchers.spark.python import SHIPPING, driver_python, shipped_to
 from pybackend.launchers.spark.session import ask, is_connect
+from pybackend.net.rendezvous import Acceptor, address_of, listen, new_token
+from pybackend.net.stream import Stream
 
 
 @contextmanager
@@ -149,3 +158,62 @@ def _place(packed: PackedEnvironment, folder: Path) -> str:
     except OSError:  # on another disk
         shutil.copyfile(packed.path, path)
     return str(path)
+
+
+class ArchiveServer:
+    """Server of a packed environment, for those who know its token; a context manager.
+
+    Parameters
+    ----------
+    packed
+        The environment.
+    host, announced
+        As in `MeetingServer`.
+
+    Attributes
+    ----------
+    archive
+        For the hosts.
+
+    Raises
+    ------
+    ClusterError
+        ``host`` is not an address of this machine.
+    """
+
+    def __init__(self, packed: PackedEnvironment, host: str, announced: str | None) -> None:
+        server, token = listen(host), new_token()
+        self.archive = ServedArchive(address_of(server, announced), token, packed.size)
+        self._path = packed.path
+        self._lock = threading.Lock()
+        self._streams: set[Stream] = set()
+        self._is_closed = False
+        self._acceptor = Acceptor(server, token, PURPOSE, self._welcome)
+
+    def __enter__(self) -> ArchiveServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._acceptor.close()
+        with self._lock:
+            self._is_closed = True
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def _welcome(self, stream: Stream, _: int) -> None:
+        with self._lock:
+            is_closed = self._is_closed
+            self._streams.add(stream)
+        if is_closed:
+            stream.close()
+        # Not on the thread of the greeting: their number is limited.
+        threading.Thread(target=self._send, args=(stream,), daemon=True).start()
+
+    def _send(self, stream: Stream) -> None:
+        with suppress(OSError):
+            for block in read_blocks(self._path):
+                stream.send_all(block, BLOCK_SECONDS)
+        stream.close()
+        with self._lock:
+            self._streams.discard(stream)

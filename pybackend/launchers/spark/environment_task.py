@@ -8,9 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pybackend
 from pybackend.errors import ClusterError
 from pybackend.launchers.environment.archive import PackedEnvironment
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.launchers.environment.serving import ServedArchive, UnreachedError
+from pybackend.net.greeting import RejectedError
+from pybackend.net.rendezvous import connect
+from pybackend.net.stream import Stream
 
 # Folders that Spark removes with the application, in Spark's own order: those of a standalone
 # cluster and of YARN are shared by the executors of a host, the last is the executor's.
@@ -28,6 +31,66 @@ _FOLDERS = (("SPARK_EXECUTOR_DIRS", os.pathsep), ("LOCAL_DIRS", ","), ("SPARK_LO
 SCHEMA = "problem string, is_unreached boolean"
 # Spark unpacks files whose names end like that of a tar file, on each executor.
 FILE = "{}.gz"
+# Purpose of the connections over which the driver sends it.
+PURPOSE = "environment"
+_CONNECT_SECONDS = 10.0
+_PAUSE_SECONDS = 0.5
+# For a block: a host may be slow to unpack, or the driver may be stopped for a while.
+BLOCK_SECONDS = 120.0
+_BLOCK = 256 << 10
+
+
+class UnreachedError(ClusterError):
+    """A host cannot connect to the driver."""
+
+
+@dataclass(frozen=True)
+class ServedArchive:
+    """A packed environment, of ``size`` bytes, that the driver sends from ``address``."""
+
+    address: str
+    token: str = field(repr=False)
+    size: int
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the content in blocks.
+
+        Raises
+        ------
+        ClusterError
+            The driver cannot be reached (`UnreachedError`), or was lost.
+        """
+        stream = self._connect()
+        rest = self.size
+        try:
+            while rest:
+                block = stream.read_exactly(min(_BLOCK, rest), BLOCK_SECONDS)
+                rest -= len(block)
+                yield block
+        except OSError as error:
+            raise ClusterError(
+                f"{os.uname().nodename} lost the driver at {self.address}, which was sending the "
+                f"Python environment: {error}. If the driver is still running, start again"
+            ) from error
+        finally:
+            stream.close()
+
+    def _connect(self) -> Stream:
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            try:
+                return connect(self.address, self.token, 0, PURPOSE, _CONNECT_SECONDS)
+            except (OSError, ValueError) as error:  # a name that is too long is a `ValueError`
+                # The driver closes connections while too many others greet it: of many hosts, some
+                # cannot reach it at once.
+                is_closed = isinstance(error, ConnectionError)
+                is_answer = isinstance(error, RejectedError | ConnectionRefusedError)
+                if not is_closed or is_answer or time.monotonic() > deadline:
+                    raise UnreachedError(
+                        f"{os.uname().nodename} cannot connect to the driver at {self.address}: "
+                        f"{error}"
+                    ) from error
+            time.sleep(_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True)
