@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import zlib
 from pathlib import Path
@@ -45,6 +46,13 @@ def own_address(peer: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def reached_address() -> str | None:
+    """Return the address of this machine that ssh used, which others can use as well, or None."""
+    # Addresses and ports of both ends.
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
 
 
 def is_own_address(address: str) -> bool:

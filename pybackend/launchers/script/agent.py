@@ -31,8 +31,7 @@ from pybackend.launchers.processes import (
 )
 from pybackend.launchers.remote.bundle import LIBRARY
 from pybackend.launchers.script.plan import TASK, ScriptTask, check_script, check_temporary
-from pybackend.launchers.shares import share_of_machine
-from pybackend.machine.identity import is_loopback
+from pybackend.machine.identity import is_loopback, reached_address
 from pybackend.machine.processes import list_children, read_main_thread
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import address_of, reserve
@@ -105,7 +104,9 @@ class Agent:
         site = self.task.site
         if self.task.addresses:
             return [self.task.addresses[rank] for rank in site.ranks]
-        host = site.address or _reached_address()
+        host = site.address or reached_address()
+        if host is None:
+            raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
         if is_loopback(host) and not self.task.is_alone:
             raise ClusterError(
                 f"it was reached at {host}, perhaps through a tunnel, where no other host can "
@@ -116,13 +117,11 @@ class Agent:
 
     def start(self, addresses: Sequence[str]) -> None:
         """Start all ranks; ``addresses`` are those of the ranks on all hosts."""
-        site = self.task.site
-        command = self.task.script.command(sys.executable)
-        for rank, own in zip(site.ranks, self.task.variables_of(addresses), strict=True):
-            variables = {**self.variables, **own}
-            share = share_of_machine(site.local_size, variables)[int(own["LOCAL_RANK"])]
+        task = self.task
+        command, every = task.script.command(sys.executable), self.variables
+        for rank, own in zip(task.site.ranks, task.variables_of(addresses, every), strict=True):
             # If this process is killed, the system ends them.
-            self.run(rank, command, {**variables, **share}, signal.SIGKILL)
+            self.run(rank, command, {**every, **own}, signal.SIGKILL)
             self.listen(rank)
 
     def run(
@@ -294,11 +293,3 @@ def _serve(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent]) -> NoR
     adopt_orphans()
     follow_driver(lines, agent.leave)
     agent.serve()
-
-
-def _reached_address() -> str:
-    """Return the address of this host that ssh used, which the other hosts can use as well."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    if len(words) != 4:
-        raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
-    return words[2]

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
-from types import TracebackType
 from typing import Any
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError
@@ -218,12 +217,7 @@ class CaughtSignals:
         }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 

@@ -161,7 +161,10 @@ def _read_sites(
     if addresses:
         if has_hosts:
             raise InputError("--index starts one rank, on this machine: leave out the hosts")
-        return (site_by_hand(addresses, options.index),)
+        hosts = [split_address(address)[0] for address in addresses]
+        index, own = options.index, hosts[options.index]
+        first, size = hosts[:index].count(own), hosts.count(own)
+        return (HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
     if not has_hosts:
         step = find_step_site(os.environ, options.workers)
         if step is not None:
@@ -170,10 +173,10 @@ def _read_sites(
             raise InputError(
                 "specify the number of ranks, as in -w 2, or the hosts, as in --hosts a:2"
             )
-        return (site_here(options.workers),)
-    hosts = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
-    workers = options.workers or sum(host.slots for host in hosts)
-    return sites_of(hosts, workers, ssh)
+        return (HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
+    slots = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
+    workers = options.workers or sum(host.slots for host in slots)
+    return sites_of(slots, workers, ssh)
 
 
 def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
@@ -225,18 +228,6 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
     return frozenset(map(int, words))
 
 
-def site_here(size: int) -> HostRanks:
-    """Return all ranks as a site on this machine."""
-    return HostRanks(THIS_MACHINE, tuple(range(size)), tuple(range(size)), size)
-
-
-def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
-    """Return one rank as a site; other drivers start the other ranks. ``addresses`` are by rank."""
-    hosts = [split_address(address)[0] for address in addresses]
-    own = hosts[index]
-    return HostRanks(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
-
-
 def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRanks, ...]:
     """Return the ranks by host; all but ``localhost``, which is this machine, are reached by ssh.
 
@@ -249,9 +240,9 @@ def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRa
     others = [host for host, _ in placed if not is_loopback(host.name)]
     own = _address_here(others[0], ssh) if len(others) < len(placed) and others else HERE
     return tuple(
-        HostRanks(THIS_MACHINE, tuple(ranks), tuple(range(len(ranks))), len(ranks), own)
+        HostRanks(THIS_MACHINE, tuple(ranks), own)
         if is_loopback(host.name)
-        else HostRanks(host.name, tuple(ranks), tuple(range(len(ranks))), len(ranks), None, host)
+        else HostRanks(host.name, tuple(ranks), None, host)
         for host, ranks in placed
     )
 

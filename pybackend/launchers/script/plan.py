@@ -15,6 +15,7 @@ from typing import Literal
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.shares import share_of_machine
 from pybackend.net.rendezvous import new_token
 from pybackend.tf_config import make_tf_config
 
@@ -34,10 +35,10 @@ class ScriptCommand:
     name: str
     arguments: tuple[str, ...] = ()
 
-    def command(self, python: str, rscript: str = "Rscript") -> list[str]:
+    def command(self, python: str) -> list[str]:
         """Return the command line of one rank."""
         if self.kind == "R":
-            return [rscript, self.name, *self.arguments]
+            return ["Rscript", self.name, *self.arguments]
         # Unbuffered: the output of a killed rank must not be lost.
         module = ["-m"] if self.kind == "module" else []
         return [python, "-u", *module, self.name, *self.arguments]
@@ -110,23 +111,28 @@ class HostRanks:
     ----------
     name
         Name of the host, for messages.
-    local_ranks, local_size
-        The local ranks, and the number of ranks on the host.
     address
         Address of the host for other ranks; None: the address that ssh uses.
     host
         The host, which is reached by ssh; None: this machine.
     is_step
         True if the ranks are the tasks of a Slurm step, on nodes that Slurm chooses.
+    first, neighbours
+        The first local rank, and the number of ranks on the host; None: these.
     """
 
     name: str
     ranks: tuple[int, ...]
-    local_ranks: tuple[int, ...]
-    local_size: int
     address: str | None = HERE
     host: HostSlots | None = None
     is_step: bool = False
+    first: int = 0
+    neighbours: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the host, including those that other drivers start."""
+        return self.neighbours or len(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -200,19 +206,33 @@ class ScriptTask:
     variables: Mapping[str, str] = field(repr=False)
     addresses: tuple[str, ...] = ()
 
-    def variables_of(self, addresses: Sequence[str]) -> tuple[dict[str, str], ...]:
-        """Return the variables of each of its ranks; ``addresses`` are those of all ranks."""
+    def variables_of(
+        self, addresses: Sequence[str], environment: Mapping[str, str] | None
+    ) -> list[dict[str, str]]:
+        """Return the variables of each of its ranks.
+
+        Parameters
+        ----------
+        addresses
+            Addresses of the ranks on all hosts.
+        environment
+            Variables of the host's processes, for each rank's share of the host; None: unknown.
+        """
         site = self.site
-        return tuple(
+        shares: list[dict[str, str]] = [{}] * site.size
+        if environment is not None:
+            shares = share_of_machine(site.size, {**environment, **self.variables})
+        return [
             {
                 **self.variables,
                 "TF_CONFIG": make_tf_config(addresses, rank),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local_rank),
-                "LOCAL_WORLD_SIZE": str(site.local_size),
+                "LOCAL_WORLD_SIZE": str(site.size),
+                **shares[local_rank],
             }
-            for rank, local_rank in zip(site.ranks, site.local_ranks, strict=True)
-        )
+            for local_rank, rank in enumerate(site.ranks, site.first)
+        ]
 
 
 # Variables that `tfdist run` itself sets.

@@ -8,15 +8,14 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pybackend.errors import ClusterError, Failure
-from pybackend.launchers.processes import adopt_orphans, end_descendants
+from pybackend.launchers.processes import adopt_orphans, end_descendants, name_signal
 from pybackend.launchers.script.group import CaughtSignals, GroupEnd, ScriptGroup, python_of
 from pybackend.launchers.script.output import ScriptOutput, say
 from pybackend.launchers.script.plan import HostRanks, ScriptRun
 from pybackend.launchers.script.slurm import describe_step
-from pybackend.launchers.shares import share_of_machine
 from pybackend.launchers.slurm.batch import requeue_preempted
 from pybackend.machine.processes import list_children
 
@@ -108,30 +107,24 @@ def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
     if site.host is not None:
         words = python.command("", module)[:-1]
         yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
-    for place, variables in enumerate(_variables(plan, site)):
+    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
         yield (
-            f"rank {site.ranks[place]} of {plan.world_size} on {site.name} "
-            f"(local rank {site.local_ranks[place]} of {site.local_size}):"
+            f"rank {rank} of {plan.world_size} on {site.name} "
+            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
         )
         yield f"  cd {shlex.quote(plan.folder)}"
-        for name, value in {**variables, **_share(site, place, variables)}.items():
+        for name, value in variables.items():
             yield f"  export {name}={shlex.quote(value)}"
         yield f"  {shlex.join(plan.script.command(python.path))}"
 
 
-def _share(site: HostRanks, place: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a rank's share of this machine; empty for other hosts."""
-    if site.host is not None:
-        return {}
-    return share_of_machine(site.local_size, {**os.environ, **variables})[site.local_ranks[place]]
-
-
-def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
+def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
     """Return the variables of each rank of a host, with placeholders."""
     hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
     made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
-    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up)
+    known = os.environ if site.host is None else None
+    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
     if not plan.addresses:
         for one in found:
             one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
@@ -173,8 +166,7 @@ def _end_of(failure: Failure, status: int | None) -> str:
         return f"was lost: {failure.message}"
     if status >= 0:
         return f"ended with exit status {status}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {known.get(-status, f'signal {-status}')}"
+    return f"was killed by {name_signal(-status)}"
 
 
 def _advice(failure: Failure, status: int | None, plan: ScriptRun) -> str:

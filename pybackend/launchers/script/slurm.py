@@ -65,7 +65,7 @@ def find_step_site(environment: Mapping[str, str], workers: int | None) -> HostR
         return None
     ranks = tuple(range(workers or tasks))
     name = f"the nodes of Slurm job {environment['SLURM_JOB_ID']}"
-    return HostRanks(name, ranks, ranks, len(ranks), address=None, is_step=True)
+    return HostRanks(name, ranks, None, is_step=True)
 
 
 def step_command(
