@@ -35,6 +35,15 @@ def is_loopback(host: str) -> bool:
         return host in _LOOPBACK
 
 
+def resolve(host: str) -> list[str]:
+    """Return the addresses of a host; empty if this machine cannot resolve its name."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(info[4][0]) for info in infos]
+
+
 def own_address(peer: str) -> str | None:
     """Return this machine's address on the route to a host, or None; nothing is sent."""
     try:

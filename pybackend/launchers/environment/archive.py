@@ -168,7 +168,8 @@ def pack_entries(
             partial.open("wb") as file,
             _ParallelGzip(file) as compressed,
         ):
-            _write_tar(compressed, [_manifest_entry(manifest), *entries])
+            first = Entry(MANIFEST, content=encode(manifest).encode())
+            _write_tar(compressed, [first, *entries])
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -204,10 +205,6 @@ def read_packed(path: str) -> PackedEnvironment:
         while block := content.read(_BLOCK):
             digest.update(block)
     return PackedEnvironment(path, digest.hexdigest(), size, None)
-
-
-def _manifest_entry(manifest: Manifest) -> Entry:
-    return Entry(MANIFEST, content=encode(manifest).encode())
 
 
 def make_manifest(facts: EnvironmentFacts, entries: Sequence[Entry]) -> Manifest:

@@ -19,7 +19,7 @@ from pybackend.launchers.place import Place, split_host
 from pybackend.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.launchers.slurm.nodes import count_cores
 from pybackend.machine.capacity import list_gpus
-from pybackend.machine.identity import is_loopback, own_address
+from pybackend.machine.identity import is_loopback, own_address, resolve
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, split_address
@@ -221,30 +221,23 @@ def open_server(place: Place) -> socket.socket:
 def find_meeting(place: Place) -> str:
     """Return ``host:port`` of the first process, which may be on the same host."""
     host, port = split_address(place.meeting)
-    known = _resolve(host)
-    if place.is_one_machine or known is None or not is_loopback(known):
+    known = resolve(host)
+    if place.is_one_machine or not known or not is_loopback(known[0]):
         return place.meeting
     found = _reachable(host, place)
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
 
-def _resolve(host: str) -> str | None:
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return None
-
-
 def _reachable(host: str, place: Place) -> str:
     """Resolve a name to an address that others can reach; Debian maps its own name to loopback."""
-    found = _resolve(host)
-    if found is None:
+    known = resolve(host)
+    if not known:
         return host  # `listen` reports the error
-    if not is_loopback(found) or place.is_one_machine:
-        return found
+    if not is_loopback(known[0]) or place.is_one_machine:
+        return known[0]
     others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
     routes = (own_address(other) for other in [split_host(place.meeting), *others])
-    return next((route for route in routes if route and not is_loopback(route)), found)
+    return next((route for route in routes if route and not is_loopback(route)), known[0])
 
 
 # Share of the machine for a process, which its launcher may have divided.

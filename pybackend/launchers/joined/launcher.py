@@ -282,20 +282,22 @@ class _Others:
         crew.hear(own)
         crew.follow(listen, seconds=_RESULT_SECONDS)
         for rank in crew.missing:
-            crew.hear(_lost(place, rank, "did not report: it may have been stopped"))
+            crew.lose([_lost(place, rank, "did not report: it may have been stopped")])
         return [crew.reports[rank] for rank in range(place.size)]
 
     def _look(self) -> None:
         # First the disconnected processes, then the messages that they sent before.
-        left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
+        place, timeout = self._call.place, self._call.member.job.timeout
+        left = [r for r in range(1, place.size) if self._meeting.has_left(r)]
         silent = self._meeting.silent()
         take_all(self._meeting.queue, self._take, 0)
-        for rank in set(left) & set(self._crew.missing):
-            if rank in silent:
-                self._crew.hear(_stalled(self._call, rank))
-            else:
-                reason = "ended without a report: it was interrupted, or killed"
-                self._crew.hear(_lost(self._call.place, rank, reason))
+        reason = "ended without a report: it was interrupted, or killed"
+        self._crew.lose(
+            describe_silence(rank, _host(place, rank), find_silence(timeout))
+            if rank in silent
+            else _lost(place, rank, reason)
+            for rank in left
+        )
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Reported):
@@ -303,19 +305,12 @@ class _Others:
             self._crew.hear(read_report(content, event.rank, _host(self._call.place, event.rank)))
 
 
-def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
-    host = _host(place, rank)
-    advice = "see the output of that process, and restart all of them"
-    failure = Failure(
-        rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
+def _lost(place: Place, rank: int, reason: str) -> Failure:
+    text, advice = (
+        f"the process {reason}",
+        "see the output of that process, and restart all of them",
     )
-    return WorkerReport(rank, host, 0, failure=failure)
-
-
-def _stalled(call: JoinedCall, rank: int) -> WorkerReport:
-    host = _host(call.place, rank)
-    failure = describe_silence(rank, host, find_silence(call.member.job.timeout))
-    return WorkerReport(rank, host, 0, failure=failure)
+    return Failure(rank, _host(place, rank), "ProcessLost", text, time=time.time(), advice=advice)
 
 
 def _host(place: Place, rank: int) -> str:
