@@ -38,7 +38,7 @@ _NAMES = {
     "job.resources": "Resources",
     "launchers.environment.archive": "PackedEnvironment",
     "launchers.hosts.launcher": "hosts",
-    "launchers.joined.joining": "join",
+    "launchers.place": "join",
     "launchers.kubernetes.launcher": "kubernetes",
     "launchers.slurm.launcher": "slurm",
     "model.serialization": (
@@ -112,8 +112,8 @@ if TYPE_CHECKING:
     from pybackend.job.resources import Resources as Resources
     from pybackend.launchers.environment.archive import PackedEnvironment as PackedEnvironment
     from pybackend.launchers.hosts.launcher import hosts as hosts
-    from pybackend.launchers.joined.joining import join as join
     from pybackend.launchers.kubernetes.launcher import kubernetes as kubernetes
+    from pybackend.launchers.place import join as join
     from pybackend.launchers.slurm.launcher import slurm as slurm
     from pybackend.model.serialization import load_model as load_model
     from pybackend.model.serialization import model_from_base64 as model_from_base64

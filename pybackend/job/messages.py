@@ -264,8 +264,15 @@ class StopTraining:
     """Answer from the observers: stop training on all ranks after the same step."""
 
 
+@dataclass(frozen=True)
+class Deliver:
+    """Request to send a signal to the process of a rank, which `tfdist run` has started."""
+
+    signal: int
+
+
 Answer = GoOn | StopTraining
-FromLauncher = Order | Regroup | GoOn | StopTraining
+FromLauncher = Order | Regroup | GoOn | StopTraining | Deliver
 
 
 @dataclass(frozen=True)

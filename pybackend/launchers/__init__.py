@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pybackend.launchers.script.options import add_run_options as add_run_options
     from pybackend.launchers.script.options import read_run_plan as read_run_plan
     from pybackend.launchers.script.run import run_script as run_script
-    from pybackend.launchers.script.slurm_batch import describe_batch as describe_batch
+    from pybackend.launchers.script.slurm import describe_batch as describe_batch
     from pybackend.launchers.spark.attach import Handover as Handover
     from pybackend.launchers.spark.attach import attach_spark as attach_spark
     from pybackend.launchers.spark.attach import hand_over as hand_over
@@ -71,7 +71,7 @@ _NAMES = {
     "package_files": "own_libraries run_here",
     "script.options": "add_run_options read_run_plan",
     "script.run": "run_script",
-    "script.slurm_batch": "describe_batch",
+    "script.slurm": "describe_batch",
     "spark.attach": "Handover attach_spark hand_over",
     "spark.barrier": "SparkLauncher",
     "spark.detached": "DetachedLauncher",

@@ -43,7 +43,7 @@ from pybackend.launchers.fork_server import popen, start_worker
 from pybackend.launchers.forking import ForkedProcess
 from pybackend.launchers.memory import MemoryWatch, OomWatch
 from pybackend.launchers.package_files import own_libraries
-from pybackend.launchers.processes import StallWatch, end_marked, signal_group
+from pybackend.launchers.processes import StallWatch, end_marked, name_signal, signal_group
 from pybackend.machine.janitor import swept_folder
 from pybackend.model.quiet import is_noise
 from pybackend.net.rendezvous import address_of, listen, reserve
@@ -418,8 +418,7 @@ class Child:
             advice = _PREEMPTED_ADVICE if may_be_kept else ""
             return self._fail("Preempted", PREEMPTED, advice)
         if status < 0:
-            known = {number.value: number.name for number in signal.Signals}
-            message = f"the process was killed by {known.get(-status, f'signal {-status}')}"
+            message = f"the process was killed by {name_signal(-status)}"
         else:
             message = f"the process exited with status {status} before it sent a report"
         advice = (

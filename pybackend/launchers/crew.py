@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
 from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
-from pybackend.launchers.child import Child
 from pybackend.launchers.stopping import check_stop
+
+if TYPE_CHECKING:
+    from pybackend.launchers.child import Child
 
 T = TypeVar("T")
 Explain = Callable[[Failure], Failure]
@@ -86,11 +88,16 @@ class Crew:
         Host of all workers, or of each rank, for messages.
     ends_together
         Whether the cluster itself ends all workers when one fails, even if training could continue.
+    grace
+        Time after the first failure in which the others may report, or end; None: as long as an
+        earlier failure may take.
 
     Attributes
     ----------
     reports
         What is known of the end of each worker, by rank.
+    latest
+        Time, as in `time.monotonic`, at which `follow` stops waiting in any case.
     """
 
     def __init__(
@@ -101,12 +108,15 @@ class Crew:
         hosts: str | Sequence[str] = "its host",
         *,
         ends_together: bool = False,
+        grace: float | None = None,
     ) -> None:
         self._job = job
         self._on_event = on_event
         self._answer = answer
         self._hosts = hosts
         self._ends_together = ends_together
+        self._grace = grace
+        self.latest = math.inf
         self.reports: dict[int, WorkerReport] = {}
         self._has_failed = threading.Event()
         self._has_begun = False
@@ -116,7 +126,8 @@ class Crew:
     @property
     def missing(self) -> list[int]:
         """Ranks of which nothing is known yet."""
-        workers = self._job.workers if self._job else 0
+        count = 0 if isinstance(self._hosts, str) else len(self._hosts)
+        workers = self._job.workers if self._job else count
         return [rank for rank in range(workers) if rank not in self.reports]
 
     @property
@@ -160,7 +171,8 @@ class Crew:
         training has begun.
         """
         if self.find_fatal():
-            grace = _SHORT_GRACE_SECONDS if self._knows_cause() else _GRACE_SECONDS
+            usual = _SHORT_GRACE_SECONDS if self._knows_cause() else _GRACE_SECONDS
+            grace = usual if self._grace is None else self._grace
             self._deadline = min(self._deadline, time.monotonic() + grace)
             return self._deadline
         self._deadline = math.inf
@@ -189,6 +201,7 @@ class Crew:
         self,
         listen: Callable[[float], object],
         look: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
         seconds: float = math.inf,
     ) -> None:
         """Wait until all workers have reported, or the time after the first failure is over.
@@ -200,6 +213,8 @@ class Crew:
         look
             Passes on what the platform knows, and raises `ClusterError` if the workers cannot start
             or continue; a worker's report of the cause takes precedence.
+        check
+            Called as often as ``look``; its errors are raised immediately.
         seconds
             Time limit for all reports.
 
@@ -208,10 +223,11 @@ class Crew:
         ClusterError
             As ``look`` raised it, if no worker has reported another cause.
         """
-        latest, trouble = time.monotonic() + seconds, None
+        self.latest, trouble = min(self.latest, time.monotonic() + seconds), None
         while self.missing:
+            check()
             check_stop()
-            if time.monotonic() > min(latest, self.deadline()):
+            if time.monotonic() > min(self.latest, self.deadline()):
                 break
             if trouble is not None and self._knows_cause():
                 break
@@ -221,7 +237,7 @@ class Crew:
                 try:
                     look()
                 except ClusterError as error:
-                    trouble, latest = error, time.monotonic() + CAUSE_SECONDS
+                    trouble, self.latest = error, time.monotonic() + CAUSE_SECONDS
         listen(0)
         if trouble is not None and not self.find_fatal():
             raise trouble

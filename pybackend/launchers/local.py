@@ -32,7 +32,7 @@ from pybackend.launchers.fork_server import (
     keeping_fork_server,
     stop_fork_server,
 )
-from pybackend.launchers.joined.joining import find_place
+from pybackend.launchers.place import find_place
 from pybackend.launchers.shares import find_shortage, share_of_machine, this_machine
 from pybackend.machine.capacity import read_free_memory
 from pybackend.machine.janitor import swept_folder

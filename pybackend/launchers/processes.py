@@ -42,6 +42,12 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+def name_signal(number: int) -> str:
+    """Return the name of a signal, such as ``SIGKILL``."""
+    known = {one.value: one.name for one in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
 def when_orphaned(number: signal.Signals) -> Callable[[], None]:
     """Return a function that makes the system signal this process when its parent ends."""
     library = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import zlib
 from pathlib import Path
@@ -34,6 +35,15 @@ def is_loopback(host: str) -> bool:
         return host in _LOOPBACK
 
 
+def resolve(host: str) -> list[str]:
+    """Return the addresses of a host; empty if this machine cannot resolve its name."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(info[4][0]) for info in infos]
+
+
 def own_address(peer: str) -> str | None:
     """Return this machine's address on the route to a host, or None; nothing is sent."""
     try:
@@ -45,6 +55,13 @@ def own_address(peer: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
+
+
+def reached_address() -> str | None:
+    """Return the address of this machine that ssh used, which others can use as well, or None."""
+    # Addresses and ports of both ends.
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else None
 
 
 def is_own_address(address: str) -> bool:

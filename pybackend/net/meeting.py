@@ -102,6 +102,8 @@ class MeetingServer:
     silence
         Seconds without a sign of life after which a worker counts as lost; infinite if its
         connection reports the loss.
+    most
+        Most events in ``queue``; then the workers have to wait. 0: any number.
 
     Attributes
     ----------
@@ -122,9 +124,10 @@ class MeetingServer:
         patience: float = math.inf,
         server: socket.socket | None = None,
         silence: float = math.inf,
+        most: int = 0,
     ) -> None:
         self.silence = silence
-        self.queue: queue.Queue[Event] = queue.Queue()
+        self.queue: queue.Queue[Event] = queue.Queue(most)
         self._workers = workers
         self._patience = patience
         self._lock = threading.Lock()

@@ -231,8 +231,12 @@ class MeetingClient:
             on_wait()
         return {name: bytes(content) for name, content in self._parts.items()}
 
+    def take_order(self) -> FromLauncher:
+        """Wait for the next order from `MeetingServer.order`."""
+        return self._orders.get()
+
     def poll_order(self) -> FromLauncher | None:
-        """Return the next order from `MeetingServer.order`, if one has arrived."""
+        """Return the next order, if one has arrived."""
         with contextlib.suppress(queue.Empty):
             return self._orders.get_nowait()
         return None

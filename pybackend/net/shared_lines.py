@@ -14,6 +14,8 @@ from pybackend.net.connection_errors import StreamEndError
 
 # Most bytes of a block: the answers to workers are lines of any length.
 _MOST = 1 << 30
+# Blocks of a worker that nobody has read yet; then the other end waits.
+_MOST_WAITING = 100
 
 
 class SharedLines:
@@ -79,9 +81,10 @@ class _Connection:
     def __init__(self, shared: SharedLines, rank: int) -> None:
         self._shared = shared
         self._rank = rank
-        self._waiting: queue.Queue[bytes] = queue.Queue()
+        self._waiting: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
         self._ahead = bytearray()
         self._has_ended = False
+        self._is_closed = False
 
     @property
     def heard(self) -> float:
@@ -89,8 +92,9 @@ class _Connection:
         return self._shared.heard
 
     def put(self, block: bytes) -> None:
-        """Add a received block; an empty one marks the end."""
-        self._waiting.put(block)
+        """Add a received block, or wait while too many are unread; an empty one marks the end."""
+        if not self._is_closed:
+            self._waiting.put(block)
 
     def read_line(self, limit: int, seconds: float | None = None) -> bytes:
         """Read a line."""
@@ -136,7 +140,11 @@ class _Connection:
 
     def close(self) -> None:
         """End this connection; the pipes stay open for the other workers."""
-        self.put(b"")
+        self._is_closed = True
+        with contextlib.suppress(queue.Empty):  # `put` may wait
+            while True:
+                self._waiting.get_nowait()
+        self._waiting.put(b"")
 
 
 # The system closes a connection whose data is not acknowledged: this detects a driver's machine

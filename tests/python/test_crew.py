@@ -194,3 +194,16 @@ def test_a_task_whose_python_has_died_is_a_failure_of_its_worker() -> None:
     )
     (found,) = find_failures(message)
     assert (found.rank, found.exception_type) == (1, "ProcessDied")
+
+
+def test_a_crew_without_a_job_has_a_worker_per_host_and_a_grace_of_its_own() -> None:
+    crew = Crew(None, lambda event: None, hosts=["a", "b"], grace=60.0)
+    crew.hear(WorkerReport(1, "b", 0, failure=failure(1)))
+    assert crew.missing == [0]
+    assert crew.deadline() > time.monotonic() + 50
+    crew.latest = time.monotonic()  # whoever follows it may stop earlier
+    crew.follow(time.sleep)
+    with pytest.raises(WorkerFailedError) as caught:
+        crew.conclude()
+    assert [one.rank for one in caught.value.failures] == [1, 0]
+    assert caught.value.failures[1].host == "a"

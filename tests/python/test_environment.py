@@ -42,6 +42,7 @@ from pybackend.launchers.environment.archive import (
     PackedEnvironment,
     make_manifest,
     pack_environment_of,
+    pack_for,
     read_packed,
 )
 from pybackend.launchers.environment.contents import (
@@ -57,7 +58,6 @@ from pybackend.launchers.environment.installing import (
     install_here,
     read_blocks,
 )
-from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.environment.serving import ArchiveServer, UnreachedError
 from pybackend.launchers.slurm.launcher import _install
 from pybackend.launchers.spark import barrier

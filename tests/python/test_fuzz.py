@@ -61,8 +61,7 @@ from pybackend.job.options import Exchange
 from pybackend.job.report import WorkerReport, read_metrics, read_report
 from pybackend.job.values import decode_value, encode_value
 from pybackend.launchers.remote.bundle import read_greeting
-from pybackend.launchers.script.messages import Prepare, Printed, read_answer, read_order
-from pybackend.launchers.script.messages import StartRanks as Started
+from pybackend.launchers.script.plan import HostRanks, ScriptCommand, ScriptTask
 from pybackend.machine.capacity import read_machine
 from pybackend.net.greeting import _prove, greet_as_client, greet_as_server
 from pybackend.net.meeting import (
@@ -275,18 +274,17 @@ MESSAGES = [
 ]
 
 
-SCRIPT = [Prepare("a.py", "/", (0,), True, None), Started({"A": "b"}), Printed(0, "out", "hello")]
+SCRIPT = ScriptTask(
+    ScriptCommand("python", "a.py"), "/", HostRanks("a", (0,), (0,), 1), True, {"A": "b"}
+)
 HOST = {"version": [3, 11, 2], "python": "python", "missing": [], "machine": read_machine()}
 
 
 @fuzz
-@given(altered(encode(JOB), encode(REPORT), *map(encode, [*MESSAGES, *SCRIPT])))
+@given(altered(*map(encode, [JOB, REPORT, SCRIPT, *MESSAGES])))
 def test_jobs_reports_and_messages(text: str) -> None:
     with suppress(ValueError):
-        decode(text, TrainingJob, WorkerReport, Order, Arrival, *get_args(Event))
-    for read in (read_order, read_answer):
-        with suppress(ValueError):
-            read(text.encode())
+        decode(text, TrainingJob, WorkerReport, ScriptTask, Order, Arrival, *get_args(Event))
     report = read_report(text, 0, "a")
     if report.ok:
         with suppress(ClusterError):

@@ -29,8 +29,8 @@ from pybackend.job.codec import encode
 from pybackend.job.job import FunctionJob, Job
 from pybackend.launchers import local
 from pybackend.launchers.joined.gathering import find_share
-from pybackend.launchers.joined.place import Place
 from pybackend.launchers.memory import MemoryWatch
+from pybackend.launchers.place import Place
 from pybackend.launchers.shares import Machine, find_shortage, share_of_machine
 from pybackend.launchers.slurm.settings import SlurmSettings, with_resources
 from pybackend.machine.capacity import count_cores, list_gpus, read_meminfo

@@ -444,6 +444,29 @@ def test_a_reader_that_leaves_ends_the_group(write: Any, mark: str) -> None:
     assert marked_processes(mark) == []
 
 
+def test_ranks_wait_for_a_reader_that_pauses(write: Any) -> None:
+    write(
+        "for number in range(10**9):\n"
+        "    os.write(1, b'x' * 65535 + b'\\n')\n"
+        "    os.truncate('printed', number + 1)\n"
+    )
+    printed = Path("printed")
+    printed.touch()
+
+    def rests() -> bool:
+        before = printed.stat().st_size
+        threading.Event().wait(0.5)
+        return 0 < before == printed.stat().st_size
+
+    with started("-w", "1", "script.py") as process:
+        wait_for(rests)
+        assert printed.stat().st_size < 500
+        before = printed.stat().st_size
+        assert process.stdout is not None
+        while printed.stat().st_size == before:
+            process.stdout.read(65536)
+
+
 def by_hand(index: int, addresses: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return run("--index", f"{index}", "--addresses", addresses, "script.py", **variables)
 

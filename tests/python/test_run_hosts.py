@@ -145,7 +145,8 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
     expected = {"SIGINT": 130, "SIGKILL": -signal.SIGKILL}.get(how, 1)
     assert process.returncode == expected, err
     if expected == 1:
-        assert "rank 1 on b was lost: the connection to it ended" in err.splitlines()[-1]
+        lost = "the ssh connection to its host ended" if how == "sshd" else "the process that runs "
+        assert f"rank 1 on b was lost: {lost}" in err.splitlines()[-1]
     wait_for(lambda: nothing_is_left(there))
     wait_for(lambda: not any(folder.exists() for folder in folders))
 
@@ -159,7 +160,7 @@ def test_nothing_is_left_on_any_host(how: str, there: SshHosts, start: Any) -> N
         (
             "a,b",
             ["--python", "/nonexistent/python"],
-            "there is no Python at /nonexistent",
+            "has no Python at /nonexistent",
         ),
         ("a,nowhere.invalid", [], "cannot reach nowhere.invalid over ssh"),
         ("a:1,b:1", ["-w", "3"], "2 slots"),

@@ -8,21 +8,27 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pybackend.errors import Failure, InputError
+from pybackend.errors import ClusterError, Failure, InputError
 from pybackend.job.arguments import counted, is_variable_name, name_arguments
 from pybackend.job.job import Job
-from pybackend.job.messages import Emit
+from pybackend.job.messages import Emit, Note
+from pybackend.job.resources import show_bytes
 from pybackend.launchers.base import DataSets, Files, Outcome, Submission
-from pybackend.launchers.environment.installing import Interpreter
-from pybackend.launchers.hosts.environment import install_on_hosts
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
+from pybackend.launchers.environment.installing import (
+    Installation,
+    Interpreter,
+    install_command,
+    read_blocks,
+)
 from pybackend.launchers.hosts.host_list import (
     HostSlots,
     divide_slots,
@@ -31,8 +37,8 @@ from pybackend.launchers.hosts.host_list import (
     read_hostfile,
 )
 from pybackend.launchers.hosts.keeper import find_keepers
-from pybackend.launchers.hosts.ssh import HostPython, Ssh
-from pybackend.launchers.hosts.ssh_host import SshHost
+from pybackend.launchers.hosts.ssh import CONNECTION_LOST, HostPython, Ssh, environment
+from pybackend.launchers.hosts.ssh_host import SshHost, check_workers, reached
 from pybackend.launchers.hosts.ssh_task import RANKS
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
@@ -43,14 +49,13 @@ from pybackend.machine.janitor import swept_folder
 from pybackend.net.rendezvous import new_token
 from pybackend.words import call_of, show
 
-# For the processes there to end and to remove their files.
-_END_SECONDS = 15.0
-# For them to start fork servers.
-_FINISH_SECONDS = 5.0
-
 
 def _choose_python() -> str:
-    return f"specify a Python that has it on every host: {call_of('hosts', ..., python=...)}"
+    return f"specify a Python that has it on every host: {_option()}"
+
+
+def _option() -> str:
+    return call_of("hosts", ..., python=...)
 
 
 @dataclass(frozen=True)
@@ -135,47 +140,32 @@ class _Slots(Way):
     def open(self, start: Start) -> Iterator[Follow]:
         job, placed = start.job, ranks_by_host(self._slots_of(start), start.job.workers)
         names = [host.name for host, ranks in placed for _ in ranks]
-        with self._reach(placed, start) as reached:
+        with reached(self._start(placed, start)) as there:
             contents = self._pack()
-            keepers = find_keepers(job, [host.python for host in reached], contents)
-            for host, keeper in zip(reached, keepers, strict=True):
-                place = {RANKS: json.dumps(host.place).encode(), **start.post(start.place)}
+            keepers = find_keepers(job, [host.python for host in there], contents)
+            for (host, ranks), process, keeper in zip(placed, there, keepers, strict=True):
+                place = {RANKS: _describe_ranks(host, ranks), **start.post(start.place)}
                 own = {**contents, **place, **keeper}
-                host.send(Bundle(own, files_of_ranks(self.folder, host.ranks)))
+                process.send(Bundle(own, files_of_ranks(self.folder, ranks)))
 
             def look() -> list[Failure]:
-                return [failure for host in reached for failure in host.look()]
+                return [failure for host in there for failure in host.look()]
 
             # Hosts are watched while they receive their rows, which may take long.
             yield partial(run_group, start.meeting, job, names, look=look, meet_seconds=math.inf)
 
-    @contextmanager
-    def _reach(
-        self, placed: Sequence[tuple[HostSlots, range]], start: Start
-    ) -> Iterator[list[SshHost]]:
-        """Start Python on all hosts by ssh; on exit, stop it there and remove its files."""
+    def _start(self, placed: Sequence[tuple[HostSlots, range]], start: Start) -> Iterator[SshHost]:
+        """Start Python on all hosts by ssh."""
         settings, resources = self.launcher, start.job.resources
         # A function may not need TensorFlow.
         wanted = "numpy" if start.job.kind == "run" else "tensorflow numpy"
         temporary = settings.environment.get("TMPDIR")
-        reached: list[SshHost] = []
-        try:
-            for host, ranks in placed:
-                interpreter = self.interpreters.get(host.name)
-                python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
-                shared_by = host.neighbours or len(ranks)
-                given = (python, ranks, start.meeting, wanted, resources, shared_by)
-                reached.append(SshHost(*given))
-            yield reached
-            deadline = time.monotonic() + _FINISH_SECONDS
-            for one in reached:
-                one.let_finish(deadline - time.monotonic())
-        finally:
-            for one in reached:
-                one.let_go()
-            deadline = time.monotonic() + _END_SECONDS
-            for one in reached:
-                one.wait(deadline - time.monotonic())
+        for host, ranks in placed:
+            interpreter = self.interpreters.get(host.name)
+            python = HostPython(settings.ssh, host, settings.python, temporary, interpreter)
+            check = partial(check_workers, host.name, resources, _count_neighbours(host, ranks))
+            given = (python, ranks, start.meeting, "hosts.ssh_task", _option(), wanted, check)
+            yield SshHost(*given)
 
     def _slots_of(self, start: Start) -> Sequence[HostSlots]:
         """Return the hosts of a group, or the slot of an elastic worker."""
@@ -191,6 +181,60 @@ class _Slots(Way):
             if not self._contents:
                 self._contents.update(pack_task(self.task, self.folder, self.datasets))
         return self._contents
+
+
+def _describe_ranks(host: HostSlots, ranks: range) -> bytes:
+    """Return the file with the ranks of a host's workers, and the part of the host they use."""
+    neighbours = _count_neighbours(host, ranks)
+    place = {"ranks": list(ranks), "first": host.first, "neighbours": neighbours}
+    return json.dumps(place).encode()
+
+
+def _count_neighbours(host: HostSlots, ranks: range) -> int:
+    """Return the number of workers on a host, of all jobs that run there."""
+    return host.neighbours or len(ranks)
+
+
+def install_on_hosts(
+    ssh: Ssh, hosts: Sequence[HostSlots], job: Job, on_event: Emit
+) -> dict[str, Interpreter]:
+    """Return the Python of a job's environment by host; empty if the job has none.
+
+    Raises
+    ------
+    ClusterError
+        A host cannot be reached, or cannot run the environment.
+    """
+    packed = pack_for(job, lambda text: on_event(Note(text)))
+    if packed is None:
+        return {}
+    # On an error, the shells end first: threads may wait for a host that does not respond.
+    with ThreadPoolExecutor(len(hosts)) as threads, ExitStack() as stack:
+        started = [stack.enter_context(_Installation(ssh, host, packed)) for host in hosts]
+        answers = list(threads.map(Installation.ask, started))
+        missing = [one.host for one, is_there in zip(started, answers, strict=True) if not is_there]
+        if missing:
+            size = show_bytes(packed.size)
+            names = ", ".join(missing)
+            on_event(Note(f"sending the Python environment ({size}) to {names}"))
+        found = threads.map(lambda one: one.finish(read_blocks(packed.path)), started)
+        return {one.host: interpreter for one, interpreter in zip(started, found, strict=True)}
+
+
+class _Installation(Installation):
+    """An installation over ssh."""
+
+    def __init__(self, ssh: Ssh, host: HostSlots, packed: PackedEnvironment) -> None:
+        command = ssh.command(host, install_command(packed.name))
+        super().__init__(packed, command, host.name, environment())
+        self._ssh = ssh
+        self._slots = host
+
+    def explain(self) -> ClusterError:
+        status, printed = self.wait()
+        if status == CONNECTION_LOST:
+            return self._ssh.explain(self._slots, printed)
+        return super().explain()
 
 
 @name_arguments

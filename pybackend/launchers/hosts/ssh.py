@@ -14,6 +14,7 @@ from typing import IO
 from pybackend.errors import ClusterError
 from pybackend.launchers.environment.installing import Interpreter
 from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.package_files import package_root
 from pybackend.launchers.remote.bootstrap import MARK
 from pybackend.launchers.remote.bundle import bootstrap_command
 from pybackend.words import setting
@@ -136,14 +137,15 @@ class HostPython:
     Attributes
     ----------
     ssh, host, python
-        The `Ssh` object, the host, and the path of the host's Python.
+        The `Ssh` object, the host, and the path of the host's Python. Without `Ssh`, the host is
+        this machine.
     temporary
         Folder for temporary files on the host; None: the host's default.
     interpreter
         The Python of an environment that was unpacked there, instead of ``python``.
     """
 
-    ssh: Ssh
+    ssh: Ssh | None
     host: HostSlots
     python: str
     temporary: str | None = None
@@ -154,6 +156,15 @@ class HostPython:
         """Path of the Python that is used."""
         return self.python if self.interpreter is None else self.interpreter.python
 
+    def command(self, wanted: str, task: str) -> list[str]:
+        """Return the command that receives a bundle there; arguments as in `bootstrap_command`."""
+        start = [] if self.interpreter is None else self.interpreter.start()
+        place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
+        if self.ssh is None:  # the bundle need not contain this package
+            return [*place, *start, *bootstrap_command(self.path, wanted, task, package_root())]
+        program = bootstrap_command(self.path, wanted, task)
+        return self.ssh.command(self.host, [*place, *start, *program])
+
     def start(
         self, wanted: str, task: str, errors: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
@@ -161,16 +172,13 @@ class HostPython:
 
         ``wanted`` and ``task`` are as in `bootstrap_command`; ``errors`` receives its error output.
         """
-        start = [] if self.interpreter is None else self.interpreter.start()
-        place = [] if self.temporary is None else ["env", f"TMPDIR={self.temporary}"]
-        program = bootstrap_command(self.path, wanted, task)
         return subprocess.Popen(
-            self.ssh.command(self.host, [*place, *start, *program]),
+            self.command(wanted, task),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             bufsize=0,
-            env=environment(),
+            env=None if self.ssh is None else environment(),
             # Without a terminal it never prompts, and Ctrl-C does not end it before its workers.
             start_new_session=True,
         )

@@ -1,4 +1,4 @@
-"""The driver's side of one host: its ssh process, and the connections to its workers."""
+"""The driver's side of a host: the process there, and the connections to its workers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import contextlib
 import io
 import queue
 import re
+import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, cast
 
 from pybackend.errors import ClusterError, Failure
 from pybackend.job.resources import Resources
@@ -24,6 +26,10 @@ from pybackend.net.shared_lines import SharedLines
 from pybackend.words import call_of
 
 _LOG_LINES = 40
+# For the processes there to end and to remove their files.
+_END_SECONDS = 15.0
+# For them to start fork servers.
+_FINISH_SECONDS = 5.0
 # Until Python has started there: login and its file system may be slow.
 _GREETING_SECONDS = 90.0
 # Limit for a host that receives nothing and sends nothing; it sends every few seconds.
@@ -32,7 +38,7 @@ _LAST_WORDS = re.compile(r"^(Timeout|Connection|client_loop|packet_|ssh_|Disconn
 
 
 class SshHost:
-    """One host and its workers; a context manager that stops them and removes their files.
+    """A process on a host, over ssh or on this machine, and the workers that it starts.
 
     Parameters
     ----------
@@ -42,12 +48,14 @@ class SshHost:
         Ranks of its workers.
     meeting
         Server for the connections from its workers.
+    task
+        Module that starts the workers there, as in `bootstrap_command`.
+    option
+        Argument with which users specify another Python, for messages.
     wanted
         Packages that this Python must have, separated by spaces.
-    resources
-        Resources of each worker.
-    neighbours
-        Number of workers that share the host.
+    check
+        Raises `ClusterError` if this Python cannot run the workers.
     """
 
     def __init__(
@@ -55,39 +63,32 @@ class SshHost:
         python: HostPython,
         ranks: Sequence[int],
         meeting: MeetingServer,
-        wanted: str,
-        resources: Resources,
-        neighbours: int,
+        task: str,
+        option: str,
+        wanted: str = "",
+        check: Callable[[HostGreeting], object] = lambda greeting: None,
     ) -> None:
-        self._neighbours = neighbours
         self.ranks = ranks
-        self._resources = resources
         self.python = python
         self._host = python.host
         self._meeting = meeting
+        self._option = option
+        self._check = check
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._bundles: queue.Queue[Bundle | None] = queue.Queue()
         self._has_greeted = False
+        self._is_reading = False
         self._trouble: ClusterError | None = None
         self._status: int | None = None
         # Time when the host last received something, and of the last check.
         self._moved = self._looked = time.monotonic()
         self._lines: SharedLines | None = None
         self._has_keeper = False
-        self._process = python.start(wanted, "hosts.ssh_task")
+        self._process = python.start(wanted, task)
         self._printer = threading.Thread(target=self._keep_log, daemon=True)
         self._printer.start()
         self._follower = threading.Thread(target=self._follow, daemon=True)
         self._follower.start()
-
-    @property
-    def place(self) -> dict[str, Any]:
-        """Ranks of its workers, and the part of the host that they use."""
-        return {
-            "ranks": list(self.ranks),
-            "first": self._host.first,
-            "neighbours": self._neighbours,
-        }
 
     def send(self, bundle: Bundle) -> None:
         """Send the bundle as soon as Python has started on the host."""
@@ -140,6 +141,8 @@ class SshHost:
     def let_go(self) -> None:
         """Close the lifeline, so that the processes on the host end and remove their files."""
         self._bundles.put(None)
+        if not self._is_reading:  # ssh may not notice in time that its input has closed
+            self._process.terminate()
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -173,7 +176,7 @@ class SshHost:
         self._moved = time.monotonic()
         self._has_greeted = True
         try:
-            self._trouble = self._find_obstacle(read_greeting(line, self._host.name))
+            self._check(read_greeting(line, self._host.name))
         except ClusterError as error:
             self._trouble = error
         bundle = None if self._trouble else self._bundles.get()
@@ -191,6 +194,7 @@ class SshHost:
 
         try:
             bundle.send(write)
+            self._is_reading = True
         finally:
             lines.read()
 
@@ -202,35 +206,20 @@ class SshHost:
             for line in printed:
                 self._log.append(line.decode(errors="replace").rstrip()[:2000])
 
-    def _find_obstacle(self, greeting: HostGreeting) -> ClusterError | None:
-        """Return the error if this Python cannot run workers."""
-        place, specify = self._host.name, call_of("hosts", ..., python=...)
-        other = f"Specify a Python {{own}} that all hosts have: {specify}"
-        install = (
-            "Install it there with `{python} -m pip install {package}`, or specify a Python that "
-            f"has it on every host: {specify}"
-        )
-        if obstacle := find_obstacle(greeting, place, f"on {place}", other, install):
-            return obstacle
-        machine = Machine(**greeting.machine)
-        shortage = find_shortage(self._resources, self._neighbours, machine, place)
-        return None if shortage is None else ClusterError(shortage)
-
     def _explain_start(self, status: int) -> ClusterError:
         """Return the error if Python did not start."""
         printed = [line for line in self._log if line]
-        if status == CONNECTION_LOST:
+        if status == CONNECTION_LOST and self.python.ssh is not None:
             return self.python.ssh.explain(self._host, printed)
         said = f": {printed[-1]}" if printed else ""
         if status in (126, 127):
             return ClusterError(
                 f"{self._host.name} has no Python at {self.python.path}{said}. Specify one that "
-                f"every host has: {call_of('hosts', ..., python=...)}"
+                f"every host has: {self._option}"
             )
         return ClusterError(
             f"{self.python.path} on {self._host.name} exited with status {status} before it could "
-            f"run workers{said}. Run it there manually, or specify another one: "
-            f"{call_of('hosts', ..., python=...)}"
+            f"run workers{said}. Run it there manually, or specify another one: {self._option}"
         )
 
     def _describe_loss(self, rank: int) -> Failure:
@@ -238,7 +227,7 @@ class SshHost:
         last = printed[-1] if printed else ""
         if self._status == CONNECTION_LOST and _LAST_WORDS.search(last):
             message = f"the ssh connection to its host ended: {last}"
-        elif self._status == CONNECTION_LOST:
+        elif self._status in (CONNECTION_LOST, -signal.SIGKILL):
             message = "the process that runs the workers on its host was killed"
         else:
             message = (
@@ -255,3 +244,43 @@ class SshHost:
             advice="check whether that host is still running, and whether it ran out of memory or "
             "disk",
         )
+
+
+@contextmanager
+def reached(hosts: Iterable[SshHost]) -> Iterator[list[SshHost]]:
+    """Start processes on hosts; on exit, stop them there and remove their files."""
+    started: list[SshHost] = []
+    try:
+        for host in hosts:
+            started.append(host)  # one by one: those before one that does not start must end
+        yield started
+        deadline = time.monotonic() + _FINISH_SECONDS
+        for one in started:
+            one.let_finish(deadline - time.monotonic())
+    finally:
+        for one in started:
+            one.let_go()
+        deadline = time.monotonic() + _END_SECONDS
+        for one in started:
+            one.wait(deadline - time.monotonic())
+
+
+def check_workers(host: str, resources: Resources, workers: int, greeting: HostGreeting) -> None:
+    """Check that a host's Python can run this number of workers.
+
+    Raises
+    ------
+    ClusterError
+        It is another release, a package is missing, or the machine does not have enough.
+    """
+    specify = call_of("hosts", ..., python=...)
+    other = f"Specify a Python {{own}} that all hosts have: {specify}"
+    install = (
+        "Install it there with `{python} -m pip install {package}`, or specify a Python that "
+        f"has it on every host: {specify}"
+    )
+    if obstacle := find_obstacle(greeting, host, f"on {host}", other, install):
+        raise obstacle
+    shortage = find_shortage(resources, workers, Machine(**greeting.machine), host)
+    if shortage is not None:
+        raise ClusterError(shortage)

@@ -28,6 +28,7 @@ from pybackend.launchers.remote.task import (
     take_part,
 )
 from pybackend.launchers.shares import share_of_machine
+from pybackend.machine.identity import reached_address
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.shared_lines import SharedLines, follow_driver
 from pybackend.worker import wake_when_orphaned
@@ -71,9 +72,7 @@ def _work(
     task: RemoteTask, folder: Path, meetings: dict[int, MeetingClient], placed: dict[str, Any]
 ) -> None:
     os.environ.update(task.environment)
-    # Addresses and ports of both ends; the third is the address that ssh used for this host.
-    connection = os.environ.get("SSH_CONNECTION", "").split()
-    reached = connection[2] if len(connection) == 4 else None
+    reached = reached_address()
     job, notice, post = task.member.job, Notice(), read_post(folder)
     shares = share_of_machine(placed["neighbours"], resources=job.resources)[placed["first"] :]
     with (

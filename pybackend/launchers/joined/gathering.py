@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from pybackend.errors import ClusterError, InputError
 from pybackend.job.codec import decode, encode
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import Resources
 from pybackend.launchers.joined.claims import find_disagreement
-from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member, read_arrival
+from pybackend.launchers.place import Place, split_host
 from pybackend.launchers.shares import Machine, find_shortage, share_of_machine, this_machine
 from pybackend.launchers.slurm.nodes import count_cores
 from pybackend.machine.capacity import list_gpus
-from pybackend.machine.identity import is_loopback, own_address
+from pybackend.machine.identity import is_loopback, own_address, resolve
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import listen, split_address
@@ -64,19 +64,15 @@ class JoinedCall:
         self.emit(Note(text))
 
 
-class Meeting(Protocol):
-    """Connection of a process to the others."""
-
-    def gather(self, message: str) -> Sequence[str]:
-        """Return the messages of all processes, by rank."""
-
-
 class CallGroup:
-    """The processes in a call, as a `Group`."""
+    """The processes in a call, as a `Group`.
 
-    def __init__(self, call: JoinedCall, meeting: Meeting) -> None:
+    ``meet`` sends a message to all processes, and returns the messages of all, by rank.
+    """
+
+    def __init__(self, call: JoinedCall, meet: Callable[[str], Sequence[str]]) -> None:
         self._call = call
-        self._meeting = meeting
+        self._meet = meet
         self.error: Exception | None = None
         self.job = call.member.job
         place = call.place
@@ -89,7 +85,7 @@ class CallGroup:
         """Gather the messages; store errors in ``error``, as they do not concern the worker."""
         try:
             own = encode(Claimed(message, self._call.claims, self._shortage))
-            texts = self._meeting.gather(own)
+            texts = self._meet(own)
             names = [self._call.place.name(rank) for rank in range(len(texts))]
             everyone = list(map(_read, texts, names))
             differs = find_disagreement(names, [claimed.claims for claimed in everyone])
@@ -130,78 +126,62 @@ class Reminder:
             self._call.note(f"waiting for {what}, for {waited:.0f} s so far")
 
 
-class AtItself:
-    """Connection of the first process, to which the others connect."""
+def meet_others(call: JoinedCall, server: MeetingServer, message: str) -> Sequence[str]:
+    """Meet the others, which connect to this process, the first one."""
+    place, limit = call.place, call.member.job.timeout
+    server.join(0, message)
+    reminder = Reminder(call)
 
-    def __init__(self, call: JoinedCall, server: MeetingServer) -> None:
-        self._call = call
-        self._server = server
+    def name(ranks: Sequence[int]) -> str:
+        return ", ".join(map(place.name, ranks))
 
-    def gather(self, message: str) -> Sequence[str]:
-        self._server.join(0, message)
-        reminder, limit = Reminder(self._call), self._call.member.job.timeout
-        deadline = time.monotonic() + limit
-        while time.monotonic() < deadline:
-            everyone = self._server.wait_for_all(_LOOK_SECONDS)
-            if everyone is not None:
-                return everyone
-            missing = self._server.missing()[0]
-            left = [rank for rank in missing if self._server.has_left(rank)]
-            if left:
-                self._refuse(f"{self._name(left)} connected, then ended: see what it printed")
-            reminder.look(self._name(missing))
-        missing = self._server.missing()[0]
-        self._refuse(f"{self._name(missing)} did not connect within {limit:g} s. {self._advise()}")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        self._server.refuse(reason)
+    def refuse(reason: str) -> NoReturn:
+        server.refuse(reason)
         raise ClusterError(reason)
 
-    def _name(self, ranks: Sequence[int]) -> str:
-        return ", ".join(self._call.place.name(rank) for rank in ranks)
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        everyone = server.wait_for_all(_LOOK_SECONDS)
+        if everyone is not None:
+            return everyone
+        missing = server.missing()[0]
+        if left := [rank for rank in missing if server.has_left(rank)]:
+            refuse(f"{name(left)} connected, then ended: see what it printed")
+        reminder.look(name(missing))
+    rejected = server.rejected()
+    found = f" ({rejected} connections had the wrong secret)" if rejected else ""
+    refuse(
+        f"{name(server.missing()[0])} did not connect within {limit:g} s. All {place.size} "
+        f"processes must make this call, and reach {place.meeting}{found}; `timeout` sets how long "
+        "each waits"
+    )
 
-    def _advise(self) -> str:
-        place = self._call.place
-        rejected = self._server.rejected()
-        found = f" ({rejected} connections had the wrong secret)" if rejected else ""
-        return (
-            f"All {place.size} processes must make this call, and reach {place.meeting}{found}; "
-            "`timeout` sets how long each waits"
-        )
 
+def meet_first(call: JoinedCall, client: MeetingClient, message: str) -> Sequence[str]:
+    """Meet the others at the first process."""
+    place, reminder = call.place, Reminder(call)
+    while not client.wait_until_settled(_LOOK_SECONDS):
+        reminder.look(place.name(0))
+    if client.error is not None:
+        raise ClusterError(_explain_unreachable(call, client.error))
+    began = time.monotonic()
+    deadline = began + call.member.job.timeout + _SLACK_SECONDS
 
-class AtTheFirst:
-    """Connection of every other process to the first one."""
-
-    def __init__(self, call: JoinedCall, client: MeetingClient) -> None:
-        self._call = call
-        self._client = client
-
-    def gather(self, message: str) -> Sequence[str]:
-        place, client = self._call.place, self._client
-        reminder = Reminder(self._call)
-        while not client.wait_until_settled(_LOOK_SECONDS):
-            reminder.look(place.name(0))
-        if client.error is not None:
-            raise ClusterError(_explain_unreachable(self._call, client.error))
-        deadline = time.monotonic() + self._call.member.job.timeout + _SLACK_SECONDS
-
-        def look() -> None:
-            reminder.look(f"the others, at {place.name(0)}")
-            if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{place.name(0)} still waits for others after {deadline - began:.0f} s: all "
-                    f"{place.size} processes must make this call"
-                )
-
-        began = time.monotonic()
-        everyone = client.gather(message, look)
-        if everyone is None:
+    def look() -> None:
+        reminder.look(f"the others, at {place.name(0)}")
+        if time.monotonic() > deadline:
             raise ClusterError(
-                f"{place.name(0)} closed the connection before all processes had connected. See "
-                f"its own error, or check whether another process is also {place.name(place.rank)}"
+                f"{place.name(0)} still waits for others after {deadline - began:.0f} s: all "
+                f"{place.size} processes must make this call"
             )
-        return everyone
+
+    everyone = client.gather(message, look)
+    if everyone is None:
+        raise ClusterError(
+            f"{place.name(0)} closed the connection before all processes had connected. See "
+            f"its own error, or check whether another process is also {place.name(place.rank)}"
+        )
+    return everyone
 
 
 def _explain_unreachable(call: JoinedCall, error: Exception) -> str:
@@ -241,30 +221,23 @@ def open_server(place: Place) -> socket.socket:
 def find_meeting(place: Place) -> str:
     """Return ``host:port`` of the first process, which may be on the same host."""
     host, port = split_address(place.meeting)
-    known = _resolve(host)
-    if place.is_one_machine or known is None or not is_loopback(known):
+    known = resolve(host)
+    if place.is_one_machine or not known or not is_loopback(known[0]):
         return place.meeting
     found = _reachable(host, place)
     return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
 
 
-def _resolve(host: str) -> str | None:
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return None
-
-
 def _reachable(host: str, place: Place) -> str:
     """Resolve a name to an address that others can reach; Debian maps its own name to loopback."""
-    found = _resolve(host)
-    if found is None:
+    known = resolve(host)
+    if not known:
         return host  # `listen` reports the error
-    if not is_loopback(found) or place.is_one_machine:
-        return found
+    if not is_loopback(known[0]) or place.is_one_machine:
+        return known[0]
     others = [split_host(peer) for rank, peer in enumerate(place.peers) if rank != place.rank]
     routes = (own_address(other) for other in [split_host(place.meeting), *others])
-    return next((route for route in routes if route and not is_loopback(route)), found)
+    return next((route for route in routes if route and not is_loopback(route)), known[0])
 
 
 # Share of the machine for a process, which its launcher may have divided.

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,25 +35,23 @@ from pybackend.launchers.crew import Crew, describe_silence, take_all
 from pybackend.launchers.fork_server import keeping_fork_server
 from pybackend.launchers.joined.claims import describe_call
 from pybackend.launchers.joined.gathering import (
-    AtItself,
-    AtTheFirst,
     CallGroup,
     JoinedCall,
     Reminder,
     find_meeting,
+    meet_first,
+    meet_others,
     open_server,
 )
-from pybackend.launchers.joined.joining import find_place
-from pybackend.launchers.joined.place import Place, split_host
 from pybackend.launchers.member import Member
+from pybackend.launchers.place import Place, find_place, split_host
+from pybackend.launchers.remote.task import MODEL, REPORT, send_results
 from pybackend.net.heartbeat import SHORTEST_SILENCE, find_silence
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.secret import derive_token, find_secret
 
-_REPORT = "report"
 _RESULTS = "results"
-_MODEL = "model."
 # The callbacks of the first process may take long after training.
 _RESULT_SECONDS = 6 * 3600.0
 _LEAVE_SECONDS = 60.0
@@ -159,14 +158,14 @@ def _lead(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         meeting.start_beating(SHORTEST_SILENCE)  # others may have another timeout
-        group = CallGroup(call, AtItself(call, meeting))
+        group = CallGroup(call, partial(meet_others, call, meeting))
         others = _Others(call, meeting)
         report, model = _work(call, group, server, others.give_up, notice)
         reports = others.wait(report)
         results = _Results(tuple(reports), cast("AnyJob", group.job))
         contents = {_RESULTS: encode(results).encode()}
         if model is not None and all(report.ok for report in reports):
-            contents[_MODEL + model[0]] = model[1]
+            contents[MODEL + model[0]] = model[1]
         meeting.send(contents)
         meeting.drain(_LEAVE_SECONDS)
         return _conclude(results, model)
@@ -189,7 +188,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             )
         )
         client.start_beating(SHORTEST_SILENCE)
-        group = CallGroup(call, AtTheFirst(call, client))
+        group = CallGroup(call, partial(meet_first, call, client))
 
         def give_up() -> str | None:
             return f"{place.name(0)} ended the call" if client.has_ended else None
@@ -202,7 +201,7 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
             raise WorkerFailedError([replace(silent, exception_type="ProcessLost")])
         if received is None:
             raise _explain_loss(place, report)
-        models = [(k, received[_MODEL + k]) for k in TRAINED if _MODEL + k in received]
+        models = [(k, received[MODEL + k]) for k in TRAINED if MODEL + k in received]
         return _conclude(
             _read_results(received.get(_RESULTS), place), models[0] if models else None
         )
@@ -238,7 +237,7 @@ def _receive(
     """Send the report, and wait for the results; None if the first process is lost."""
     reminder = Reminder(call)
     with suppress(ClusterError):  # it may have ended the call already, and sent the reason
-        client.send(_REPORT, encode(report).encode())
+        send_results(client, report, None)
         client(Reported())
     with suppress(TimeoutError):
         return client.receive(
@@ -283,40 +282,35 @@ class _Others:
         crew.hear(own)
         crew.follow(listen, seconds=_RESULT_SECONDS)
         for rank in crew.missing:
-            crew.hear(_lost(place, rank, "did not report: it may have been stopped"))
+            crew.lose([_lost(place, rank, "did not report: it may have been stopped")])
         return [crew.reports[rank] for rank in range(place.size)]
 
     def _look(self) -> None:
         # First the disconnected processes, then the messages that they sent before.
-        left = [r for r in range(1, self._call.place.size) if self._meeting.has_left(r)]
+        place, timeout = self._call.place, self._call.member.job.timeout
+        left = [r for r in range(1, place.size) if self._meeting.has_left(r)]
         silent = self._meeting.silent()
         take_all(self._meeting.queue, self._take, 0)
-        for rank in set(left) & set(self._crew.missing):
-            if rank in silent:
-                self._crew.hear(_stalled(self._call, rank))
-            else:
-                reason = "ended without a report: it was interrupted, or killed"
-                self._crew.hear(_lost(self._call.place, rank, reason))
+        reason = "ended without a report: it was interrupted, or killed"
+        self._crew.lose(
+            describe_silence(rank, _host(place, rank), find_silence(timeout))
+            if rank in silent
+            else _lost(place, rank, reason)
+            for rank in left
+        )
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Reported):
-            content = self._meeting.result(event.rank, _REPORT)
+            content = self._meeting.result(event.rank, REPORT)
             self._crew.hear(read_report(content, event.rank, _host(self._call.place, event.rank)))
 
 
-def _lost(place: Place, rank: int, reason: str) -> WorkerReport:
-    host = _host(place, rank)
-    advice = "see the output of that process, and restart all of them"
-    failure = Failure(
-        rank, host, "ProcessLost", f"the process {reason}", time=time.time(), advice=advice
+def _lost(place: Place, rank: int, reason: str) -> Failure:
+    text, advice = (
+        f"the process {reason}",
+        "see the output of that process, and restart all of them",
     )
-    return WorkerReport(rank, host, 0, failure=failure)
-
-
-def _stalled(call: JoinedCall, rank: int) -> WorkerReport:
-    host = _host(call.place, rank)
-    failure = describe_silence(rank, host, find_silence(call.member.job.timeout))
-    return WorkerReport(rank, host, 0, failure=failure)
+    return Failure(rank, _host(place, rank), "ProcessLost", text, time=time.time(), advice=advice)
 
 
 def _host(place: Place, rank: int) -> str:
@@ -357,10 +351,12 @@ class Inbox:
 
     def pass_on(self) -> None:
         """Forward all stored events; answers are for the worker."""
-        with suppress(queue.Empty):
-            while True:
-                if answer := answer_of(self._on_event, self._events.get_nowait()):
-                    self._orders.put(answer)
+
+        def forward(event: Event) -> None:
+            if answer := answer_of(self._on_event, event):
+                self._orders.put(answer)
+
+        take_all(self._events, forward, 0)
 
     def poll_order(self) -> FromLauncher | None:
         """Return the next answer for the worker, or None."""

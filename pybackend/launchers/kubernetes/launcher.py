@@ -26,8 +26,7 @@ from pybackend.launchers.base import (
     Submission,
     reject_fork_server,
 )
-from pybackend.launchers.environment.archive import PackedEnvironment
-from pybackend.launchers.environment.packing import pack_for
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.kubernetes.cluster import Cluster, check_client
 from pybackend.launchers.kubernetes.manifests import (
     describe_job,

@@ -68,17 +68,18 @@ def library() -> dict[str, bytes]:
     return {f"{LIBRARY}/{name}": content for name, content in library_files().items()}
 
 
-def bootstrap_command(python: str, wanted: str, task: str) -> list[str]:
+def bootstrap_command(python: str, wanted: str, task: str, root: str = "") -> list[str]:
     """Return the command that reads a bundle from standard input.
 
     ``wanted`` is as in `bootstrap`; ``task`` is the module of `pybackend.launchers` whose ``run``
-    it then calls.
+    it then calls. ``root`` contains this package if the bundle does not.
     """
     folder = files("pybackend")
     names = ("machine/capacity.py", "launchers/remote/bootstrap.py")
     texts = [folder.joinpath(name).read_text() for name in names]
+    path = f"sys.path.insert(0, {root!r})" if root else ""
     call = f"main({SWEEP!r}, {wanted!r}, {task!r}, read_machine())"
-    return [python, "-u", "-c", as_argument("\n".join([*texts, call, ""]))]
+    return [python, "-u", "-c", as_argument("\n".join([*texts, path, call, ""]))]
 
 
 def as_argument(program: str) -> str:

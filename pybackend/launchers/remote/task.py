@@ -26,7 +26,7 @@ from pybackend.job.report import WorkerReport
 from pybackend.launchers.child import Child
 from pybackend.launchers.crew import find_fatal
 from pybackend.launchers.member import Member, check_allotted, choose_variables
-from pybackend.machine.identity import is_own_address, own_address
+from pybackend.machine.identity import is_own_address, own_address, resolve
 from pybackend.net.meeting import MeetingServer
 from pybackend.net.meeting_client import MeetingClient
 
@@ -239,7 +239,7 @@ def find_own_address(hosts: Sequence[str], rank: int, reached: str | None = None
         There is no such address.
     """
     routes = (own_address(host) for host in hosts if host != hosts[rank])
-    for address in [*_resolve(hosts[rank]), reached, *routes]:
+    for address in [*resolve(hosts[rank]), reached, *routes]:
         if address and is_own_address(address):
             return address
     raise ClusterError(
@@ -260,11 +260,3 @@ def describe_failure(rank: int, host: str, error: Exception) -> Failure:
         traceback="" if is_ours else "".join(traceback.format_exception(error)),
         time=time.time(),
     )
-
-
-def _resolve(host: str) -> list[str]:
-    try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # a name that only the driver can resolve
-        return []
-    return [str(info[4][0]) for info in infos]

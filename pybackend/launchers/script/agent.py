@@ -1,7 +1,6 @@
-"""Agent on one host: it starts the ranks, forwards their output, and kills their descendants.
+"""The ranks of `tfdist run` on one host: starts, output, signals, and the end of all they started.
 
-It serves one driver over its standard input and output. When its input closes, the driver has
-exited or finished, and the agent ends.
+This file is imported on the ranks' hosts.
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Literal, NoReturn
 
-from pybackend.errors import ClusterError
-from pybackend.job.codec import encode_line
+from pybackend.errors import ClusterError, Failure
+from pybackend.job.codec import decode
+from pybackend.job.messages import Announced, Deliver, Failed
 from pybackend.launchers.processes import (
     adopt_orphans,
     end_descendants,
@@ -26,51 +29,48 @@ from pybackend.launchers.processes import (
     signal_group,
     when_orphaned,
 )
-from pybackend.launchers.script.messages import (
-    LONGEST_READ,
-    Answer,
-    CannotRun,
-    Deliver,
-    Ended,
-    Prepare,
-    Prepared,
-    Printed,
-    Ready,
-    StartRanks,
-    Stream,
-    check_script,
-    check_temporary,
-    own_python,
-    read_order,
-)
-from pybackend.launchers.shares import share_of_machine
+from pybackend.launchers.remote.bundle import LIBRARY
+from pybackend.launchers.script.plan import TASK, ScriptTask, check_script, check_temporary
+from pybackend.machine.identity import is_loopback, reached_address
 from pybackend.machine.processes import list_children, read_main_thread
+from pybackend.net.meeting_client import MeetingClient
 from pybackend.net.rendezvous import address_of, reserve
+from pybackend.net.shared_lines import SharedLines, follow_driver
 
+Stream = Literal["out", "err"]
+# Name under which a rank's exit status, or the negated signal number, is announced. Output is
+# announced under the name of its stream, as Latin-1 text.
+STATUS = "status"
+_LONGEST_READ = 65536
 _END_SECONDS = 10.0
 # Reads that empty a pipe of default size after its process has ended.
 _READS_AT_THE_END = 16
-# The system closes a connection whose data is not acknowledged: this detects a driver's machine
-# that crashed.
-_BEAT_SECONDS = 10.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Agent:
-    """Agent that serves the driver over two file descriptors, on one thread.
+    """Process that starts the ranks of a host; their output is forwarded on one thread.
 
-    ``variables`` are environment variables for the ranks, in addition to this process's own.
+    Parameters
+    ----------
+    task
+        The ranks.
+    meetings
+        Connection to the driver of each rank.
+    variables
+        Environment variables for the ranks, in addition to this process's own.
     """
 
-    def __init__(self, orders: int, answers: int, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self._orders = orders
-        self._answers = answers
-        self._unread = b""
-        self._is_over = False
-        self._prepared: Prepare
+    def __init__(
+        self, task: ScriptTask, meetings: Mapping[int, MeetingClient], variables: Mapping[str, str]
+    ) -> None:
+        self.task = task
+        self.meetings = meetings
+        # R embeds the Python of Python ranks.
+        python = os.environ.get("RETICULATE_PYTHON") or sys.executable
+        self.variables = {**os.environ, "RETICULATE_PYTHON": python, **variables}
         self._held: list[socket.socket] = []
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stopped: set[int] = set()
         self._pipes: dict[int, tuple[int, Stream, IO[bytes]]] = {}
         self._selector = selectors.DefaultSelector()
@@ -78,109 +78,104 @@ class Agent:
         for end in (self._wake, waking):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(waking)
-        self._await(orders, self._read_orders)
-        self._await(self._wake, self._look_at_signals)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._look_at_processes)
 
-    def serve(self) -> None:
-        """Execute the driver's orders until it disconnects; then stop the ranks and clean up."""
+    def serve(self) -> NoReturn:
+        """Start the ranks as soon as all hosts are ready, and follow them."""
+        task = self.task
         try:
-            self._say(Ready())
-            while not self._is_over:
-                ready = self._selector.select(_BEAT_SECONDS)
-                for key, _ in ready:
-                    key.data()
-                if not ready:
-                    os.write(self._answers, b"\n")
-        except OSError:  # the driver no longer reads
-            pass
-        finally:
-            for process in self._processes.values():
-                signal_group(process.pid, signal.SIGKILL)
-            end_descendants(_END_SECONDS)
-
-    def _await(self, descriptor: int, handle: Callable[[], Any]) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, handle)
-
-    def _say(self, answer: Answer) -> None:
-        rest = memoryview(encode_line(answer))
-        while rest:
-            rest = rest[os.write(self._answers, rest) :]
-
-    def _read_orders(self) -> None:
-        block = os.read(self._orders, LONGEST_READ)
-        if not block:
-            self._is_over = True
-        *lines, self._unread = (self._unread + block).split(b"\n")
-        for line in lines:
-            order = read_order(line)
-            if isinstance(order, Prepare):
-                self._prepare(order)
-            elif isinstance(order, StartRanks):
-                self._start(order)
-            else:
-                self._deliver(order)
-
-    def _prepare(self, order: Prepare) -> None:
-        self._prepared = order
-        try:
-            check_script(order.script, order.folder)
-            check_temporary(order.temporary)
-            addresses = self._reserve(order)
+            check_script(task.script, task.folder)
+            check_temporary(task.variables.get("TMPDIR"))
+            own = self.reserve()
         except ClusterError as error:
-            self._say(CannotRun(str(error)))
+            for rank, meeting in self.meetings.items():
+                failure = Failure(rank, task.site.name, type(error).__name__, str(error))
+                meeting(Failed(failure))
         else:
-            self._say(Prepared(addresses))
+            with ThreadPoolExecutor(len(own)) as threads:
+                everyone = list(threads.map(MeetingClient.gather, self.meetings.values(), own))
+            self.start(task.addresses or everyone[0] or ())
+        while True:
+            for key, _ in self._selector.select():
+                key.data()
 
-    def _reserve(self, order: Prepare) -> tuple[str, ...]:
-        """Reserve ports and return this host's rank addresses, if the driver requests them."""
-        if order.reserves:
-            host = order.host or _reached_address()
-            self._held = [reserve(host) for _ in order.ranks]
-        return tuple(map(address_of, self._held))
+    def reserve(self) -> Sequence[str]:
+        """Return the address of each rank; ports are reserved unless the user chose them."""
+        site = self.task.site
+        if self.task.addresses:
+            return [self.task.addresses[rank] for rank in site.ranks]
+        host = site.address or reached_address()
+        if host is None:
+            raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
+        if is_loopback(host) and not self.task.is_alone:
+            raise ClusterError(
+                f"it was reached at {host}, perhaps through a tunnel, where no other host can "
+                "reach it: use a name or address that the other hosts can reach"
+            )
+        self._held = [reserve(host) for _ in site.ranks]
+        return list(map(address_of, self._held))
 
-    def _start(self, order: StartRanks) -> None:
-        own = {**os.environ, **own_python(os.environ, sys.executable), **self._variables}
-        for rank, variables in zip(self._prepared.ranks, order.variables, strict=True):
-            wanted = {**own, **variables}
-            shares = share_of_machine(int(variables["LOCAL_WORLD_SIZE"]), wanted)
-            try:
-                self._run(
-                    rank,
-                    self._prepared.script.command(sys.executable, "Rscript"),
-                    {**wanted, **shares[int(variables["LOCAL_RANK"])]},
-                    # If this agent is killed, the system ends them.
-                    signal.SIGKILL,
-                )
-            except OSError as error:
-                text = f"cannot start {self._prepared.script.name}: {error}\n"
-                self._say(Printed(rank, "err", text.encode().decode("latin-1")))
-                self._say(Ended(rank, 127))
+    def start(self, addresses: Sequence[str]) -> None:
+        """Start all ranks; ``addresses`` are those of the ranks on all hosts."""
+        task = self.task
+        command, every = task.script.command(sys.executable), self.variables
+        for rank, own in zip(task.site.ranks, task.variables_of(addresses, every), strict=True):
+            # If this process is killed, the system ends them.
+            self.run(rank, command, {**every, **own}, signal.SIGKILL)
+            self.listen(rank)
 
-    def _run(
-        self, rank: int, words: list[str], variables: dict[str, str], orphaned: signal.Signals
+    def run(
+        self, rank: int, words: list[str], variables: Mapping[str, str], orphaned: signal.Signals
     ) -> None:
-        """Start a command, and read its output; ``orphaned`` stops it if this agent dies."""
-        process = subprocess.Popen(
-            words,
-            cwd=self._prepared.folder,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=when_orphaned(orphaned),
-        )
-        self._processes[rank] = process
+        """Start a command, and forward its output; ``orphaned`` stops it if this process dies."""
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=self.task.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=when_orphaned(orphaned),
+            )
+        except OSError as error:
+            text = f"cannot start {self.task.script.name}: {error}\n"
+            self.forward(rank, "err", text.encode())
+            self.end(rank, 127)
+            return
+        self.processes[rank] = process
         assert process.stdout is not None
         assert process.stderr is not None
         self._follow(rank, "out", process.stdout)
         self._follow(rank, "err", process.stderr)
 
+    def listen(self, rank: int) -> None:
+        """Send a rank the signals that the driver passes on to it, in a thread."""
+
+        def obey() -> None:
+            while True:
+                order = self.meetings[rank].take_order()
+                if isinstance(order, Deliver):
+                    self.deliver(rank, signal.Signals(order.signal))
+
+        threading.Thread(target=obey, daemon=True).start()
+
+    def deliver(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank."""
+        process = self.processes.get(rank)
+        # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
+        if process is not None and number == signal.SIGINT:
+            signal_group(process.pid, number)
+        elif process is not None:
+            process.send_signal(number)
+
     def _follow(self, rank: int, stream: Stream, pipe: IO[bytes]) -> None:
         descriptor = pipe.fileno()
         os.set_blocking(descriptor, False)
         self._pipes[descriptor] = rank, stream, pipe
-        self._await(descriptor, partial(self._pass_on, descriptor))
+        handle = partial(self._pass_on, descriptor)
+        self._selector.register(descriptor, selectors.EVENT_READ, handle)
 
     def _pass_on(self, descriptor: int) -> bool:
         """Forward output; return whether there was any."""
@@ -188,31 +183,32 @@ class Agent:
             return False
         rank, stream, pipe = self._pipes[descriptor]
         try:
-            block = os.read(descriptor, LONGEST_READ)
+            block = os.read(descriptor, _LONGEST_READ)
         except BlockingIOError:
             return False
-        self._print(rank, stream, block)
+        self.forward(rank, stream, block)
         if not block:
             self._selector.unregister(descriptor)
             del self._pipes[descriptor]
             pipe.close()
         return bool(block)
 
-    def _print(self, rank: int, stream: Stream, block: bytes) -> None:
+    def forward(self, rank: int, stream: Stream, block: bytes) -> None:
         """Forward a block of output; an empty block marks the end."""
         if block:
-            self._say(Printed(rank, stream, block.decode("latin-1")))
+            self.meetings[rank](Announced(stream, block.decode("latin-1")))
 
-    def _look_at_signals(self) -> None:
+    def _look_at_processes(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            caught = os.read(self._wake, LONGEST_READ)
-            self._is_over |= any(number in _ENDING for number in caught)
-        for rank, process in list(self._processes.items()):
+            os.read(self._wake, _LONGEST_READ)
+        for rank, process in list(self.processes.items()):
             if process.poll() is not None:
-                self._end(rank, process.returncode)
+                self._drain(rank)
+                del self.processes[rank]
+                self.end(rank, process.returncode)
             else:
                 self._look_whether_stopped(rank, process.pid)
-        ranks = {process.pid for process in self._processes.values()}
+        ranks = {process.pid for process in self.processes.values()}
         reap([pid for pid in list_children() if pid not in ranks])
 
     def _look_whether_stopped(self, rank: int, pid: int) -> None:
@@ -222,59 +218,78 @@ class Agent:
         is_stopped = found is not None and found[0] == "T"
         if is_stopped and rank not in self._stopped:
             text = f"tfdist: process {pid} was stopped by a signal; `kill -CONT {pid}` resumes it\n"
-            self._say(Printed(rank, "err", text))
+            self.forward(rank, "err", text.encode())
         (self._stopped.add if is_stopped else self._stopped.discard)(rank)
 
-    def _end(self, rank: int, status: int) -> None:
+    def _drain(self, rank: int) -> None:
         # Its descendants may keep its pipes open: do not wait for them.
         for descriptor in [d for d, pipe in self._pipes.items() if pipe[0] == rank]:
             for _ in range(_READS_AT_THE_END):
                 if not self._pass_on(descriptor):
                     break
-        del self._processes[rank]
-        self._say_ended(rank, status)
 
-    def _say_ended(self, rank: int, status: int) -> None:
-        self._say(Ended(rank, status))
+    def end(self, rank: int, status: int) -> None:
+        """Report that a rank has ended."""
+        self.meetings[rank](Announced(STATUS, str(status)))
 
-    def _deliver(self, order: Deliver) -> None:
-        for process in self._processes.values():
-            # Ctrl-C reaches the whole foreground group of a terminal, other signals one process.
-            if order.signal in (signal.SIGINT, signal.SIGKILL):
-                signal_group(process.pid, order.signal)
-            else:
-                process.send_signal(order.signal)
+    def kill(self) -> None:
+        """Kill the ranks, and all that they have started."""
+        for process in list(self.processes.values()):
+            signal_group(process.pid, signal.SIGKILL)
+        end_descendants(_END_SECONDS)
 
-
-def main() -> None:
-    """Serve the driver that started this process on its own machine."""
-    serve_here(Agent)
+    def leave(self, *_: object) -> NoReturn:
+        """Kill the ranks, and end this process; callable on any thread."""
+        self.kill()
+        os._exit(1)
 
 
-def serve_here(kind: type[Agent]) -> None:
-    """Run an agent of a given class, for the driver that started this process."""
-    orders, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # prints must not mix with messages
+def run(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent] = Agent) -> None:
+    """Start the ranks of this host, and stop them when the driver disconnects.
+
+    Parameters
+    ----------
+    folder
+        Folder of the bundle.
+    pipe, channel
+        Pipe from the driver, and descriptor of the pipe to the driver.
+    kind
+        Class of the agent.
+    """
+    spared = list_children()  # the process that removes the folder
     when_orphaned(signal.SIGCONT)()  # a stopped process would not notice that its input has closed
-    serve(orders, answers, {}, kind)
-
-
-def serve(
-    orders: int, answers: int, variables: Mapping[str, str], kind: type[Agent] = Agent
-) -> None:
-    """Serve the driver over two file descriptors."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    for number in (*_ENDING, signal.SIGCHLD):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks
-            signal.signal(number, lambda *_: None)
+    guard = when_orphaned(signal.SIGTERM)
+    agent = os.fork()
+    if agent == 0:
+        guard()
+        _serve(folder, pipe, channel, kind)
+    # Two processes: if one of them is killed, the other ends the descendants of the ranks.
     adopt_orphans()
-    kind(orders, answers, variables).serve()
+    _, status = os.waitpid(agent, 0)
+    end_descendants(_END_SECONDS, spared)
+    if os.WIFSIGNALED(status):
+        os.write(2, b"the process that starts the ranks there was killed\n")
+    os._exit(1)
 
 
-def _reached_address() -> str:
-    """Return the address of this host that ssh used, which the other hosts can use as well."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
-    if len(words) != 4:
-        raise ClusterError("SSH_CONNECTION is not set: the agent was not started by ssh")
-    return words[2]
+def _serve(folder: str, pipe: IO[bytes], channel: int, kind: type[Agent]) -> NoReturn:
+    task = decode(Path(folder, TASK).read_bytes(), ScriptTask)
+    library, variables = Path(folder, LIBRARY), {}
+    if library.exists():  # ranks import the driver's release of this package
+        paths = [str(library), os.environ.get("PYTHONPATH", "")]
+        variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # The pipe's buffer is empty: the driver sends no order before all ranks have met.
+    lines = SharedLines(os.fdopen(os.dup(pipe.fileno()), "rb"), os.fdopen(channel, "wb", 0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), pipe.fileno())
+    meetings = {
+        rank: MeetingClient(None, "", rank, 0.0, stream=lines.connect(rank))
+        for rank in task.site.ranks
+    }
+    agent = kind(task, meetings, variables)
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it, also for the ranks
+            signal.signal(number, agent.leave)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    adopt_orphans()
+    follow_driver(lines, agent.leave)
+    agent.serve()

@@ -1,41 +1,34 @@
-"""One start of a worker group: its agents, its ranks, and how they end."""
+"""One start of a worker group: its ranks on their hosts, and how they end."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
+from functools import cache, partial
+from importlib.resources import files
 from typing import Any
 
-from pybackend.errors import ClusterError
-from pybackend.launchers.script.connection import AgentConnection, InputPipe
-from pybackend.launchers.script.messages import (
-    Answer,
-    CannotRun,
-    Deliver,
-    Ended,
-    Prepare,
-    Prepared,
-    Printed,
-    Ready,
-    StartRanks,
-)
+from pybackend.errors import ClusterError, Failure, WorkerFailedError
+from pybackend.job.codec import encode
+from pybackend.job.messages import Announced, Deliver, Event, Note
+from pybackend.job.report import WorkerReport
+from pybackend.launchers.crew import Crew, take_all
+from pybackend.launchers.hosts.host_list import HostSlots
+from pybackend.launchers.hosts.ssh import HostPython, Ssh
+from pybackend.launchers.hosts.ssh_host import SshHost, reached
+from pybackend.launchers.remote.bundle import LIBRARY, Bundle, HostGreeting, library
+from pybackend.launchers.script.agent import STATUS
 from pybackend.launchers.script.output import ScriptOutput
-from pybackend.launchers.script.plan import HostRanks, ScriptRun, choose_secret, variables_of
-from pybackend.machine.identity import is_loopback
-from pybackend.net.rendezvous import split_address
+from pybackend.launchers.script.plan import TASK, HostRanks, ScriptRun
+from pybackend.net.meeting import MeetingServer
 
-_PREPARE_SECONDS = 60.0
-# Time limit after SIGKILL: a process that waits for a frozen disk cannot be killed.
-_KILL_SECONDS = 10.0
-# Time limit for an agent to end the descendants of its ranks, and itself.
-_END_SECONDS = 15.0
+_LEAST_PYTHON = (3, 11)
+# Blocks of output that wait to be printed; then the ranks wait.
+_MOST_WAITING = 100
 # `timeout` signals its child, then its group, which contains the child.
 _SAME_SECONDS = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -43,32 +36,21 @@ _FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
-class Fault:
-    """First rank that failed: its exit status, or the negated signal number.
-
-    ``status`` is None if the rank was lost with its agent; ``loss`` is then the reason.
-    """
-
-    rank: int
-    host: str
-    status: int | None
-    loss: str = ""
-
-
-@dataclass(frozen=True)
 class GroupEnd:
     """End of a worker group: the first failure, and any signal with which the user ended it.
 
-    ``has_begun`` is True if the ranks had been started by then.
+    ``status`` is the exit status of the rank that failed, or the negated signal number; None if it
+    was lost with its host. ``has_begun`` is True if the ranks had been started by then.
     """
 
-    fault: Fault | None
+    failure: Failure | None
+    status: int | None = None
     caught: signal.Signals | None = None
     has_begun: bool = True
 
 
 class ScriptGroup:
-    """The ranks of one start, on their agents."""
+    """The ranks of one start: a `Crew` that is stopped at the first failure, or by signals."""
 
     def __init__(
         self, plan: ScriptRun, restart: int, output: ScriptOutput, signals: CaughtSignals
@@ -77,13 +59,14 @@ class ScriptGroup:
         self._restart = restart
         self._output = output
         self._signals = signals
-        self._fault: Fault | None = None
+        names = {rank: site.name for site in plan.sites for rank in site.ranks}
+        self._hosts = [names.get(rank, "") for rank in range(plan.world_size)]
+        self._crew = Crew(None, _show_note, hosts=self._hosts, grace=plan.grace)
+        self._meeting = MeetingServer(None, "", plan.world_size, most=_MOST_WAITING)
+        self._statuses: dict[int, int] = {}
         self._caught: signal.Signals | None = None
         self._caught_at = 0.0
-        self._deadline = float("inf")
-        self._was_killed = False
-        self._connections: list[AgentConnection] = []
-        self._running: dict[AgentConnection, set[int]] = {}
+        self._is_ending = False
 
     def run(self) -> GroupEnd:
         """Start all ranks, and wait until they have ended.
@@ -93,165 +76,130 @@ class ScriptGroup:
         ClusterError
             A host cannot run the script.
         """
-        with self._connected() as connections:
-            addresses = self._prepare(connections)
-            if has_begun := self._caught is None:
-                self._start(connections, addresses)
-                self._watch(connections)
-        return GroupEnd(self._fault, self._caught, has_begun)
+        listen = partial(take_all, self._meeting.queue, self._take)
+        with self._meeting as meeting, self._reach() as hosts:
+            for rank in (rank for rank, host in enumerate(self._hosts) if not host):
+                meeting.join(rank, "")  # other drivers start it
+                self._crew.hear(WorkerReport(rank, "", 0))
 
-    @contextmanager
-    def _connected(self) -> Iterator[list[AgentConnection]]:
-        connections = self._connections
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._signals, selectors.EVENT_READ)
-        try:
-            for site in self._plan.sites:
-                connections.append(site.connect())
-                self._selector.register(connections[-1], selectors.EVENT_READ)
-            yield connections
-        finally:
-            self._selector.close()
-            for connection in connections:
-                connection.let_go()
-            deadline = time.monotonic() + _END_SECONDS
-            for connection in connections:
-                connection.close(deadline)
+            def look() -> None:
+                found = [failure for host in hosts for failure in host.look()]
+                # Reports of these ranks before they were lost have precedence.
+                listen(0)
+                self._crew.lose(found)
 
-    def _prepare(self, connections: Sequence[AgentConnection]) -> tuple[str, ...]:
-        """Have all agents check the script and reserve ports; return the addresses by rank."""
-        orders = {c: self._order(s) for c, s in zip(connections, self._plan.sites, strict=True)}
-        addresses: dict[int, str] = {}
-        waiting = set(connections)
-        self._deadline = time.monotonic() + _PREPARE_SECONDS
-        while waiting and self._caught is None:
-            for connection, answer in self._next():
-                if isinstance(answer, Ready):
-                    connection.send(orders[connection])
-                elif isinstance(answer, Prepared):
-                    addresses |= zip(connection.ranks, answer.addresses, strict=False)
-                    waiting.discard(connection)
-                else:
-                    raise ClusterError(f"{connection.host}: {_why(connection, answer)}")
-            if time.monotonic() >= self._deadline:
-                missing = ", ".join(sorted(one.host for one in waiting))
-                raise ClusterError(
-                    f"no response from {missing} within {_PREPARE_SECONDS:g} s: check whether you "
-                    "can log in there manually"
-                )
-        found = self._plan.addresses or tuple(addresses[rank] for rank in sorted(addresses))
-        if self._caught is None:
-            _check_reachable(connections, found)
-        return found
+            try:
+                self._crew.follow(listen, look, self._check)
+            finally:
+                # No more output is printed, and threads must not wait for that.
+                meeting.queue.maxsize = sys.maxsize
+                take_all(meeting.queue, lambda event: None, 0)
+        return self._conclude()
 
-    def _order(self, site: HostRanks) -> Prepare:
-        plan = self._plan
-        temporary = plan.variables.get("TMPDIR")
-        return Prepare(
-            plan.script, plan.folder, site.ranks, not plan.addresses, site.address, temporary
-        )
+    def _reach(self) -> AbstractContextManager[list[SshHost]]:
+        """Start an agent on each host."""
+        plan, secret = self._plan, self._plan.choose_secret()
 
-    def _start(self, connections: Sequence[AgentConnection], addresses: Sequence[str]) -> None:
-        secret = choose_secret(self._plan)
-        for site, connection in zip(self._plan.sites, connections, strict=True):
-            variables = variables_of(self._plan, site, addresses, secret, self._restart)
-            connection.send(StartRanks(variables))
+        def start() -> Iterator[SshHost]:
+            for site in plan.sites:
+                python, module = python_of(plan, site)
+                check = partial(_check_python, site.name)
+                host = SshHost(python, site.ranks, self._meeting, module, "--python", check=check)
+                task = {TASK: encode(plan.task(site, secret, self._restart)).encode()}
+                host.send(Bundle({**_library(), **task} if site.host else task))
+                yield host
 
-    def _watch(self, connections: Sequence[AgentConnection]) -> None:
-        """Wait until all ranks have ended, or cannot be killed."""
-        self._deadline = float("inf")
-        self._running = {c: set(c.ranks) for c in connections}
-        while any(self._running.values()):
-            for connection, answer in self._next():
-                if isinstance(answer, Printed):
-                    content = answer.text.encode("latin-1")
-                    self._output.write(answer.rank, answer.stream, content)
-                elif isinstance(answer, Ended):
-                    self._end(connection, answer.rank, answer.status)
-                elif answer is None:
-                    for rank in sorted(self._running[connection]):
-                        self._end(connection, rank, None)
-            if time.monotonic() >= self._deadline:
-                if self._was_killed:
-                    return self._give_up()
-                self._kill()
+        return reached(start())
 
-    def _next(self) -> Iterator[tuple[AgentConnection, Answer | None]]:
-        """Yield the next messages from agents, None for a lost agent; forward signals meanwhile."""
-        self._await_room()
-        rest = self._deadline - time.monotonic()
-        for key, _ in self._selector.select(None if rest == float("inf") else max(0.0, rest)):
-            if isinstance(key.fileobj, InputPipe):
-                key.fileobj.flush()
-            elif isinstance(key.fileobj, AgentConnection):
-                connection = key.fileobj
-                yield from ((connection, answer) for answer in connection.receive())
-                if connection.is_lost:
-                    self._selector.unregister(connection)
-                    yield connection, None
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, Announced):
+            self._crew.hear(event)
+        elif event.name == STATUS:
+            self._end(event.rank, int(event.text))
+        else:
+            content = event.text.encode("latin-1")
+            self._output.write(event.rank, "out" if event.name == "out" else "err", content)
+
+    def _end(self, rank: int, status: int) -> None:
+        host, failure = self._hosts[rank], None
+        self._statuses[rank] = status
+        if status:
+            # The time of this machine: clocks of hosts may differ.
+            text = f"ended with status {status}"
+            failure = Failure(rank, host, "ProcessDied", text, time=time.time())
+        self._crew.hear(WorkerReport(rank, host, 0, failure=failure))
+
+    def _check(self) -> None:
+        """Pass signals on, and end all ranks after the first failure."""
         for number in self._signals.take():
             self._pass_on(number)
+        if self._is_ending or not self._crew.has_failed:
+            return
+        if not self._has_begun:
+            failure = next(r.failure for r in self._crew.reports.values() if r.failure)
+            raise ClusterError(f"{failure.host}: {failure.message}")
+        self._is_ending = True
+        self._meeting.order(Deliver(signal.SIGTERM))
 
-    def _await_room(self) -> None:
-        """Register agents that have not read all orders with the selector."""
-        for connection in self._connections:
-            outbox = connection.outbox
-            is_awaited = outbox in self._selector.get_map()
-            if is_awaited and outbox.is_empty:
-                self._selector.unregister(outbox)
-            elif not is_awaited and not outbox.is_empty:
-                self._selector.register(outbox, selectors.EVENT_WRITE)
+    @property
+    def _has_begun(self) -> bool:
+        """True if all ranks have met, and start."""
+        return not self._meeting.missing()[0]
 
     def _pass_on(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if number in ENDING and self._caught in ENDING:
             if now > self._caught_at + _SAME_SECONDS:
-                self._kill()
+                self._crew.latest = now
             return
         if number in ENDING or (number == signal.SIGHUP and self._caught is None):
             self._caught, self._caught_at = number, now
         if number in ENDING:
-            self._deadline = min(self._deadline, now + self._plan.grace)
-        self._deliver(number)
+            self._is_ending = True
+            grace = self._plan.grace if self._has_begun else 0.0
+            self._crew.latest = min(self._crew.latest, now + grace)
+        if self._has_begun:
+            self._meeting.order(Deliver(number))
 
-    def _end(self, connection: AgentConnection, rank: int, status: int | None) -> None:
-        self._running[connection].discard(rank)
-        if status == 0 or self._fault is not None:
-            return
-        loss = connection.explain_loss() if status is None else ""
-        self._fault = Fault(rank, connection.host, status, loss)
-        if self._deadline == float("inf"):
-            self._deadline = time.monotonic() + self._plan.grace
-            self._deliver(signal.SIGTERM)
-
-    def _kill(self) -> None:
-        self._was_killed = True
-        self._deadline = time.monotonic() + _KILL_SECONDS
-        self._deliver(signal.SIGKILL)
-
-    def _give_up(self) -> None:
-        for connection, ranks in self._running.items():
-            for rank in sorted(ranks):
-                self._fault = self._fault or Fault(rank, connection.host, -signal.SIGKILL)
-
-    def _deliver(self, number: int) -> None:
-        for connection in self._running:
-            connection.send(Deliver(number))
+    def _conclude(self) -> GroupEnd:
+        failure = status = None
+        try:
+            self._crew.conclude()
+        except WorkerFailedError as error:
+            failure = error.failures[0]
+            status = self._statuses.get(failure.rank)
+            if failure.exception_type == "Stopped":  # the grace period was over
+                status = -signal.SIGKILL
+        return GroupEnd(failure, status, self._caught, self._has_begun)
 
 
-def _check_reachable(connections: Sequence[AgentConnection], addresses: Sequence[str]) -> None:
-    """Check that hosts can reach each other at the addresses that ssh used."""
-    for connection in connections:
-        hosts = {split_address(addresses[rank])[0] for rank in connection.ranks if addresses}
-        if len(connections) > 1 and any(map(is_loopback, hosts)):
-            raise ClusterError(
-                f"{connection.host} was reached at {hosts.pop()}, perhaps through a tunnel, where "
-                "no other host can reach it: use a name or address that the other hosts can reach"
-            )
+def python_of(plan: ScriptRun, site: HostRanks) -> tuple[HostPython, str]:
+    """Return the Python that starts the ranks of a host, and the module that does so."""
+    module = "script.slurm" if site.is_step else "script.agent"
+    if site.host is None:
+        return HostPython(None, HostSlots(site.name), sys.executable), module
+    return HostPython(Ssh(plan.ssh_options), site.host, plan.python), module
 
 
-def _why(connection: AgentConnection, answer: Answer | None) -> str:
-    return answer.reason if isinstance(answer, CannotRun) else connection.explain_loss()
+def _check_python(name: str, greeting: HostGreeting) -> None:
+    if greeting.version < _LEAST_PYTHON:
+        version = ".".join(map(str, greeting.version))
+        raise ClusterError(
+            f"{name}: {greeting.python} is Python {version}, but tfdist needs 3.11 or later: use "
+            "--python to specify one that every host has"
+        )
+
+
+@cache
+def _library() -> dict[str, bytes]:
+    # A script may train on the images of this package.
+    images = files("pybackend.data").joinpath("mnist_subset.npz").read_bytes()
+    return {**library(), f"{LIBRARY}/pybackend/data/mnist_subset.npz": images}
+
+
+def _show_note(event: Event) -> None:
+    if isinstance(event, Note):
+        print(event.text, file=sys.stderr, flush=True)
 
 
 class CaughtSignals:
@@ -261,35 +209,21 @@ class CaughtSignals:
     """
 
     def __enter__(self) -> CaughtSignals:
-        self._reading, self._writing = os.pipe()
-        for end in (self._reading, self._writing):
-            os.set_blocking(end, False)
-        self._wakeup = signal.set_wakeup_fd(self._writing)
+        self._caught: list[signal.Signals] = []
         self._handlers: dict[signal.Signals, Any] = {
-            number: signal.signal(number, lambda *_: None)
+            number: signal.signal(number, lambda n, _: self._caught.append(signal.Signals(n)))
             for number in _FORWARDED
             if signal.getsignal(number) != signal.SIG_IGN
         }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self._reading)
-        os.close(self._writing)
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when a signal has arrived."""
-        return self._reading
 
     def take(self) -> list[signal.Signals]:
         """Return the signals that have arrived since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            return [signal.Signals(number) for number in os.read(self._reading, 4096)]
-        return []
+        found = []
+        while self._caught:
+            found.append(self._caught.pop(0))
+        return found

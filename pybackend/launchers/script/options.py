@@ -13,9 +13,16 @@ from pathlib import Path
 from pybackend.errors import ClusterError, InputError
 from pybackend.launchers.hosts.host_list import HostSlots, parse_hosts, ranks_by_host, read_hostfile
 from pybackend.launchers.hosts.ssh import Ssh
-from pybackend.launchers.script.messages import check_script, check_temporary, read_script
-from pybackend.launchers.script.plan import HERE, HostRanks, ScriptRun, SshSite, split_variable
-from pybackend.launchers.script.slurm_site import find_step_site
+from pybackend.launchers.script.plan import (
+    HERE,
+    HostRanks,
+    ScriptRun,
+    check_script,
+    check_temporary,
+    read_script,
+    split_variable,
+)
+from pybackend.launchers.script.slurm import find_step_site
 from pybackend.machine.identity import is_loopback, own_address
 from pybackend.net.rendezvous import split_address
 from pybackend.net.secret import FILE_VARIABLE, VARIABLE, find_secret
@@ -95,7 +102,8 @@ def read_run_plan(options: argparse.Namespace) -> ScriptRun:
     folder = os.path.abspath(options.cwd or os.curdir)
     _check_numbers(options)
     addresses = _read_addresses(options)
-    sites = _read_sites(options, addresses)
+    ssh = _read_ssh(options)
+    sites = _read_sites(options, addresses, ssh)
     size = len(addresses) or sum(len(site.ranks) for site in sites)
     variables = _read_variables(options.env)
     if any(site.address is not None for site in sites):
@@ -116,6 +124,8 @@ def read_run_plan(options: argparse.Namespace) -> ScriptRun:
         restarts=options.max_restarts,
         shown=_read_ranks(options.show, size),
         output=Path(options.output_dir).absolute() if options.output_dir else None,
+        ssh_options=ssh.options,
+        python=options.python or sys.executable,
     )
 
 
@@ -133,7 +143,16 @@ def _check_numbers(options: argparse.Namespace) -> None:
         )
 
 
-def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[HostRanks, ...]:
+def _read_ssh(options: argparse.Namespace) -> Ssh:
+    try:
+        return Ssh(tuple(shlex.split(options.ssh_options)))
+    except ValueError as error:
+        raise InputError(f"--ssh-options {options.ssh_options}: {error}") from None
+
+
+def _read_sites(
+    options: argparse.Namespace, addresses: Sequence[str], ssh: Ssh
+) -> tuple[HostRanks, ...]:
     has_hosts = options.hosts is not None or options.hostfile is not None
     if options.hosts is not None and options.hostfile is not None:
         raise InputError("use either --hosts or --hostfile")
@@ -142,7 +161,10 @@ def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[
     if addresses:
         if has_hosts:
             raise InputError("--index starts one rank, on this machine: leave out the hosts")
-        return (site_by_hand(addresses, options.index),)
+        hosts = [split_address(address)[0] for address in addresses]
+        index, own = options.index, hosts[options.index]
+        first, size = hosts[:index].count(own), hosts.count(own)
+        return (HostRanks(THIS_MACHINE, (index,), first=first, neighbours=size),)
     if not has_hosts:
         step = find_step_site(os.environ, options.workers)
         if step is not None:
@@ -151,14 +173,10 @@ def _read_sites(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[
             raise InputError(
                 "specify the number of ranks, as in -w 2, or the hosts, as in --hosts a:2"
             )
-        return (site_here(options.workers),)
-    hosts = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
-    workers = options.workers or sum(host.slots for host in hosts)
-    try:
-        ssh = Ssh(tuple(shlex.split(options.ssh_options)))
-    except ValueError as error:
-        raise InputError(f"--ssh-options {options.ssh_options}: {error}") from None
-    return sites_of(hosts, workers, ssh, options.python or sys.executable)
+        return (HostRanks(THIS_MACHINE, tuple(range(options.workers))),)
+    slots = read_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
+    workers = options.workers or sum(host.slots for host in slots)
+    return sites_of(slots, workers, ssh)
 
 
 def _read_addresses(options: argparse.Namespace) -> tuple[str, ...]:
@@ -210,21 +228,7 @@ def _read_ranks(text: str | None, size: int) -> frozenset[int] | None:
     return frozenset(map(int, words))
 
 
-def site_here(size: int) -> HostRanks:
-    """Return all ranks as a site on this machine."""
-    return HostRanks(THIS_MACHINE, tuple(range(size)), tuple(range(size)), size)
-
-
-def site_by_hand(addresses: Sequence[str], index: int) -> HostRanks:
-    """Return one rank as a site; other drivers start the other ranks. ``addresses`` are by rank."""
-    hosts = [split_address(address)[0] for address in addresses]
-    own = hosts[index]
-    return HostRanks(THIS_MACHINE, (index,), (hosts[:index].count(own),), hosts.count(own))
-
-
-def sites_of(
-    hosts: Sequence[HostSlots], workers: int, ssh: Ssh, python: str
-) -> tuple[HostRanks, ...]:
+def sites_of(hosts: Sequence[HostSlots], workers: int, ssh: Ssh) -> tuple[HostRanks, ...]:
     """Return the ranks by host; all but ``localhost``, which is this machine, are reached by ssh.
 
     Raises
@@ -235,15 +239,12 @@ def sites_of(
     placed = ranks_by_host(hosts, workers)
     others = [host for host, _ in placed if not is_loopback(host.name)]
     own = _address_here(others[0], ssh) if len(others) < len(placed) and others else HERE
-    sites: list[HostRanks] = []
-    for host, ranks in placed:
-        numbers, size = tuple(range(len(ranks))), len(ranks)
-        if is_loopback(host.name):
-            sites.append(HostRanks(THIS_MACHINE, tuple(ranks), numbers, size, own))
-        else:
-            place = (host.name, tuple(ranks), numbers, size, None)
-            sites.append(SshSite(*place, host=host, ssh=ssh, python=python))
-    return tuple(sites)
+    return tuple(
+        HostRanks(THIS_MACHINE, tuple(ranks), own)
+        if is_loopback(host.name)
+        else HostRanks(host.name, tuple(ranks), None, host)
+        for host, ranks in placed
+    )
 
 
 def _address_here(other: HostSlots, ssh: Ssh) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from pybackend.errors import InputError
-from pybackend.launchers.script.messages import Stream
+from pybackend.launchers.script.agent import Stream
 
 _LONGEST_LINE = 65536
 # Interval of showing a progress bar that redraws itself.

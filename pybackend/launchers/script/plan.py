@@ -1,26 +1,106 @@
-"""Checked options of `tfdist run`, and the environment variables of each rank."""
+"""Script that `tfdist run` starts, its ranks on each host, and the variables of each rank.
+
+This file is imported on the ranks' hosts.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from pybackend.errors import InputError
+from pybackend.errors import ClusterError, InputError
 from pybackend.job.arguments import is_variable_name
 from pybackend.launchers.hosts.host_list import HostSlots
-from pybackend.launchers.hosts.ssh import Ssh
-from pybackend.launchers.package_files import run_here
-from pybackend.launchers.script.connection import (
-    AgentConnection,
-    SshConnection,
-    agent_there,
-)
-from pybackend.launchers.script.messages import ScriptCommand
+from pybackend.launchers.shares import share_of_machine
 from pybackend.net.rendezvous import new_token
 from pybackend.tf_config import make_tf_config
 
 HERE = "127.0.0.1"
+# A file of the bundle, with a `ScriptTask`.
+TASK = "script.json"
+_INTERPRETERS = ("python", "python3", "Rscript", "R")
+# Neither Python nor R: these would fail with a syntax error of Python.
+_OTHERS = (".sh", ".bash", ".ipynb", ".rmd", ".qmd")
+
+
+@dataclass(frozen=True)
+class ScriptCommand:
+    """A script and its arguments; ``name`` is a path, or a module's name."""
+
+    kind: Literal["python", "module", "R"]
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def command(self, python: str) -> list[str]:
+        """Return the command line of one rank."""
+        if self.kind == "R":
+            return ["Rscript", self.name, *self.arguments]
+        # Unbuffered: the output of a killed rank must not be lost.
+        module = ["-m"] if self.kind == "module" else []
+        return [python, "-u", *module, self.name, *self.arguments]
+
+
+def read_script(words: Sequence[str], is_module: bool) -> ScriptCommand:
+    """Parse a script and its arguments.
+
+    Raises
+    ------
+    InputError
+        There is no script, or it is neither a Python nor an R script.
+    """
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise InputError("specify a script, as in: tfdist run -w 2 train.py --epochs 3")
+    name, *arguments = words
+    if is_module:
+        return ScriptCommand("module", name, tuple(arguments))
+    if name.lower().endswith(_OTHERS):
+        raise InputError(
+            f"{name} is neither a Python file nor an R file, and only those can be started: "
+            "specify the Python or R file itself. Set the variables of a shell script with --env, "
+            "or in the shell that calls tfdist"
+        )
+    is_r = name.lower().endswith(".r")
+    return ScriptCommand("R" if is_r else "python", name, tuple(arguments))
+
+
+def check_script(script: ScriptCommand, folder: str) -> None:
+    """Check that the script can be started in a folder on this machine.
+
+    Raises
+    ------
+    ClusterError
+        The folder, the file or Rscript does not exist.
+    """
+    if not os.path.isdir(folder):
+        raise ClusterError(f"there is no folder {folder}: create it, or choose another with --cwd")
+    path = os.path.join(folder, script.name)
+    if script.kind != "module" and not os.path.isfile(path):
+        hint = "the script must be at the same path on every host"
+        if os.path.basename(script.name) in _INTERPRETERS:
+            hint = f"leave out {script.name!r}, and pass the script"
+        raise ClusterError(f"there is no file {path}: {hint}")
+    if script.kind == "R" and not shutil.which("Rscript"):
+        raise ClusterError(f"{script.name} needs Rscript, which is not on the PATH: install R")
+
+
+def check_temporary(folder: str | None) -> None:
+    """Check that the folder for temporary files exists: if not, Python and R ignore it silently.
+
+    Raises
+    ------
+    ClusterError
+        It does not exist.
+    """
+    if folder and not os.path.isdir(folder):
+        raise ClusterError(
+            f"TMPDIR is {folder}, but {os.uname().nodename} has no such folder: create it, or "
+            "choose another one, as in --env TMPDIR=/tmp"
+        )
 
 
 @dataclass(frozen=True)
@@ -31,40 +111,28 @@ class HostRanks:
     ----------
     name
         Name of the host, for messages.
-    local_ranks, local_size
-        The local ranks, and the number of ranks on the host.
     address
         Address of the host for other ranks; None: the address that ssh uses.
+    host
+        The host, which is reached by ssh; None: this machine.
+    is_step
+        True if the ranks are the tasks of a Slurm step, on nodes that Slurm chooses.
+    first, neighbours
+        The first local rank, and the number of ranks on the host; None: these.
     """
 
     name: str
     ranks: tuple[int, ...]
-    local_ranks: tuple[int, ...]
-    local_size: int
     address: str | None = HERE
+    host: HostSlots | None = None
+    is_step: bool = False
+    first: int = 0
+    neighbours: int | None = None
 
-    def command(self) -> list[str]:
-        """Return the command that starts the agent on the host."""
-        return run_here("launchers.script.agent")
-
-    def connect(self) -> AgentConnection:
-        """Start the agent on the host."""
-        return AgentConnection(self.name, self.ranks, self.command())
-
-
-@dataclass(frozen=True, kw_only=True)
-class SshSite(HostRanks):
-    """Ranks on a host that is reachable by ssh, and the Python that runs them."""
-
-    host: HostSlots
-    ssh: Ssh
-    python: str
-
-    def command(self) -> list[str]:
-        return agent_there(self.ssh, self.host, self.python)
-
-    def connect(self) -> AgentConnection:
-        return SshConnection(self.ssh, self.host, self.ranks, self.python)
+    @property
+    def size(self) -> int:
+        """Number of ranks on the host, including those that other drivers start."""
+        return self.neighbours or len(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -85,6 +153,8 @@ class ScriptRun:
         ``host:port`` of every rank, if the user chose them; otherwise, ports are reserved.
     secret
         Shared secret, if other drivers start other ranks; otherwise, each start gets a new one.
+    ssh_options, python
+        Options of ssh, and the path of the hosts' Python.
     """
 
     script: ScriptCommand
@@ -98,10 +168,75 @@ class ScriptRun:
     restarts: int = 0
     shown: frozenset[int] | None = None
     output: Path | None = None
+    ssh_options: tuple[str, ...] = ()
+    python: str = ""
+
+    def choose_secret(self) -> str | None:
+        """Return the secret for one start; None if several drivers on one machine share none."""
+        return self.secret if self.addresses else new_token()
+
+    def task(self, site: HostRanks, secret: str | None, restart: int) -> ScriptTask:
+        """Return what a host needs for one start."""
+        common = {"WORLD_SIZE": str(self.world_size), "TFDIST_RESTART": str(restart)}
+        if secret is not None:
+            common["TFDIST_SECRET"] = secret
+        is_alone = len(self.sites) == 1
+        variables = {**self.variables, **common}
+        return ScriptTask(self.script, self.folder, site, is_alone, variables, self.addresses)
+
+
+@dataclass(frozen=True)
+class ScriptTask:
+    """Ranks that a host starts once.
+
+    Attributes
+    ----------
+    is_alone
+        True if no other host takes part.
+    variables
+        Variables that all ranks have in common.
+    addresses
+        ``host:port`` of every rank, if they are known.
+    """
+
+    script: ScriptCommand
+    folder: str
+    site: HostRanks
+    is_alone: bool
+    variables: Mapping[str, str] = field(repr=False)
+    addresses: tuple[str, ...] = ()
+
+    def variables_of(
+        self, addresses: Sequence[str], environment: Mapping[str, str] | None
+    ) -> list[dict[str, str]]:
+        """Return the variables of each of its ranks.
+
+        Parameters
+        ----------
+        addresses
+            Addresses of the ranks on all hosts.
+        environment
+            Variables of the host's processes, for each rank's share of the host; None: unknown.
+        """
+        site = self.site
+        shares: list[dict[str, str]] = [{}] * site.size
+        if environment is not None:
+            shares = share_of_machine(site.size, {**environment, **self.variables})
+        return [
+            {
+                **self.variables,
+                "TF_CONFIG": make_tf_config(addresses, rank),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(site.size),
+                **shares[local_rank],
+            }
+            for local_rank, rank in enumerate(site.ranks, site.first)
+        ]
 
 
 # Variables that `tfdist run` itself sets.
-NAMES = frozenset(
+_NAMES = frozenset(
     (
         "TF_CONFIG",
         "TFDIST_SECRET",
@@ -123,7 +258,7 @@ def split_variable(text: str) -> tuple[str, str | None]:
         The name is invalid, or `tfdist run` sets it itself.
     """
     name, equals, value = text.partition("=")
-    if name in NAMES:
+    if name in _NAMES:
         raise InputError(f"--env {text}: tfdist sets it itself")
     if not is_variable_name(name):
         raise InputError(
@@ -131,27 +266,3 @@ def split_variable(text: str) -> tuple[str, str | None]:
             "'_', and does not begin with a digit"
         )
     return name, value if equals else None
-
-
-def choose_secret(plan: ScriptRun) -> str | None:
-    """Return the secret for one start; None if several drivers on one machine share none."""
-    return plan.secret if plan.addresses else new_token()
-
-
-def variables_of(
-    plan: ScriptRun, site: HostRanks, addresses: Sequence[str], secret: str | None, restart: int
-) -> tuple[dict[str, str], ...]:
-    """Return the variables of each rank of a site, including those that the user set."""
-    common = {**plan.variables, "WORLD_SIZE": str(plan.world_size), "TFDIST_RESTART": str(restart)}
-    if secret is not None:
-        common["TFDIST_SECRET"] = secret
-    return tuple(
-        {
-            **common,
-            "TF_CONFIG": make_tf_config(addresses, rank),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(site.local_size),
-        }
-        for rank, local_rank in zip(site.ranks, site.local_ranks, strict=True)
-    )

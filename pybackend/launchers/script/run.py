@@ -8,16 +8,14 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from pybackend.errors import ClusterError
-from pybackend.launchers.processes import adopt_orphans, end_descendants
-from pybackend.launchers.script.group import CaughtSignals, Fault, GroupEnd, ScriptGroup
+from pybackend.errors import ClusterError, Failure
+from pybackend.launchers.processes import adopt_orphans, end_descendants, name_signal
+from pybackend.launchers.script.group import CaughtSignals, GroupEnd, ScriptGroup, python_of
 from pybackend.launchers.script.output import ScriptOutput, say
-from pybackend.launchers.script.plan import HostRanks, ScriptRun, SshSite, variables_of
-from pybackend.launchers.script.slurm_batch import requeue_preempted
-from pybackend.launchers.script.slurm_site import StepSite, describe_step
-from pybackend.launchers.shares import share_of_machine
+from pybackend.launchers.script.plan import HostRanks, ScriptRun
+from pybackend.launchers.script.slurm import describe_step, requeue_preempted
 from pybackend.machine.processes import list_children
 
 _END_SECONDS = 5.0
@@ -84,12 +82,12 @@ def _requeue(late_seconds: float) -> bool:
 
 
 def _is_well(outcome: GroupEnd) -> bool:
-    return outcome.fault is None and outcome.has_begun
+    return outcome.failure is None and outcome.has_begun
 
 
 def _is_settled(outcome: GroupEnd) -> bool:
     """Return whether the ranks succeeded, or the user ended them."""
-    return outcome.fault is None or outcome.caught is not None
+    return outcome.failure is None or outcome.caught is not None
 
 
 # Plan of `tfdist run`, as text.
@@ -101,37 +99,31 @@ def describe_plan(plan: ScriptRun) -> str:
 
 
 def _describe_site(plan: ScriptRun, site: HostRanks) -> Iterator[str]:
-    if isinstance(site, StepSite):
+    if site.is_step:
         yield from describe_step(plan, site, os.environ)
         return
-    python = sys.executable
-    if isinstance(site, SshSite):
-        python = site.python
-        yield f"agent on {site.name}, started with: {shlex.join(site.command()[:-1])} ..."
-    for place, variables in enumerate(_variables(plan, site)):
+    python, module = python_of(plan, site)
+    if site.host is not None:
+        words = python.command("", module)[:-1]
+        yield f"agent on {site.name}, started with: {shlex.join(words)} ..."
+    for rank, variables in zip(site.ranks, _variables(plan, site), strict=True):
         yield (
-            f"rank {site.ranks[place]} of {plan.world_size} on {site.name} "
-            f"(local rank {site.local_ranks[place]} of {site.local_size}):"
+            f"rank {rank} of {plan.world_size} on {site.name} "
+            f"(local rank {variables['LOCAL_RANK']} of {site.size}):"
         )
         yield f"  cd {shlex.quote(plan.folder)}"
-        for name, value in {**variables, **_share(site, place, variables)}.items():
+        for name, value in variables.items():
             yield f"  export {name}={shlex.quote(value)}"
-        yield f"  {shlex.join(plan.script.command(python, 'Rscript'))}"
+        yield f"  {shlex.join(plan.script.command(python.path))}"
 
 
-def _share(site: HostRanks, place: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for a rank's share of this machine; empty for other hosts."""
-    if isinstance(site, SshSite):
-        return {}
-    return share_of_machine(site.local_size, {**os.environ, **variables})[site.local_ranks[place]]
-
-
-def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
-    """Return the result of `variables_of`, with placeholders."""
+def _variables(plan: ScriptRun, site: HostRanks) -> list[dict[str, str]]:
+    """Return the variables of each rank of a host, with placeholders."""
     hosts = [one.address or one.name for one in plan.sites for _ in one.ranks]
     shown = [f"[{host}]" if ":" in host else host for host in hosts]
     made_up = tuple(f"{host}:{port}" for port, host in enumerate(shown, 1))
-    found = variables_of(plan, site, plan.addresses or made_up, "<secret>", 0)
+    known = os.environ if site.host is None else None
+    found = plan.task(site, "<secret>", 0).variables_of(plan.addresses or made_up, known)
     if not plan.addresses:
         for one in found:
             one["TF_CONFIG"] = re.sub(r':(\d+)"', ':<port>"', one["TF_CONFIG"])
@@ -143,12 +135,11 @@ def _variables(plan: ScriptRun, site: HostRanks) -> tuple[dict[str, str], ...]:
 
 def exit_status(outcome: GroupEnd) -> int:
     """Return 0 if all ranks exited with 0; for a signal, 128 plus its number, as in a shell."""
-    is_well = outcome.fault is None and outcome.has_begun
-    if outcome.caught is not None and not is_well:
+    status = outcome.status
+    if outcome.caught is not None and not _is_well(outcome):
         return 128 + outcome.caught
-    if outcome.fault is None:
+    if outcome.failure is None:
         return 0
-    status = outcome.fault.status
     if status is None:
         return _LOST
     return status if status > 0 else 128 - status
@@ -156,38 +147,37 @@ def exit_status(outcome: GroupEnd) -> int:
 
 def describe(outcome: GroupEnd, plan: ScriptRun) -> str:
     """Return what happened, and advice; empty if all ranks succeeded."""
-    fault, caught = outcome.fault, outcome.caught
+    failure, caught = outcome.failure, outcome.caught
     if caught is not None and not outcome.has_begun:
         return f"ended by {caught.name} before a rank was started"
-    if fault is None:
+    if failure is None:
         return f"all ranks ended with exit status 0 after {caught.name}" if caught else ""
-    where = f"rank {fault.rank} on {fault.host}"
+    ended = f"rank {failure.rank} on {failure.host} {_end_of(failure, outcome.status)}"
     if caught is not None:
-        own = "" if fault.status == -caught else f"; {where} {_end_of(fault)}"
+        own = "" if outcome.status == -caught else f"; {ended}"
         return f"ended by {caught.name}{own}"
     others = "; the other ranks were ended" if plan.world_size > 1 else ""
-    return f"{where} {_end_of(fault)}{others}. {_advice(fault, plan)}"
+    return f"{ended}{others}. {_advice(failure, outcome.status, plan)}"
 
 
-def _end_of(fault: Fault) -> str:
-    if fault.status is None:
-        return f"was lost: {fault.loss}"
-    if fault.status >= 0:
-        return f"ended with exit status {fault.status}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {known.get(-fault.status, f'signal {-fault.status}')}"
+def _end_of(failure: Failure, status: int | None) -> str:
+    if status is None:
+        return f"was lost: {failure.message}"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    return f"was killed by {name_signal(-status)}"
 
 
-def _advice(fault: Fault, plan: ScriptRun) -> str:
-    seen = _where_seen(fault.rank, plan)
-    if fault.status is None:
-        return f"Check whether {fault.host} is still running and can be reached; {seen}"
-    if fault.status == -signal.SIGKILL:
+def _advice(failure: Failure, status: int | None, plan: ScriptRun) -> str:
+    seen = _where_seen(failure.rank, plan)
+    if status is None:
+        return f"Check whether {failure.host} is still running and can be reached; {seen}"
+    if status == -signal.SIGKILL:
         return (
             "It was killed, or its machine ran out of memory: check that host's system log "
             "(dmesg), then use smaller batches or fewer ranks per host"
         )
-    if -fault.status in _CRASHES:
+    if -status in _CRASHES:
         return f"It crashed in compiled code: run again with --env PYTHONFAULTHANDLER=1; {seen}"
     return f"Fix the error that it printed: {seen}"
 

@@ -21,9 +21,8 @@ from pybackend.launchers.base import (
     Submission,
     reject_fork_server,
 )
-from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.member import Member
 from pybackend.launchers.remote.bundle import Bundle
 from pybackend.launchers.remote.group import run_on_hosts

@@ -428,12 +428,11 @@ def follow_stage(
     explain
         Returns the error for Spark's, if no worker reports the cause.
     check
-        Called several times per second; its errors are raised immediately.
+        As in `Crew.follow`.
     """
     crew = Crew(job, on_event, server.order, UNKNOWN_HOST, ends_together=True)
 
     def listen(seconds: float) -> None:
-        check()
         take_all(server.queue, crew.hear, min(seconds, _LOOK_SECONDS))
 
     def look() -> None:
@@ -453,7 +452,7 @@ def follow_stage(
                 host = host_of(rank, server, UNKNOWN_HOST)
                 crew.hear(read_report(texts.get(rank), rank, host))
 
-    crew.follow(listen, look)
+    crew.follow(listen, look, check)
     return crew
 
 

@@ -27,9 +27,8 @@ from pybackend.errors import ClusterError
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit, Note
 from pybackend.job.resources import show_bytes
-from pybackend.launchers.environment.archive import PackedEnvironment
+from pybackend.launchers.environment.archive import PackedEnvironment, pack_for
 from pybackend.launchers.environment.installing import Interpreter, install_here, read_blocks
-from pybackend.launchers.environment.packing import pack_for
 from pybackend.launchers.environment.serving import ArchiveServer, ServedArchive, UnreachedError
 from pybackend.launchers.spark.explain import run_explained
 from pybackend.launchers.spark.jobs import give_up_after
