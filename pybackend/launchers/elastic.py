@@ -37,7 +37,7 @@ from pybackend.job.notice import RESTARTS
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.crew import GRACE_SECONDS
+from pybackend.launchers.crew import GRACE_SECONDS, lost_at
 from pybackend.launchers.stopping import check_stop
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting
@@ -278,6 +278,7 @@ class _Training:
         if self._lost_in_a_row == _MOST_LOST_IN_A_ROW + 1 and self._limits.max is not None:
             self._note(f"{self._lost_in_a_row} workers were lost in a row: no more will be started")
         self._lost[member.place] = time.monotonic()
+        self._on_event(lost_at(failure))
         if member.orders:  # it trained: the next one may, too
             self._rested.pop(member.place, None)
         if self._generations and not member.orders:

@@ -435,9 +435,9 @@ def test_the_states_of_processes_are_logged_with_reasons(caplog: pytest.LogCaptu
             for rank in (0, 1)
         }.items()
     }
-    begin = ["started (PID)", f"ordered (rank {1} of 2)"]
+    begin = ["started (PID)", "joined (rank 1 of 2)"]
     assert [text for text in states[1] if text] == [*begin, "ended (status 3)", "closed"]
-    assert states[0][:2] == ["started (PID)", "ordered (rank 0 of 2)"]
+    assert states[0][:2] == ["started (PID)", "joined (rank 0 of 2)"]
     assert states[0][-1] == "closed"
 
 
@@ -454,7 +454,7 @@ def test_a_child_cannot_start_twice_and_a_state_that_is_late_changes_nothing(
         with caplog.at_level("DEBUG", "tfdist"):
             child.go(Order("token", (child.address,)))
         assert caplog.messages == [
-            "worker 0 on 127.0.0.1: process ordered, after ended (rank 0 of 1)"
+            "worker 0 on 127.0.0.1: process joined, after ended (rank 0 of 1)"
         ]
         child.kill()  # its PID may belong to another process
         assert not child.is_closed
