@@ -89,8 +89,8 @@ class Timeline:
         self._moments: deque[Moment] = deque(maxlen=_MOST_MOMENTS)
 
     def list(self) -> list[Moment]:
-        """Return the latest moments by worker, in order."""
-        return sorted(self._moments, key=lambda moment: moment.rank)
+        """Return the latest moments by worker and time."""
+        return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
 
     def launch(
         self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
@@ -105,7 +105,10 @@ class Timeline:
         try:
             outcome = launcher.launch(job, files, datasets, hear)
         except WorkerFailedError as error:
-            self._moments += map(_describe_end, error.failures)
+            # A launcher has reported the losses that the training could have survived.
+            known = {(moment.rank, moment.time) for moment in self._moments}
+            ends = map(_describe_end, error.failures)
+            self._moments += [one for one in ends if (one.rank, one.time) not in known]
             trace = error.__traceback__
             found = WorkerFailedError(error.failures, error.values, self.list())
             raise found.with_traceback(trace) from error.__cause__
