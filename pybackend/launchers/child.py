@@ -297,7 +297,7 @@ class Child:
         if process.stdin is not None:
             # Its lifeline: it removes its folder and ends its process group. If it were killed from
             # here, and then this process, as Spark does, the folder would remain
-            # (test_workers_end_with_their_driver, and on Spark
+            # (test_nothing_outlives_a_driver_that_is_killed, and on Spark
             # test_a_driver_that_dies_leaves_no_worker_and_no_folder).
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
