@@ -27,6 +27,7 @@ import feed
 import frame_step
 import hierarchy
 import inference
+import killed
 import large
 import launch
 import machines
@@ -76,6 +77,7 @@ PARTS: dict[str, Callable[[int], dict[str, Table]]] = {
     "machines": machines.measure,
     "soak": lambda rounds: soak.measure(is_long=False),
     "recovery": recovery.measure,
+    "killed": killed.measure,
     "elastic": elastic.measure,
     "sql": sql.measure,
     "strategy": strategy.measure,

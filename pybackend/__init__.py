@@ -28,7 +28,7 @@ _NAMES = {
     "data.sharding": "replay_batches",
     "distributor": "TFDistributor",
     "errors": (
-        "ClusterError DatabaseError Failure InputError PeerLostError RError "
+        "ClusterError DatabaseError Failure InputError Moment PeerLostError RError "
         "SerializationError TfdistError UnverifiedFileWarning WorkerFailedError"
     ),
     "job.checkpoint": "Checkpoint",
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from pybackend.errors import DatabaseError as DatabaseError
     from pybackend.errors import Failure as Failure
     from pybackend.errors import InputError as InputError
+    from pybackend.errors import Moment as Moment
     from pybackend.errors import PeerLostError as PeerLostError
     from pybackend.errors import RError as RError
     from pybackend.errors import SerializationError as SerializationError

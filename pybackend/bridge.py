@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from pybackend.errors import (
     ClusterError,
     Failure,
     InputError,
+    Moment,
     PeerLostError,
     TfdistError,
     WorkerFailedError,
@@ -386,12 +387,15 @@ def report_record(record: str, model: Any, path: str, title: str | None) -> str:
     return str(write_report(json.loads(record), model, path, title))
 
 
-def report_failure(*, path: str, title: str | None, message: str, **fields: Any) -> str:
+def report_failure(
+    *, path: str, title: str | None, message: str, timeline: list[dict[str, Any]], **fields: Any
+) -> str:
     """Write the report of an error that `capture` described."""
     log, traceback = tuple(fields.pop("log")), fields.pop("traceback") or ""
     # The message begins with the reason; the rest of it is in the other fields.
     failure = Failure(message=message.partition("\n")[0], log=log, traceback=traceback, **fields)
-    return str(report(WorkerFailedError([failure]), path, title=title))
+    moments = [Moment(**{**one, "rank": int(one["rank"])}) for one in timeline]
+    return str(report(WorkerFailedError([failure], (), moments), path, title=title))
 
 
 def _describe(error: TfdistError) -> dict[str, Any]:
@@ -405,4 +409,5 @@ def _describe(error: TfdistError) -> dict[str, Any]:
         "exception_type": failed.exception_type if failed else None,
         "traceback": failed.worker_traceback if failed else None,
         "log": failed.log if failed else [],
+        "timeline": [asdict(moment) for moment in failed.timeline] if failed else [],
     }

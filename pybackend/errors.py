@@ -16,6 +16,7 @@ UserWarning
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import Any, Literal, get_args
 from pybackend.words import either
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_REASON = 200
 # Control characters except tabs and line breaks; also lone surrogates, as in file names that are
 # not UTF-8.
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -191,6 +193,40 @@ class Failure:
         return self.may_be_consequence if are_lost else self.is_consequence
 
 
+@dataclass(frozen=True)
+class Moment:
+    """Change in the life of a worker: a row of the timeline of a call.
+
+    Attributes
+    ----------
+    time
+        Seconds since 1970, on the worker's clock.
+    state
+        What it did from then on, such as ``"started"`` or ``"reading the data"``.
+    reason
+        Detail, such as ``"PID 4711"``, or why it ended.
+    rank, host
+        The worker; in elastic training, its number and host.
+    """
+
+    time: float
+    state: str
+    reason: str = ""
+    rank: int = 0
+    host: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason)[:_LONGEST_REASON])
+
+    def __str__(self) -> str:
+        return f"{show_time(self.time)}  {self.state}{self.reason and f' ({self.reason})'}"
+
+
+def show_time(seconds: float) -> str:
+    """Return a time since 1970 as local date and time, for tables."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def root_cause_first(failures: Sequence[Failure]) -> list[Failure]:
     """Order failures by time, with consequences last, because the clocks of two hosts may differ.
 
@@ -211,14 +247,22 @@ class WorkerFailedError(TfdistError):
         Failures of the other ranks, in order of time.
     failures
         All failures, the root cause first.
+    timeline
+        What all workers did and when, by rank: a `Moment` for each change, as far as it is known.
     values
         Return values of `barrier_run` by rank, if all functions returned but some values could not
         be sent; these are None. Otherwise empty.
     """
 
-    def __init__(self, failures: Sequence[Failure], values: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        failures: Sequence[Failure],
+        values: Sequence[Any] = (),
+        timeline: Sequence[Moment] = (),
+    ) -> None:
         self.failures = list(failures)
         self.values = list(values)
+        self.timeline = list(timeline)
         root, *others = self.failures
         self.rank = root.rank
         self.host = root.host
@@ -226,7 +270,8 @@ class WorkerFailedError(TfdistError):
         self.worker_traceback = root.traceback
         self.log = list(root.log)
         self.others = others
-        super().__init__(_describe(root, others))
+        own = [moment for moment in self.timeline if moment.rank == root.rank]
+        super().__init__(_describe(root, others, own))
 
     def is_loss(self, is_kept: bool) -> bool:
         """Return whether workers were lost, and no worker failed because of the code that it ran.
@@ -247,10 +292,13 @@ class WorkerFailedError(TfdistError):
         """Return the same error with different advice in its last paragraph."""
         root, *others = self.failures
         known = f"{root.advice}. " if root.advice else ""
-        return WorkerFailedError([replace(root, advice=known + advice), *others], self.values)
+        failures = [replace(root, advice=known + advice), *others]
+        return WorkerFailedError(failures, self.values, self.timeline)
 
-    def __reduce__(self) -> tuple[type[WorkerFailedError], tuple[list[Failure], list[Any]]]:
-        return type(self), (self.failures, self.values)
+    def __reduce__(
+        self,
+    ) -> tuple[type[WorkerFailedError], tuple[list[Failure], list[Any], list[Moment]]]:
+        return type(self), (self.failures, self.values, self.timeline)
 
 
 def _name_type(failure: Failure) -> str:
@@ -259,12 +307,14 @@ def _name_type(failure: Failure) -> str:
     return either(f"{kind}: ", "" if kind in _NAMES else f"{kind}: ")
 
 
-def _describe(root: Failure, others: Sequence[Failure]) -> str:
+def _describe(root: Failure, others: Sequence[Failure], timeline: Sequence[Moment]) -> str:
     lines = [f"worker {root.rank} on {root.host} failed: {_name_type(root)}{root.message}"]
     if root.traceback:
         lines += ["", f"Traceback of worker {root.rank}:", root.traceback.rstrip()]
     if root.log:
         lines += ["", f"Last lines printed by worker {root.rank}:", *(f"  {x}" for x in root.log)]
+    if timeline:
+        lines += ["", f"Timeline of worker {root.rank}:", *(f"  {x}" for x in timeline)]
     if others:
         lines += ["", "Other workers:"]
         lines += [

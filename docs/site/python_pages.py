@@ -22,7 +22,7 @@ GROUPS = {
         "train_mnist",
         "TrainResult",
         "Detached jobs: attach_job jobs DetachedJob",
-        "Reports of workers: WorkerReport StepTimes Audit Generation Restart",
+        "Reports of workers: WorkerReport StepTimes Audit Generation Restart Moment",
     ],
     "Use a model": [
         "barrier_evaluate",

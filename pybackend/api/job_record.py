@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pybackend.errors import ClusterError, Failure, SerializationError, TfdistError
+from pybackend.errors import ClusterError, Failure, Moment, SerializationError, TfdistError
 from pybackend.job.messages import Event, Note, read_event
 from pybackend.words import Language, setting
 
@@ -41,7 +41,7 @@ class JobError:
 
     kind: str
     message: str
-    arguments: list[list[Failure] | int | str]
+    arguments: list[list[Failure] | list[Moment] | int | str]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 from pybackend.api.display import Display, choose_display, choose_lines
 from pybackend.api.observer import Observers
 from pybackend.api.rendering import show_loss
+from pybackend.errors import Failure, Moment, WorkerFailedError
 from pybackend.job.job import LOGGER, Job, TrainingJob
 from pybackend.job.messages import (
     Answer,
@@ -28,13 +30,15 @@ from pybackend.job.messages import (
     Waits,
 )
 from pybackend.job.roles import describe_processes
-from pybackend.launchers import Launcher
+from pybackend.launchers import DataSets, Files, Launcher, Outcome
 from pybackend.words import term
 
 # Times after the start at which it is shown that no worker has answered yet.
 _STARTING_SECONDS = (10.0, 60.0, 300.0)
 # Workers that wait for the same one report it within seconds, then not again for a minute.
 _RECENT_SECONDS = 20.0
+# A worker has about ten; one that is started again and again must not fill the memory.
+_MOST_MOMENTS = 1000
 _NO_NUMBER = (
     "the loss became NaN or infinite: look for missing or infinite values in the features, or "
     "lower the learning rate. {} in `callbacks` stops training when this happens"
@@ -76,6 +80,45 @@ def following(launcher: Launcher, job: Job, observers: Observers) -> Iterator[tu
             yield job, on_event
         finally:
             starting.end()
+
+
+class Timeline:
+    """Record of what the workers of a call did and when, with all restarts."""
+
+    def __init__(self) -> None:
+        self._moments: deque[Moment] = deque(maxlen=_MOST_MOMENTS)
+
+    def list(self) -> list[Moment]:
+        """Return the latest moments by worker and time."""
+        return sorted(self._moments, key=lambda moment: (moment.rank, moment.time))
+
+    def launch(
+        self, launcher: Launcher, job: Job, files: Files, datasets: DataSets, on_event: Emit
+    ) -> Outcome:
+        """Run a job as `Launcher.launch`; the outcome, or the error, has the timeline."""
+
+        def hear(event: Event) -> object:
+            if isinstance(event, Moment):
+                self._moments.append(event)
+            return on_event(event)
+
+        try:
+            outcome = launcher.launch(job, files, datasets, hear)
+        except WorkerFailedError as error:
+            # A launcher has reported the losses that the training could have survived.
+            known = {(moment.rank, moment.time) for moment in self._moments}
+            ends = map(_describe_end, error.failures)
+            self._moments += [one for one in ends if (one.rank, one.time) not in known]
+            trace = error.__traceback__
+            found = WorkerFailedError(error.failures, error.values, self.list())
+            raise found.with_traceback(trace) from error.__cause__
+        return replace(outcome, timeline=tuple(self.list()))
+
+
+def _describe_end(failure: Failure) -> Moment:
+    state = "stopped" if failure.exception_type == "Stopped" else "failed"
+    reason = failure.message.partition("\n")[0] or failure.exception_type
+    return Moment(failure.time, state, reason, failure.rank, failure.host)
 
 
 def printer(verbose: int) -> Emit:

@@ -23,7 +23,7 @@ from pybackend.api.model import (
 )
 from pybackend.api.model_columns import choose_columns
 from pybackend.api.observer import Observers, split_observers
-from pybackend.api.progress import following
+from pybackend.api.progress import Timeline, following
 from pybackend.api.result import TrainResult
 from pybackend.api.settings import read_keras_defaults
 from pybackend.api.shared_state import check_shared_state
@@ -97,8 +97,21 @@ class Request(Generic[Kind]):
         counted = "" if parameters is None else f" with {parameters:,} parameters"
         return f"{self.model.name}{counted}, sent {way}: {size / 1e3:,.0f} kB for each worker"
 
-    def run(self, launcher: Launcher, listen: Emit = lambda event: None) -> Outcome:
-        """Run the job to completion, and show its progress; ``listen`` also gets all events."""
+    def run(
+        self,
+        launcher: Launcher,
+        listen: Emit = lambda event: None,
+        timeline: Timeline | None = None,
+    ) -> Outcome:
+        """Run the job to completion, and show its progress.
+
+        Parameters
+        ----------
+        listen
+            Also receives all events.
+        timeline
+            The timeline of earlier runs in the same call.
+        """
         read = {k: v for k, v in self.datasets.items() if isinstance(v, _READ_BY_WORKERS)}
         sent = {
             name: data.columns if isinstance(data, HELD_AS_COLUMNS) else data
@@ -114,7 +127,7 @@ class Request(Generic[Kind]):
                 listen(event)
                 return show(event)
 
-            return launcher.launch(job, files, sent, on_event)
+            return (timeline or Timeline()).launch(launcher, job, files, sent, on_event)
 
 
 def prepare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pybackend.api.progress import printer
+from pybackend.api.progress import Timeline, printer
 from pybackend.api.request import Request
 from pybackend.errors import ClusterError, WorkerFailedError
 from pybackend.job.job import TrainingJob
@@ -53,6 +53,7 @@ def run_with_restarts(
     is_kept = checkpoint is not None
     where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []
+    timeline = Timeline()
 
     def note(event: Event) -> None:
         if isinstance(event, Resumed) and losses:
@@ -60,7 +61,7 @@ def run_with_restarts(
         listen(event)
 
     def run() -> Outcome:
-        outcome = request.run(launcher, note)
+        outcome = request.run(launcher, note, timeline)
         return replace(outcome, restarts=tuple(losses))
 
     for number in range(1, restarts + 1):

@@ -22,7 +22,7 @@ from pybackend.api.rendering import (
     list_workers,
 )
 from pybackend.data.columns import as_plain
-from pybackend.errors import InputError
+from pybackend.errors import InputError, Moment
 from pybackend.job.arguments import counted
 from pybackend.job.options import ColumnEncoding, DataOptions
 from pybackend.job.report import (
@@ -92,6 +92,9 @@ class TrainResult:
         elastic or not.
     restarts
         One `Restart` for each time the workers were restarted.
+    timeline
+        What the workers did and when, by rank: a `Moment` for each change, with those of workers
+        that were lost.
     tensorboard
         Location of the event files, if ``tensorboard`` was set: a folder on this machine (with
         processes that `join`, on the machine of the first one), or a URI.
@@ -132,6 +135,7 @@ class TrainResult:
     feature_names: list[str] | dict[str, list[str] | None] | None = field(default=None, repr=False)
     generations: list[Generation] = field(default_factory=list, repr=False)
     restarts: list[Restart] = field(default_factory=list, repr=False)
+    timeline: list[Moment] = field(default_factory=list, repr=False)
     tensorboard: str | None = None
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     inputs: Any = field(default=None, repr=False, compare=False)
@@ -487,10 +491,11 @@ class TrainResult:
         """Return the result as lists, dicts, strings, numbers and None, for ``json.dumps``.
 
         The keys are the names of the attributes. ``workers`` is a list of dicts with the fields of
-        `WorkerReport` and ``ok``; ``generations`` is a list of dicts with the fields of
-        `Generation`. ``epochs_of`` has the epochs for each name in ``history``. ``straggler`` is a
-        list of rank and seconds, or None. NaN and infinite values are unchanged, so
-        ``json.dumps(..., allow_nan=False)`` raises an error for them.
+        `WorkerReport` and ``ok``; ``generations``, ``restarts`` and ``timeline`` are lists of dicts
+        with the fields of `Generation`, `Restart` and `Moment`. ``epochs_of`` has the epochs for
+        each name in ``history``. ``straggler`` is a list of rank and seconds, or None. NaN and
+        infinite values are unchanged, so ``json.dumps(..., allow_nan=False)`` raises an error for
+        them.
 
         Parameters
         ----------
@@ -525,6 +530,7 @@ class TrainResult:
             "workers_by_epoch": self.workers_by_epoch,
             "generations": [asdict(generation) for generation in self.generations],
             "restarts": [asdict(restart) for restart in self.restarts],
+            "timeline": [asdict(moment) for moment in self.timeline],
             "tensorboard": self.tensorboard,
         }
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pybackend.api.returned_model import Decoder, read_model_file
 from pybackend.data.files import check_writable, write_whole
-from pybackend.errors import InputError, SerializationError
+from pybackend.errors import InputError, Moment, SerializationError
 from pybackend.job.codec import read_fields
 from pybackend.job.report import Audit, Generation, Restart, StepTimes, WorkerReport
 from pybackend.words import either, show
@@ -95,6 +95,7 @@ def _read(
         read_fields(Generation, generation) for generation in known["generations"]
     ]
     known["restarts"] = [read_fields(Restart, restart) for restart in known["restarts"]]
+    known["timeline"] = [read_fields(Moment, moment) for moment in known.get("timeline", [])]
     if isinstance(freq := known.get("validation_freq"), list):
         known["validation_freq"] = tuple(freq)
     result = kind(**known)

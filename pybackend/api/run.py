@@ -13,7 +13,7 @@ import numpy as np
 
 from pybackend.api.calls import hide_frames, suggest
 from pybackend.api.data_checks import check_takes
-from pybackend.api.progress import printer
+from pybackend.api.progress import Timeline, printer
 from pybackend.data.columns import TEXT, ColumnGroup, ColumnSpec
 from pybackend.data.disk import naming_open_files
 from pybackend.data.frames import is_frame, is_pandas
@@ -269,7 +269,7 @@ def run_function(
 
         datasets = read_function_data(launcher, options["data"])
     with naming_open_files():
-        outcome = launcher.launch(job, files, datasets, printer(job.verbose))
+        outcome = Timeline().launch(launcher, job, files, datasets, printer(job.verbose))
     return _collect_values(outcome.reports)
 
 

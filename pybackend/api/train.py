@@ -467,6 +467,7 @@ def _make_result(prepared: PreparedTraining, outcome: Outcome, parts: _Parts) ->
         inputs=inputs,
         generations=list(outcome.generations),
         restarts=list(outcome.restarts),
+        timeline=list(outcome.timeline),
         tensorboard=job.tensorboard,
         settings=prepared.settings,
         initial_epoch=job.initial_epoch,

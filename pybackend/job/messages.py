@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from pybackend.errors import Failure
+from pybackend.errors import Failure, Moment
 from pybackend.job.codec import decode
 from pybackend.job.report import Generation
 
@@ -199,6 +199,7 @@ Event = (
     | Phase
     | PrintedLine
     | Announced
+    | Moment
     | Begun
     | Failed
     | Reported
@@ -353,7 +354,7 @@ def answer_of(on_event: Emit, event: Event) -> Answer | None:
 
 def sent_by(event: Event, rank: int, host: str) -> Event:
     """Return the event with its worker's rank, and its host if there is a field for it."""
-    if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine):
+    if isinstance(event, EpochEnded | StepEnded | Note | Waits | PrintedLine | Moment):
         return replace(event, rank=rank, host=host)
     return replace(event, rank=rank)
 

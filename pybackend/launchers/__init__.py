@@ -15,8 +15,10 @@ from pybackend.errors import InputError
 from pybackend.job.messages import Emit as Emit
 from pybackend.launchers.base import Bound as Bound
 from pybackend.launchers.base import Checking as Checking
+from pybackend.launchers.base import DataSets as DataSets
 from pybackend.launchers.base import Describing as Describing
 from pybackend.launchers.base import Dividing as Dividing
+from pybackend.launchers.base import Files as Files
 from pybackend.launchers.base import Launcher as Launcher
 from pybackend.launchers.base import Outcome as Outcome
 from pybackend.launchers.base import Slotted

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
-from pybackend.errors import InputError
+from pybackend.errors import InputError, Moment
 from pybackend.job.job import Job
 from pybackend.job.messages import Emit
 from pybackend.job.report import Generation, Restart, WorkerReport
@@ -25,7 +25,8 @@ class Outcome:
 
     ``job`` is the job that the workers ran, if it differs from the given one: the first of several
     processes chooses the seed and the path of the model. ``generations`` lists the generations of
-    elastic training, in order; ``restarts`` lists the restarts in a call.
+    elastic training, in order; ``restarts`` lists the restarts in a call, and ``timeline`` what the
+    workers did and when.
     """
 
     reports: list[WorkerReport]
@@ -33,6 +34,7 @@ class Outcome:
     job: Job | None = None
     generations: tuple[Generation, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    timeline: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True)

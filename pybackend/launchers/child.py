@@ -22,7 +22,7 @@ from typing import Any
 
 import pybackend
 from pybackend.data.disk import naming_full_disk
-from pybackend.errors import Failure, Kind, printable
+from pybackend.errors import Failure, Kind, Moment, printable
 from pybackend.job.codec import encode_line
 from pybackend.job.job import LOGGER, TRAINED, Job
 from pybackend.job.messages import (
@@ -30,6 +30,7 @@ from pybackend.job.messages import (
     Failed,
     FromLauncher,
     Order,
+    Phase,
     PrintedLine,
     Reported,
     read_event,
@@ -74,7 +75,7 @@ class State(IntEnum):
 
     MADE = auto()  # it has a folder and a socket, but no process
     STARTED = auto()
-    ORDERED = auto()  # it knows the other workers; in each generation
+    JOINED = auto()  # it knows the other workers; in each generation
     NOTIFIED = auto()  # it received the SIGTERM that announces its machine's end
     REPORTED = auto()
     KILLED = auto()  # it may still run: a process that waits for a frozen disk cannot be killed
@@ -177,15 +178,18 @@ class Child:
         return self._state == State.CLOSED
 
     def _enter(self, state: State, reason: str = "") -> None:
-        """Enter a state and log it; one that another thread has overtaken changes nothing."""
+        """Enter a state, and report it; one that another thread has overtaken changes nothing."""
         with self._lock:
             self._check(state)
             before, self._state = self._state, max(self._state, state)
-        if state != before or state == State.ORDERED:
+        if state != before or state == State.JOINED:
             late = f", after {before.name.lower()}" if state < before else ""
-            text = f"process {state.name.lower()}{late}{reason and f' ({reason})'}"
+            name = f"{state.name.lower()}{late}"
+            text = f"process {name}{reason and f' ({reason})'}"
             extra = {"rank": self.rank, "host": self.host}
             LOGGER.debug("worker %d on %s: %s", self.rank, self.host, text, extra=extra)
+            if state != State.CLOSED:  # it says nothing about the worker
+                self._emit(Moment(time.time(), name, reason, self.rank, self.host))
 
     def _check(self, state: State) -> None:
         """Raise an error if it starts twice, or does anything before it is started."""
@@ -228,7 +232,7 @@ class Child:
         assert self._process.stdin is not None
         if isinstance(order, Order):
             rank = self.rank if order.rank is None else order.rank
-            self._enter(State.ORDERED, f"rank {rank} of {len(order.peers)}")
+            self._enter(State.JOINED, f"rank {rank} of {len(order.peers)}")
         try:
             self._process.stdin.write(encode_line(order))
             self._process.stdin.flush()
@@ -265,7 +269,7 @@ class Child:
         while not self._has_reported.wait(_LOOK_SECONDS) and not (self.folder / REPORT).exists():
             status = self._process.poll()
             if status is not None:
-                self._enter(State.ENDED, f"status {status}")
+                self._enter(State.ENDED, _name_status(status))
                 signal_group(self.pid, signal.SIGKILL)
                 return self._describe_end(status)
             self._oom.look()
@@ -293,7 +297,7 @@ class Child:
         if process.stdin is not None:
             # Its lifeline: it removes its folder and ends its process group. If it were killed from
             # here, and then this process, as Spark does, the folder would remain
-            # (test_workers_end_with_their_driver, and on Spark
+            # (test_nothing_outlives_a_driver_that_is_killed, and on Spark
             # test_a_driver_that_dies_leaves_no_worker_and_no_folder).
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
@@ -302,7 +306,7 @@ class Child:
                 process.wait(timeout=2)
             self._kill_group("by its launcher")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._enter(State.ENDED, f"status {process.wait(timeout=10)}")
+                self._enter(State.ENDED, _name_status(process.wait(timeout=10)))
         # A daemon that has left the group outlived its worker
         # (test_a_daemon_that_a_function_has_started_ends_with_it).
         end_marked("TMPDIR", str(self.folder))
@@ -385,6 +389,8 @@ class Child:
             self._enter(State.REPORTED, event.failure.message)
             self._has_reported.set()
         else:
+            if isinstance(event, Phase) and not event.lasts:
+                self._emit(Moment(time.time(), event.name, "", self.rank, self.host))
             self._emit(sent_by(event, self.rank, self.host))
 
     def _pass_on_line(self, line: bytes) -> None:
@@ -418,7 +424,7 @@ class Child:
             advice = _PREEMPTED_ADVICE if may_be_kept else ""
             return self._fail("Preempted", PREEMPTED, advice)
         if status < 0:
-            message = f"the process was killed by {name_signal(-status)}"
+            message = f"the process was {_name_status(status)}"
         else:
             message = f"the process exited with status {status} before it sent a report"
         advice = (
@@ -439,6 +445,11 @@ class Child:
             time=time.time(),
             advice=advice,
         )
+
+
+def _name_status(status: int) -> str:
+    """Return how a process ended, such as ``"killed by SIGKILL"``, or ``"status 1"``."""
+    return f"status {status}" if status >= 0 else f"killed by {name_signal(-status)}"
 
 
 def find_disk() -> str | None:

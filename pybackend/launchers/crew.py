@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from pybackend.errors import ClusterError, Failure, WorkerFailedError, root_cause_first
+from pybackend.errors import ClusterError, Failure, Moment, WorkerFailedError, root_cause_first
 from pybackend.job.job import Job
 from pybackend.job.messages import Answer, Begun, Emit, Event, Failed, Note, answer_of
 from pybackend.job.report import WorkerReport
@@ -66,6 +66,11 @@ def describe_loss(failure: Failure) -> Note:
         f"worker {failure.rank} on {failure.host} was lost ({failure.message}): training continues "
         "without it and its rows"
     )
+
+
+def lost_at(failure: Failure) -> Moment:
+    """Return the moment at which a training lost a worker without which it continues."""
+    return Moment(failure.time, "lost", failure.message, failure.rank, failure.host)
 
 
 class Crew:
@@ -185,6 +190,7 @@ class Crew:
             if report.failure is not None and report.rank not in self._announced:
                 self._announced.add(report.rank)
                 self._on_event(describe_loss(report.failure))
+                self._on_event(lost_at(report.failure))
 
     def find_fatal(self) -> list[Failure]:
         """Return the failures that end a job: all of them until asynchronous training begins."""

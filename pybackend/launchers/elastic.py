@@ -35,7 +35,7 @@ from pybackend.job.notice import RESTARTS
 from pybackend.job.options import Elastic
 from pybackend.job.report import Generation, WorkerReport
 from pybackend.launchers.base import Outcome
-from pybackend.launchers.crew import Crew, take_all
+from pybackend.launchers.crew import Crew, lost_at, take_all
 from pybackend.net.rendezvous import new_token
 from pybackend.words import setting
 
@@ -291,6 +291,7 @@ class _Training(Crew):
             return
         member.worker.close()
         now = self._lost[member.place] = time.monotonic()
+        self._on_event(lost_at(report.failure))
         if member.orders:  # it trained: the next one may, too
             self._rested.pop(member.place, None)
         if self._generations and not member.orders:

@@ -14,7 +14,7 @@ from typing import Any
 import pybackend
 from pybackend.api.result import TrainResult
 from pybackend.data.files import write_whole
-from pybackend.errors import Failure, InputError, WorkerFailedError
+from pybackend.errors import Failure, InputError, WorkerFailedError, show_time
 from pybackend.job.packages import BUILDS, find_version
 from pybackend.reporting.html import (
     make_code,
@@ -24,7 +24,7 @@ from pybackend.reporting.html import (
     make_table,
     make_text,
 )
-from pybackend.reporting.training import make_training_page
+from pybackend.reporting.training import make_timeline, make_training_page
 from pybackend.words import show, term
 
 
@@ -127,7 +127,11 @@ def make_failure_page(error: WorkerFailedError, title: str) -> str:
         make_section("First failure", *_describe(root)),
         make_section("All failures", _list(error.failures)),
     ]
-    return make_page(title, body, {"failures": [asdict(failure) for failure in error.failures]})
+    timeline = [asdict(moment) for moment in error.timeline]
+    if timeline:
+        body.append(make_section("Timeline", make_timeline(timeline)))
+    failures = [asdict(failure) for failure in error.failures]
+    return make_page(title, body, {"failures": failures, "timeline": timeline})
 
 
 def _describe(failure: Failure) -> Iterator[str]:
@@ -148,5 +152,4 @@ def _list(failures: list[Failure]) -> str:
 
 
 def _when(failure: Failure) -> str:
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(failure.time))
-    return shown if failure.time else "–"
+    return show_time(failure.time) if failure.time else "–"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pybackend.errors import show_time
 from pybackend.job.arguments import counted
 from pybackend.job.report import PARTS
 from pybackend.reporting.charts import (
@@ -252,7 +253,7 @@ def _describe_losses(record: Record) -> Iterator[str]:
         rows = [
             [
                 number,
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["time"])),
+                show_time(one["time"]),
                 one["lost"],
                 one["checkpoint"] or "the beginning",
             ]
@@ -266,6 +267,8 @@ def _describe_losses(record: Record) -> Iterator[str]:
             if not (generations and len(generations) > 1)
             else make_text("No restart.")
         )
+    if timeline := record.get("timeline"):
+        yield make_timeline(timeline)
     if generations:
         rows = [
             [
@@ -280,6 +283,18 @@ def _describe_losses(record: Record) -> Iterator[str]:
         ]
         columns = ["from epoch", "from step", "workers", "their numbers", "joined", "left"]
         yield make_table("Workers by epoch", columns, rows, "generations")
+
+
+def make_timeline(timeline: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of what each worker did and when; each row has the fields of `Moment`."""
+    columns = ["worker", "host", "when", "state", "reason"]
+    rows = [
+        [one["rank"], one["host"], show_time(one["time"]), one["state"], one["reason"]]
+        for one in timeline
+    ]
+    return make_table(
+        "Timeline of each worker, on the clock of its host", columns, rows, "timeline"
+    )
 
 
 def _describe_model(record: Record, summary: str | None) -> Iterator[str]:

@@ -15,8 +15,9 @@
 #' * `tfdist_error_python`: the Python package is missing, or failed unexpectedly.
 #'
 #' The condition contains the fields of the worker's report: `rank` (from 0), `host`,
-#' `exception_type` (the class of the Python exception), `traceback` and `log` (the last lines that
-#' the worker printed). Unknown fields are `NULL`.
+#' `exception_type` (the class of the Python exception), `traceback`, `log` (the last lines that the
+#' worker printed) and `timeline` (what all workers did and when, a data frame as in
+#' [tfdist_fit]). Unknown fields are `NULL`.
 #'
 #' @name tfdist_error
 #' @examples
@@ -71,6 +72,7 @@ abort_python <- function(error, call) {
     exception_type = error$exception_type,
     traceback = error$traceback,
     log = as.character(unlist(error$log)),
+    timeline = if (length(error$timeline)) timeline_frame(error$timeline),
     call = call
   )
 }

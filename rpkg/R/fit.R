@@ -24,6 +24,9 @@
 #' * `restarts`: a data frame with a row for each restart of the workers: `time`, the error that
 #'   reported the lost worker (`lost`), and the `checkpoint` from which training resumed (`NA`: from
 #'   the beginning);
+#' * `timeline`: what the workers did and when, a data frame with a row for each change: `rank`,
+#'   `host`, `time` (on the worker's clock), `state` (such as `"started"`) and `reason`. It includes
+#'   lost workers;
 #' * `tensorboard`: folder or URI of the TensorBoard event files; `NULL` if there is none;
 #' * `record`: everything that was recorded, including the steps of each worker, as JSON text for
 #'   [report()];
@@ -102,6 +105,7 @@ new_fit <- function(
       workers_by_epoch = as.integer(unlist(fields$workers_by_epoch)),
       generations = generation_frame(fields$generations),
       restarts = restart_frame(fields$restarts),
+      timeline = timeline_frame(fields$timeline),
       tensorboard = fields$tensorboard,
       record = if (is_python(result)) result$record,
       metrics = fields$metrics,
@@ -160,6 +164,17 @@ restart_frame <- function(restarts) {
     time = .POSIXct(vapply(restarts, function(one) as.double(one$time), 0)),
     lost = text("lost"),
     checkpoint = text("checkpoint")
+  )
+}
+
+timeline_frame <- function(timeline) {
+  text <- function(field) vapply(timeline, function(one) one[[field]], "")
+  data.frame(
+    rank = vapply(timeline, function(one) as.integer(one$rank), 0L),
+    host = text("host"),
+    time = .POSIXct(vapply(timeline, function(one) as.double(one$time), 0)),
+    state = text("state"),
+    reason = text("reason")
   )
 }
 

@@ -6,8 +6,8 @@
 #' appear in tables. For programs, the HTML element `tfdist-run` contains the numbers as JSON.
 #'
 #' @param x A [tfdist_fit], including one from `readRDS()`. For a failed training run, pass its
-#'   error (see [tfdist_error]): the page then shows the failure, its traceback and the last lines
-#'   that the worker printed.
+#'   error (see [tfdist_error]): the page then shows the failure, its traceback, the last lines that
+#'   the worker printed, and what all workers did and when.
 #' @param path The file to write, `*.html`.
 #' @param ... Must be empty: the arguments that follow must be named.
 #' @param title Title of the page. `NULL` (default): the model's name.
@@ -65,6 +65,10 @@ report_failure <- function(error, path, title, call = caller_env()) {
     message = conditionMessage(error),
     traceback = error$traceback,
     log = as.list(error$log),
+    timeline = lapply(seq_len(NROW(error$timeline)), function(row) {
+      moment <- as.list(error$timeline[row, ])
+      utils::modifyList(moment, list(time = as.double(moment$time)))
+    }),
     path = path.expand(path),
     title = title,
     call = call

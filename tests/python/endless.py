@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -52,9 +50,3 @@ def endless_driver(
             yield driver
         finally:
             driver.kill()
-
-
-def end_driver(driver: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a driver a signal as a terminal does: to its whole process group."""
-    os.killpg(driver.pid, number)
-    assert driver.wait(PATIENCE) == -number

@@ -55,6 +55,7 @@ class Kube:
         self.is_slow = False
         self._ends: list[tuple[Any, int, str]] = []
         self._nodes = hosts.hosts
+        self.addresses = tuple(host.address for host in hosts.hosts)
         self._names = {h.name: Path("/etc/netns", str(h.namespace), "hosts") for h in self._nodes}
         self._plain_names = {name: path.read_text() for name, path in self._names.items()}
         self._lock = threading.RLock()

@@ -59,6 +59,7 @@ def test_an_error_arrives_as_data(kind: Any) -> None:
             "exception_type": None,
             "traceback": None,
             "log": [],
+            "timeline": [],
         },
     }
 

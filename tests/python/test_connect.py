@@ -22,6 +22,7 @@ import test_routes
 from cloudpickle import register_pickle_by_value
 from conftest import build_dense, largest_difference, wait_for, worker_processes
 from connect import connect_server, new_session
+from contract import System, contract
 from killing import KillAt
 from pythons import python_with
 
@@ -70,6 +71,16 @@ def session(url: str) -> Iterator[Any]:
     session = new_session(url)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def system(session: Any, url: str) -> System:
+    expression = f"SparkSession.builder.remote({url!r}).getOrCreate()"
+    return System(session, expression, "from pyspark.sql import SparkSession")
+
+
+# The server continues without a client that is killed: only its connection may have failed.
+TestContract = contract(without=["test_nothing_outlives_a_driver_that_is_killed"])
 
 
 @pytest.mark.full
@@ -183,7 +194,6 @@ def test_predictions_beside_the_rows(session: Any, rows: Any, dense_model: Any) 
 
 
 def fail_on_rank_1(context: WorkerContext) -> None:
-    import signal
 
     for _ in range(30):
         print("on the way " * 150)
@@ -238,9 +248,8 @@ def test_what_is_wrong_with_records_there_is_told_here(session: Any, tmp_path: P
 
 @pytest.mark.full
 @pytest.mark.launcher
-@pytest.mark.parametrize("events", [REAL_SERVER, refused], ids=["reachable", "unreachable"])
-def test_failures_arrive_whole(session: Any, monkeypatch: Any, events: Any) -> None:
-    monkeypatch.setattr(spark, "MeetingServer", events)
+def test_failures_reach_a_client_out_of_reach_whole(session: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(spark, "MeetingServer", refused)
     with pytest.raises(WorkerFailedError, match="no such digit") as caught:
         barrier_run(session, fail_on_rank_1, workers=2, verbose=0)
     error = caught.value
@@ -343,36 +352,6 @@ def test_a_stopped_session_is_named(url: str) -> None:
     session.stop()
     with pytest.raises(ClusterError, match="it was stopped"):
         barrier_run(session, lambda context: 1, workers=1)
-
-
-DRIVER = """
-import pybackend, sys
-from pyspark.sql import SparkSession
-def work(context):
-    import os, signal
-    print("pid", os.getpid(), flush=True)
-    signal.pause()
-session = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
-pybackend.barrier_run(session, work, workers=2, verbose=2)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.launcher
-def test_an_interrupt_ends_the_workers(url: str) -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(pybackend.__file__).parents[1])},
-    )
-    assert driver.stdout is not None
-    pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
-    assert set(pids) <= set(worker_processes())
-    driver.send_signal(signal.SIGINT)
-    wait_for(lambda: not worker_processes())
-    assert "KeyboardInterrupt" in driver.communicate(timeout=60)[1]
 
 
 @pytest.mark.full

@@ -17,6 +17,7 @@ import numpy as np
 import pandas
 import pytest
 from conftest import full, largest_difference, wait_for, worker_processes
+from contract import ElasticTraining, System, contract
 from killing import KillAt
 
 from pybackend import (
@@ -45,6 +46,14 @@ Y = RNG.integers(0, 3, 64)
 def nothing_left_behind() -> Any:
     yield
     wait_for(lambda: not worker_processes())
+
+
+@pytest.fixture
+def system(rows: Any) -> System:
+    return ElasticTraining("local", "'local'", rows=rows)
+
+
+TestContract = contract()
 
 
 def build(**options: Any) -> Any:

@@ -11,14 +11,17 @@ import pytest
 
 from pybackend import WorkerContext, barrier_run, errors
 from pybackend.api.calls import hide_frames
+from pybackend.api.job_record import describe_error, restore_error
 from pybackend.errors import (
     ClusterError,
     Failure,
     InputError,
+    Moment,
     PeerLostError,
     SerializationError,
     TfdistError,
     WorkerFailedError,
+    show_time,
 )
 
 ROOT = Failure(
@@ -88,6 +91,25 @@ def test_a_failed_worker_is_told_with_cause_traceback_log_and_consequences() -> 
     assert error.worker_traceback == ROOT.traceback
     assert error.log == ["reading", "crashing"]
     assert error.others == OTHERS
+
+
+def test_a_failure_has_the_timeline_of_its_worker() -> None:
+    lost = Failure(1, "b", "ProcessDied", "the process was killed by SIGKILL", advice="see")
+    timeline = [Moment(9.0, "started", "PID 7", 0, "a"), Moment(5.0, "started", "PID 8", 1, "b")]
+    timeline.append(Moment(65.0, "ended", "killed by SIGKILL\x1b[0m" + 500 * "x", 1, "b"))
+    error = WorkerFailedError([lost], timeline=timeline).advise("again")
+    shown = [f"  {show_time(5.0)}  started (PID 8)"]
+    shown.append(f"  {show_time(65.0)}  ended (killed by SIGKILL{183 * 'x'})")
+    assert str(error).splitlines()[1:] == [
+        "",
+        "Timeline of worker 1:",
+        *shown,
+        "",
+        "What to do: see. again",
+    ]
+    for again in (pickle.loads(pickle.dumps(error)), restore_error(describe_error(error))):  # noqa: S301
+        assert again.timeline == timeline
+        assert str(again) == str(error)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ import numpy as np
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
-from conftest import build_dense, full, needs_r, wait_for
+from conftest import build_dense, needs_r, wait_for
+from contract import System, contract
 from detaching import assert_same, drivers, submit_and_kill, train_here
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
@@ -56,6 +56,20 @@ def left_on(there: SshHosts) -> list[Any]:
     """Return the processes and files on the hosts."""
     processes = [line for host in range(2) for line in there.processes(host).values()]
     return [*processes, *there.files()]
+
+
+@pytest.fixture
+def system(there: SshHosts) -> System:
+    return System(
+        pybackend.hosts("a,b", ssh_options=there.options, environment={"GREETING": "hi"}),
+        f"pybackend.hosts('a,b', ssh_options={there.options})",
+        hosts=tuple(host.address for host in there.hosts),
+        variables={"GREETING": "hi"},
+        left=lambda: left_on(there),
+    )
+
+
+TestContract = contract("test_nothing_outlives_a_driver_that_is_killed")
 
 
 def describe(context: Any) -> Any:
@@ -352,46 +366,22 @@ def test_hosts_may_be_ipv6_addresses(there: SshHosts) -> None:
     assert [address.rpartition(":")[0] for address in found[0]] == listed
 
 
-def fail_on_b(context: Any) -> None:
-    import threading
-
-    if context.rank == 1:
-        print("about to fail")
-        raise ValueError("no such luck")
-    threading.Event().wait()
-
-
-@pytest.mark.full
-def test_a_failed_worker_ends_all(there: SshHosts) -> None:
-    hosts = pybackend.hosts("a,b", ssh_options=there.options)
-    with pytest.raises(WorkerFailedError, match="ValueError: no such luck") as caught:
-        pybackend.barrier_run(hosts, fail_on_b)
-    assert (caught.value.rank, caught.value.host) == (1, there.hosts[1].address)
-    assert caught.value.log == ["about to fail"]
-
-
-def kill_a_process(context: Any, victim: str) -> None:
+def kill_the_agent(context: Any) -> None:
     import os
     import signal
 
     if context.rank == 1:
-        os.kill(os.getpid() if victim == "worker" else os.getppid(), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("victim", "exception", "message"),
-    [
-        full("worker", "ProcessDied", "killed by SIGKILL"),
-        ("agent", "HostLost", "the process that runs the workers on its host was killed"),
-    ],
-)
-def test_a_killed_process_is_named(
-    there: SshHosts, victim: str, exception: str, message: str
-) -> None:
+def test_a_killed_agent_is_named(there: SshHosts) -> None:
     hosts = pybackend.hosts("a,b", ssh_options=there.options)
+    message = "the process that runs the workers on its host was killed"
     with pytest.raises(WorkerFailedError, match=message) as caught:
-        pybackend.barrier_run(hosts, kill_a_process, victim)
-    assert (caught.value.rank, caught.value.exception_type) == (1, exception)
+        pybackend.barrier_run(hosts, kill_the_agent)
+    assert (caught.value.rank, caught.value.exception_type) == (1, "HostLost")
+    started, *_, lost = [one for one in caught.value.timeline if one.rank == 1]
+    assert (started.state, lost.state, lost.host) == ("started", "failed", "b")
 
 
 def test_hosts_that_cannot_be_used_are_named(there: SshHosts) -> None:
@@ -428,44 +418,7 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], message: str) -> None:
         pybackend.hosts(**wrong)
 
 
-PROGRAM = """
-import sys, pybackend
-def wait(context):
-    import threading
-    print("waiting", flush=True)
-    threading.Event().wait()
-hosts = pybackend.hosts("a,b", ssh_options=sys.argv[1:])
-pybackend.barrier_run(hosts, wait, verbose=2)
-"""
-
-
-@contextmanager
-def driver(there: SshHosts) -> Iterator[subprocess.Popen[str]]:
-    """Start a driver whose workers never end."""
-    command = [sys.executable, "-u", "-c", PROGRAM, *there.options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        shown = {process.stdout.readline() for _ in range(2)}
-        assert shown == {"[0] waiting\n", "[1] waiting\n"}, process.stderr and process.stderr.read()
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
-def test_nothing_outlives_its_driver(there: SshHosts, number: signal.Signals) -> None:
-    with driver(there) as process:
-        assert len(left_on(there)) > 4
-        process.send_signal(number)
-        process.wait(timeout=60)
-        if number == signal.SIGINT:  # sshd's own processes end a moment later
-            assert [one for one in left_on(there) if "sshd" not in str(one)] == []
-        wait_for(lambda: left_on(there) == [])
-
-
 def leave_the_network(context: Any) -> None:
-    import subprocess
     import threading
 
     if context.rank == 1:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import FORGE, R_VARIABLES, full, marked_processes, needs_r, wait_for
+from contract import Joined, System, contract
 from mnist_case import CASE, IN_PYTHON, IN_R, check_files, describe
 from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
@@ -34,6 +35,15 @@ def free_addresses(count: int) -> list[str]:
     while len(ports) < count:
         ports.add(low_port())
     return [f"127.0.0.1:{port}" for port in ports]
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
+    monkeypatch.setenv("TFDIST_SECRET", SECRET)
+    return Joined(lambda: free_addresses(2), tmp_path)
+
+
+TestContract = contract("test_a_worker_that_is_killed_is_named_with_the_signal")
 
 
 class Process:
@@ -208,19 +218,6 @@ def test_another_secret_is_named_on_both_sides() -> None:
         first, second = (one.failure() for one in started)
     assert "connections had the wrong secret" in first
     assert "the two have different secrets" in second
-
-
-@pytest.mark.full
-def test_a_failure_of_one_worker_is_raised_in_all() -> None:
-    FORGE.start()
-    addresses = free_addresses(3)
-    started = [Process(index, addresses, breaks=(1, "raise")) for index in range(3)]
-    with group(*started):
-        texts = [one.failure() for one in started]
-    for text in texts:
-        assert text.startswith(
-            "WorkerFailedError: worker 1 on 127.0.0.1 failed: ValueError: no such luck"
-        )
 
 
 @pytest.mark.full

@@ -22,7 +22,8 @@ import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
 from conftest import needs_r, python_without_blanks, wait_for
-from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from contract import System, contract
+from endless import PATIENCE, EndlessCall, endless_driver
 from kube import ABSENT_IMAGE, NAMESPACE, Kube, kube_cluster
 from leaks import find_in_commands, find_in_files, know_token
 from namespaces import no_namespaces
@@ -84,6 +85,19 @@ def cluster(running: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kube]:
 def target(image: str = "registry/tf:1", **arguments: Any) -> Any:
     """Return the launcher; the pods have this Python."""
     return pybackend.kubernetes(image, python=python_without_blanks(), patience=60, **arguments)
+
+
+@pytest.fixture
+def system(cluster: Kube) -> System:
+    expression = f"pybackend.kubernetes('registry/tf:1', python={python_without_blanks()!r}, ttl=1)"
+
+    def left() -> list[Any]:
+        return [] if cluster.is_empty() else [cluster.objects]
+
+    return System(target(), expression, hosts=cluster.addresses, left=left)
+
+
+TestContract = contract("test_a_worker_that_is_killed_is_named_with_the_signal")
 
 
 def wait_forever(context: Any) -> None:
@@ -195,18 +209,6 @@ def test_mnist_from_r(cluster: Kube, tmp_path: Path) -> None:
     mnist_case.check_r(
         tmp_path, "kubernetes", image="registry/tf:1", python=python_without_blanks()
     )
-
-
-def test_a_worker_that_fails_says_why(cluster: Kube) -> None:
-    def fail(context: Any) -> None:
-        print("before the end")
-        if context.rank == 1:
-            raise RuntimeError("no such thing")
-
-    with pytest.raises(WorkerFailedError, match="no such thing") as caught:
-        barrier_run(target(), fail, workers=2, verbose=0)
-    assert caught.value.rank == 1
-    assert caught.value.log == ["before the end"]
 
 
 @pytest.mark.full
@@ -402,14 +404,6 @@ pybackend.barrier_run(launcher, wait, workers=2)
 
 def driver_of_two(cluster: Kube) -> AbstractContextManager[subprocess.Popen[bytes]]:
     return endless_driver(DRIVER, python_without_blanks(), has_begun=lambda: have_begun(cluster))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.full
-def test_a_driver_that_ends_takes_its_job_along(cluster: Kube, number: signal.Signals) -> None:
-    with driver_of_two(cluster) as driver:
-        end_driver(driver, number)
-    wait_for(cluster.is_empty, PATIENCE)
 
 
 @pytest.mark.full

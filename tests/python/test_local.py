@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from cloudpickle import dumps
 from conftest import FORGE, build_dense, full, is_running, stop_at_end, wait_for, worker_processes
+from contract import System, contract
 from failing import KINDS, fail, nothing_left
 from leaks import find_in_commands, know_token
 
@@ -53,6 +54,25 @@ def nothing_left_behind() -> Any:
     yield
     wait_for(lambda: not worker_processes())
     assert folders() <= before
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> System:
+    monkeypatch.setenv("GREETING", "hi")
+    before = folders()
+
+    def left() -> list[Any]:
+        return [*worker_processes(), *(folders() - before)]
+
+    return System("local", "'local'", variables={"GREETING": "hi"}, left=left)
+
+
+TestContract = contract(
+    "test_an_exception_names_its_worker_and_the_reason",
+    "test_a_worker_that_is_killed_is_named_with_the_signal",
+    "test_ctrl_c_leaves_nothing_behind",
+    "test_nothing_outlives_a_driver_that_is_killed",
+)
 
 
 def test_barrier_run_returns_one_value_per_rank() -> None:
@@ -135,27 +155,6 @@ def test_no_command_line_shows_the_token(monkeypatch: Any) -> None:
     assert token not in repr(Order(token, ()))
 
 
-def test_failure_names_rank_host_reason_and_last_lines() -> None:
-    def work(context: WorkerContext) -> None:
-        import signal
-
-        print("about to work")
-        if context.rank == 1:
-            raise KeyError("no such digit")
-        signal.pause()  # the others would wait forever
-
-    with pytest.raises(WorkerFailedError) as caught:
-        barrier_run(None, work, workers=3, verbose=0)
-    error = caught.value
-    assert (error.rank, error.host, error.exception_type) == (1, "127.0.0.1", "KeyError")
-    assert "no such digit" in str(error)
-    assert "raise KeyError" in error.worker_traceback
-    first, *_ = (x for x in error.worker_traceback.splitlines() if x.startswith("  File"))
-    assert first.endswith("in work")  # no line of tfdist's before the user's
-    assert "about to work" in error.log
-    assert {f.exception_type for f in error.others} == {"Stopped"}
-
-
 @pytest.mark.launcher(False)
 def test_a_killed_worker_is_the_cause_and_its_peers_the_consequence(rows: Any) -> None:
     import keras
@@ -223,22 +222,6 @@ def work(context):
     signal.pause()
 pybackend.barrier_run(None, work, workers=2, verbose=2)
 """
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_workers_end_with_their_driver(number: signal.Signals) -> None:
-    before = folders()
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert driver.stdout is not None
-    pids = [int(driver.stdout.readline().split()[-1]) for _ in range(2)]
-    driver.send_signal(number)
-    driver.communicate(timeout=60)
-    wait_for(lambda: not any(map(is_running, pids)))
-    for folder in folders() - before:
-        # Removed by the worker itself where the driver could not.
-        wait_for(lambda folder=folder: not os.path.exists(folder))
 
 
 RETURNING = """
@@ -435,9 +418,9 @@ def test_the_states_of_processes_are_logged_with_reasons(caplog: pytest.LogCaptu
             for rank in (0, 1)
         }.items()
     }
-    begin = ["started (PID)", f"ordered (rank {1} of 2)"]
+    begin = ["started (PID)", "joined (rank 1 of 2)"]
     assert [text for text in states[1] if text] == [*begin, "ended (status 3)", "closed"]
-    assert states[0][:2] == ["started (PID)", "ordered (rank 0 of 2)"]
+    assert states[0][:2] == ["started (PID)", "joined (rank 0 of 2)"]
     assert states[0][-1] == "closed"
 
 
@@ -454,7 +437,7 @@ def test_a_child_cannot_start_twice_and_a_state_that_is_late_changes_nothing(
         with caplog.at_level("DEBUG", "tfdist"):
             child.go(Order("token", (child.address,)))
         assert caplog.messages == [
-            "worker 0 on 127.0.0.1: process ordered, after ended (rank 0 of 1)"
+            "worker 0 on 127.0.0.1: process joined, after ended (rank 0 of 1)"
         ]
         child.kill()  # its PID may belong to another process
         assert not child.is_closed

@@ -219,6 +219,30 @@ print(int(read_free_memory()) >> 20)
     assert 60 < first - held < 140
 
 
+@pytest.mark.full
+def test_rows_that_do_not_fit_into_a_real_group_stay_on_disk(limited: Path) -> None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        if (limited / name).exists():
+            (limited / name).write_text(str(1000 << 20))
+    code = f"""
+import os, pathlib
+pathlib.Path({str(limited)!r}, "cgroup.procs").write_text(str(os.getpid()))
+import numpy, pybackend
+def build():
+    import keras
+    model = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+rows = numpy.ones((75_000, 1000), "float32"), numpy.ones(75_000, "float32")
+in_memory = pybackend.DataOptions(in_memory=True)
+pybackend.barrier_train("local", build, rows, workers=1, batch_size=500, data_options=in_memory)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "in_memory: the rows of worker 0 stay on disk, in the same order" in shown.stdout
+    assert "worker 0 has 300 MB of rows" in shown.stdout
+    assert "epoch 1/1" in shown.stdout
+
+
 def test_this_process_and_its_children() -> None:
     own = read_stat("self")
     assert (own.parent, own.session) == (os.getppid(), os.getsid(0))

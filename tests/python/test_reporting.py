@@ -17,7 +17,7 @@ from killing import KillAt
 from pybackend import InputError, TrainResult, WorkerFailedError, barrier_train, report
 from pybackend.api.curves import find_ticks
 from pybackend.bridge import capture, report_record
-from pybackend.errors import Failure
+from pybackend.errors import Failure, Moment, show_time
 from pybackend.reporting.charts import show_number, show_seconds
 
 HOSTILE = '</script><b>\u2028 & "bold" \''
@@ -60,6 +60,22 @@ def test_restarts_are_kept(result: TrainResult) -> None:
     assert "SIGKILL" in restart.lost
     assert restart.checkpoint == "epoch 1"
     assert result.to_dict()["restarts"][0]["lost"] == restart.lost
+
+
+def test_a_result_has_the_timeline_of_all_runs(result: TrainResult) -> None:
+    lost = [one for one in result.timeline if one.rank == 1]
+    # The launcher orders it while it imports TensorFlow.
+    early = {"importing TensorFlow", "waiting for the other workers", "joined"}
+    states = [one.state for one in lost if one.state not in early]
+    run = ["started", "reading the data", "connecting to the other workers", "loading the model"]
+    run.append("taking the first step")
+    assert states == [*run, "ended", "failed", *run, "reported"]
+    assert [one.state in early for one in lost].count(True) == 2 * len(early)
+    assert [one.reason for one in lost if one.state == "ended"] == ["killed by SIGKILL"]
+    assert {one.host for one in lost} == {"127.0.0.1"}
+    times = [one.time for one in lost]
+    assert times == sorted(times)
+    assert result.to_dict()["timeline"][0]["rank"] == 0
 
 
 def test_the_parts_of_the_call_add_up(result: TrainResult) -> None:
@@ -157,13 +173,17 @@ def test_a_failure_has_a_page_too(tmp_path: Path) -> None:
                 1, "node-1", "ValueError", HOSTILE, "Traceback ...", ("one", "two"), 1.5, "mend"
             ),
             Failure(0, "node-0", "PeerLostError", "lost worker 1", time=2.5),
-        ]
+        ],
+        timeline=[Moment(0.5, "started", "PID 7", 1, "node-1"), Moment(2.5, "failed", HOSTILE)],
     )
     page = report(error, tmp_path / "failed.html")
     shown = read_page(page, tmp_path)
     found = json.loads(shown.texts["tfdist-run"])["failures"]
     assert [one["message"] for one in found] == [HOSTILE, "lost worker 1"]
     assert [row[1] for row in shown.tables["failures"][1:]] == ["node-1", "node-0"]
+    _, started, failed = shown.tables["timeline"]
+    assert started == ["1", "node-1", show_time(0.5), "started", "PID 7"]
+    assert failed[3:] == ["failed", HOSTILE]
     assert "What to do: mend" in page.read_text()
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from pybackend import InputError, SerializationError, TrainResult, barrier_train
+from pybackend.errors import Moment
 from pybackend.job.report import Generation, Restart
 
 
@@ -40,6 +41,7 @@ def test_all_of_a_result_comes_back(result: TrainResult, tmp_path: Path) -> None
         validation_freq=(1, 2),
         generations=[Generation(1, [0, 1]), Generation(2, [1, 2], [2], {"0": "it was lost"})],
         restarts=[Restart(1.5, "a worker was lost", "epoch 1")],
+        timeline=[Moment(1.5, "started", "PID 7", 1, "b")],
     )
     path = full.save(tmp_path / "fits" / "fit.json")
     again = TrainResult.load(path)

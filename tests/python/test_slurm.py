@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,10 @@ import mnist_case
 import pytest
 import test_elastic
 from cloudpickle import register_pickle_by_value
-from conftest import build_dense, full, needs_r, wait_for
+from conftest import build_dense, needs_r, wait_for
+from contract import System, contract
 from detaching import assert_same, drivers, submit_and_kill, train_here
-from endless import PATIENCE, EndlessCall, end_driver, endless_driver
+from endless import PATIENCE, EndlessCall
 from killing import KillAt
 from leaks import find_in_commands, find_in_files, know_token
 from pythons import python_with
@@ -58,6 +58,25 @@ def cluster(running: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     yield running
     running.empty()
     wait_for(lambda: not [*jobs(running).iterdir(), *temporary(running).iterdir()], PATIENCE)
+
+
+@pytest.fixture
+def system(cluster: Slurm) -> System:
+    def left() -> list[Any]:
+        queued = cluster.run("squeue", "--noheader").split()
+        return [*queued, *jobs(cluster).iterdir(), *temporary(cluster).iterdir()]
+
+    options = {"folder": str(jobs(cluster)), "nodes": 2}
+    return System(
+        pybackend.slurm(**options, setup="export GREETING=hi"),
+        f"pybackend.slurm(**{options})",
+        hosts=tuple(cluster.hosts[name].address for name in NODES[:2]),
+        variables={"GREETING": "hi"},
+        left=left,
+    )
+
+
+TestContract = contract("test_nothing_outlives_a_driver_that_is_killed")
 
 
 def temporary(cluster: Slurm) -> Path:
@@ -226,19 +245,6 @@ def test_slurm_gives_workers_their_resources(
     for wanted in ({"cpus": 3}, {"memory": "5000MiB"}, {"gpus": 1}):
         with pytest.raises(ClusterError, match="sbatch"):
             run(**wanted)
-
-
-@pytest.mark.full
-def test_a_worker_that_fails_says_why(cluster: Slurm) -> None:
-    def fail(context: Any) -> None:
-        print("before the end")
-        if context.rank == 1:
-            raise RuntimeError("no such thing")
-
-    with pytest.raises(WorkerFailedError, match="no such thing") as caught:
-        barrier_run(pybackend.slurm(folder=jobs(cluster), nodes=2), fail, workers=2, verbose=0)
-    assert caught.value.rank == 1
-    assert caught.value.log == ["before the end"]
 
 
 @pytest.mark.full
@@ -504,31 +510,6 @@ def test_workers_that_go_and_come_have_a_job_each_or_a_step() -> None:
     assert {"#SBATCH --nodes=3", "#SBATCH --ntasks=3", "#SBATCH --no-kill"} <= {*script.split("\n")}
     with pytest.raises(InputError, match="have 2 workers, but the number of workers is 3"):
         plan(pybackend.Elastic(2, max=3), nodes=2, options={"ntasks-per-node": 1})
-
-
-DRIVER = """
-import sys, pybackend
-
-jobs, started = sys.argv[1:]
-
-def wait(context):
-    import pathlib, threading
-    pathlib.Path(started, str(context.rank)).touch()
-    threading.Event().wait(300)
-
-pybackend.barrier_run(pybackend.slurm(folder=jobs), wait, workers=2, verbose=0)
-"""
-
-
-@pytest.mark.parametrize("number", [full(signal.SIGINT), signal.SIGKILL])
-def test_a_driver_that_ends_takes_its_job_along(
-    cluster: Slurm, tmp_path: Path, number: signal.Signals
-) -> None:
-    folders = str(jobs(cluster)), str(tmp_path)
-    with endless_driver(DRIVER, *folders, has_begun=lambda: have_begun(tmp_path)) as driver:
-        end_driver(driver, number)
-    wait_for(lambda: not cluster.run("squeue", "--noheader"), PATIENCE)
-    wait_for(lambda: not list(jobs(cluster).iterdir()), PATIENCE)
 
 
 @pytest.mark.full

@@ -28,7 +28,9 @@ from conftest import (
     wait_for,
     worker_processes,
 )
+from contract import System, contract
 from pyspark import InheritableThread
+from warm import OF_SPARK
 
 import pybackend
 from pybackend import (
@@ -63,6 +65,22 @@ def spark() -> Iterator[Any]:
     with shared_spark("local-cluster[2,1,1024]") as session:
         yield session
     wait_for(lambda: not worker_processes())
+
+
+_SESSION = """
+from pyspark.sql import SparkSession
+settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+builder = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings)
+"""
+
+
+@pytest.fixture
+def system(spark: Any) -> System:
+    return System(spark, "builder.getOrCreate()", _SESSION, variables={OF_SPARK: "1"})
+
+
+# In test_standalone, a driver on a cluster of several hosts is killed.
+TestContract = contract(without=["test_nothing_outlives_a_driver_that_is_killed"])
 
 
 def frame(spark: Any, x: Any, y: Any) -> Any:
@@ -425,36 +443,6 @@ def test_bad_columns_are_refused_before_any_job(
 def test_a_dataframe_needs_its_session(spark: Any, rows: Any) -> None:
     with pytest.raises(InputError, match="pass its session"):
         barrier_train(None, build_dense, frame(spark, *rows), workers=2)
-
-
-@pytest.mark.launcher
-@pytest.mark.full
-def test_barrier_run_and_its_failures(spark: Any) -> None:
-    def work(context: WorkerContext) -> Any:
-        import os
-
-        # The marker by which the tests find remaining processes.
-        return os.environ["TF_CONFIG"] == context.tf_config, os.environ["TFDIST_TEST_RUN"]
-
-    marker = os.environ["TFDIST_TEST_RUN"]
-    assert barrier_run(spark, work, workers=2) == [(True, marker), (True, marker)]
-
-    def fail(context: WorkerContext) -> None:
-        import signal
-
-        print("on the way")
-        if context.rank == 1:
-            raise RuntimeError("disk full")
-        signal.pause()
-
-    with pytest.raises(WorkerFailedError, match="disk full") as caught:
-        barrier_run(spark, fail, workers=2, verbose=0)
-    assert caught.value.rank == 1
-    assert "on the way" in caught.value.log
-    first, *_ = (x for x in caught.value.worker_traceback.splitlines() if x.startswith("  File"))
-    assert first.endswith("in fail")  # no line of tfdist's before the user's
-    wait_for(lambda: not worker_processes())
-    assert barrier_run(spark, lambda context: context.rank, workers=2) == [0, 1]
 
 
 @pytest.mark.full

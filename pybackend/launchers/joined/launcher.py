@@ -22,6 +22,7 @@ from pybackend.data.row_store import write_columns
 from pybackend.errors import (
     ClusterError,
     Failure,
+    Moment,
     WorkerFailedError,
     root_cause_first,
 )
@@ -193,7 +194,12 @@ def _follow(call: JoinedCall, notice: Notice) -> Outcome:
         def give_up() -> str | None:
             return f"{place.name(0)} ended the call" if client.has_ended else None
 
-        report, _ = _work(call, group, server, give_up, notice)
+        def emit(event: Event) -> object:
+            if isinstance(event, Moment):
+                client(event)
+            return call.emit(event)
+
+        report, _ = _work(replace(call, emit=emit), group, server, give_up, notice)
         received = _receive(call, client, report)
         if received is None and client.is_silent:
             silent = describe_silence(0, _host(place, 0), find_silence(timeout))
@@ -303,6 +309,8 @@ class _Others:
         if isinstance(event, Reported):
             content = self._meeting.result(event.rank, REPORT)
             self._crew.hear(read_report(content, event.rank, _host(self._call.place, event.rank)))
+        elif isinstance(event, Moment):
+            self._call.emit(event)
 
 
 def _lost(place: Place, rank: int, reason: str) -> Failure:

@@ -5,7 +5,8 @@ envelope <- list(
   host = "node",
   exception_type = "ValueError",
   traceback = "Traceback (most recent call last):\n  ...\nValueError: bad {value}",
-  log = list("line 1", "line 2")
+  log = list("line 1", "line 2"),
+  timeline = list(list(time = 1.5e9, state = "started", reason = "PID 7", rank = 1L, host = "node"))
 )
 
 test_that("a worker's failure is a condition with all its fields", {
@@ -16,6 +17,8 @@ test_that("a worker's failure is a condition with all its fields", {
   expect_identical(condition$exception_type, "ValueError")
   expect_match(condition$traceback, "^Traceback")
   expect_identical(condition$log, c("line 1", "line 2"))
+  moment <- data.frame(rank = 1L, host = "node", time = .POSIXct(1.5e9), state = "started")
+  expect_identical(condition$timeline, cbind(moment, reason = "PID 7"))
   expect_match(conditionMessage(condition), "bad {value}", fixed = TRUE)
 })
 
@@ -37,6 +40,7 @@ test_that("a failure without rank or log is complete as well", {
   condition <- tryCatch(abort_python(error, NULL), tfdist_error = identity)
   expect_null(condition$rank)
   expect_identical(condition$log, character())
+  expect_null(condition$timeline)
 })
 
 test_that("the backtrace ends at the call that the user made", {

@@ -47,11 +47,17 @@ test_that("a failure has a page", {
       host = "node",
       exception_type = "ValueError",
       traceback = "Traceback ...",
-      log = "last line"
+      log = "last line",
+      timeline = timeline_frame(list(
+        list(time = 1.5e9, state = "started", reason = "PID 7", rank = 1, host = "node")
+      ))
     )
   )
   expect_invisible(report(failure, path))
-  found <- read_run(path)$failures[[1L]]
+  run <- read_run(path)
+  moment <- list(time = 1.5e9, state = "started", reason = "PID 7", rank = 1L, host = "node")
+  expect_equal(run$timeline, list(moment))
+  found <- run$failures[[1L]]
   expect_identical(found$message, "worker 1 on node failed: ValueError: <bad>")
   expect_identical(found$rank, 1L)
   expect_identical(unlist(found$log), "last line")
