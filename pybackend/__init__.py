@@ -24,16 +24,18 @@ _NAMES = {
     "api.result": "TrainResult",
     "api.run": "barrier_run",
     "api.score": "barrier_evaluate barrier_predict",
-    "api.train": "barrier_train",
+    "api.train": "barrier_train submit_training",
     "data.sharding": "replay_batches",
     "distributor": "TFDistributor",
     "errors": (
         "ClusterError DatabaseError Failure InputError PeerLostError RError "
         "SerializationError TfdistError UnverifiedFileWarning WorkerFailedError"
     ),
-    "job.checkpoint": "Checkpoint",
+    "job.checkpoint": "Recovery",
     "job.context": "WorkerContext",
-    "job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer ScaleLearningRate",
+    "job.learning_rate": "ScaleLearningRate",
+    "job.model_options": "ModelOptions",
+    "job.options": "DataOptions Elastic Exchange LocalSteps ParameterServer",
     "job.report": "Audit Generation Restart StepTimes WorkerReport",
     "job.resources": "Resources",
     "launchers.environment.archive": "PackedEnvironment",
@@ -58,6 +60,7 @@ _NAMES = {
     "tuning.pruning": "MedianPruning SuccessiveHalving",
     "tuning.result": "Trial Trials",
     "tracking.mlflow": "track_mlflow",
+    "tracking.tensorboard": "track_tensorboard",
     "tracking.wandb": "track_wandb",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from pybackend.api.score import barrier_evaluate as barrier_evaluate
     from pybackend.api.score import barrier_predict as barrier_predict
     from pybackend.api.train import barrier_train as barrier_train
+    from pybackend.api.train import submit_training as submit_training
     from pybackend.data.sharding import replay_batches as replay_batches
     from pybackend.distributor import TFDistributor as TFDistributor
     from pybackend.errors import ClusterError as ClusterError
@@ -96,14 +100,15 @@ if TYPE_CHECKING:
     from pybackend.errors import TfdistError as TfdistError
     from pybackend.errors import UnverifiedFileWarning as UnverifiedFileWarning
     from pybackend.errors import WorkerFailedError as WorkerFailedError
-    from pybackend.job.checkpoint import Checkpoint as Checkpoint
+    from pybackend.job.checkpoint import Recovery as Recovery
     from pybackend.job.context import WorkerContext as WorkerContext
+    from pybackend.job.learning_rate import ScaleLearningRate as ScaleLearningRate
+    from pybackend.job.model_options import ModelOptions as ModelOptions
     from pybackend.job.options import DataOptions as DataOptions
     from pybackend.job.options import Elastic as Elastic
     from pybackend.job.options import Exchange as Exchange
     from pybackend.job.options import LocalSteps as LocalSteps
     from pybackend.job.options import ParameterServer as ParameterServer
-    from pybackend.job.options import ScaleLearningRate as ScaleLearningRate
     from pybackend.job.report import Audit as Audit
     from pybackend.job.report import Generation as Generation
     from pybackend.job.report import Restart as Restart
@@ -138,6 +143,7 @@ if TYPE_CHECKING:
     from pybackend.tf_config import make_tf_config as make_tf_config
     from pybackend.tf_config import read_tf_config as read_tf_config
     from pybackend.tracking.mlflow import track_mlflow as track_mlflow
+    from pybackend.tracking.tensorboard import track_tensorboard as track_tensorboard
     from pybackend.tracking.wandb import track_wandb as track_wandb
     from pybackend.tuning.call import train_many as train_many
     from pybackend.tuning.pruning import MedianPruning as MedianPruning

@@ -191,7 +191,8 @@ def match_levels(model: Any, levels: list[str]) -> list[str] | None:
 def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
     """Predict in this process from arrays, checked as in training; return the model's outputs."""
     call = PredictionCall(
-        model=model, batch_size=batch_size, type="raw", on_missing="error", verbose=0
+        model=model,
+        options={"batch_size": batch_size, "type": "raw", "on_missing": "error", "verbose": 0},
     )
     try:
         return predict_here(lambda: model, None, rows, call)
@@ -201,7 +202,7 @@ def predict_rows(model: Any, rows: Any, batch_size: int) -> Any:
 
 def evaluate_rows(model: Any, data: Any, batch_size: int) -> dict[str, Any]:
     """Evaluate in this process; ``data`` contains arrays, as for a training run."""
-    call = EvaluationCall(model=model, batch_size=batch_size, verbose=0)
+    call = EvaluationCall(model=model, options={"batch_size": batch_size, "verbose": 0})
     return evaluate_here(lambda: model, None, data, call)
 
 

@@ -194,8 +194,8 @@ def _add_jobs(add_command: Callable[..., Any]) -> None:
     jobs = add_command(
         "jobs",
         _jobs,
-        help="list, watch, cancel or remove training runs started with detach=True",
-        description="Manage training runs that were started with barrier_train(..., detach=True). "
+        help="list, watch, cancel or remove training runs started with submit_training()",
+        description="Manage training runs that were started with submit_training(). "
         "An ID may be shortened to its end.",
     )
     add = jobs.add_argument

@@ -20,7 +20,7 @@ from pybackend.data.datasets import is_dataset, read_batches
 from pybackend.data.sharding import share_batches
 from pybackend.errors import InputError
 from pybackend.job.job import MODEL_FILE, TrainingJob
-from pybackend.job.options import ScaleLearningRate
+from pybackend.job.learning_rate import ScaleLearningRate
 from pybackend.launchers import launcher_for
 from pybackend.model.serialization import model_from_bytes, model_to_bytes
 
