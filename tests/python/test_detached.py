@@ -150,7 +150,7 @@ def test_an_error_is_that_of_the_ordinary_call() -> None:
     def fail() -> Any:
         raise RuntimeError("no model today")
 
-    job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+    job = pybackend.submit_training("local", fail, rows(), **SETTINGS)
     with pytest.raises(WorkerFailedError, match="no model today") as caught:
         job.result(120, verbose=0)
     assert caught.value.exception_type == "RuntimeError"
@@ -221,15 +221,13 @@ def test_a_driver_that_is_killed_is_lost_and_its_workers_end(tmp_path: Path) -> 
 @pytest.mark.full
 def test_a_lost_job_resumes_from_its_checkpoint(expected: Any, tmp_path: Path) -> None:
     place = str(tmp_path / "checkpoints")
-    job = submit(checkpoint=pybackend.Checkpoint(place, every=1), callbacks=[slow(0.5)])
+    job = submit(recovery=pybackend.Recovery(place, every=1), callbacks=[slow(0.5)])
     wait_for(lambda: any("epoch 1/" in line for line in job.logs()))
     (driver,) = drivers()
     os.kill(driver, signal.SIGKILL)
     wait_for(lambda: job.status == "lost")
     assert os.listdir(place)
-    again = submit(
-        checkpoint=pybackend.Checkpoint(place, every=1, resume=True), callbacks=[slow(0)]
-    )
+    again = submit(recovery=pybackend.Recovery(place, every=1, resume=True), callbacks=[slow(0)])
     assert_same(again.result(120, verbose=0), expected)
 
 
@@ -325,7 +323,7 @@ def test_logs_of_a_job_without_a_result_end_with_its_status(ending: str, capsys:
         raise RuntimeError("no model today")
 
     if ending == "failed":
-        job = pybackend.barrier_train("local", fail, rows(), detach=True, **SETTINGS)
+        job = pybackend.submit_training("local", fail, rows(), **SETTINGS)
     else:
         job = submit(epochs=1000, callbacks=[slow(0.05)])
     if ending == "cancelled":
@@ -340,18 +338,18 @@ def test_logs_of_a_job_without_a_result_end_with_its_status(ending: str, capsys:
 
 
 def test_the_plan_shows_where_the_driver_runs(folder: Path) -> None:
-    plan = pybackend.plan("local", build, rows(), detach=True, **SETTINGS)
+    plan = pybackend.plan("local", build, rows(), submit=True, **SETTINGS)
     assert plan.driver is not None
     assert plan.driver.startswith(f"a process of its own on {socket.gethostname()}, ")
     assert f"driver: {plan.driver}" in str(plan).splitlines()
     assert str(folder) in plan.driver
     assert not folder.exists()
     assert pybackend.plan("local", build, rows(), **SETTINGS).driver is None
-    plan = pybackend.plan("local", build, rows(), detach="s3://bucket/jobs", **SETTINGS)
+    plan = pybackend.plan("local", build, rows(), submit="s3://bucket/jobs", **SETTINGS)
     assert plan.driver is not None
     assert plan.driver.endswith(f"{folder} and a copy in s3://bucket/jobs")
     with pytest.raises(InputError, match="other processes cannot read it"):
-        pybackend.plan("local", build, rows(), detach="memory://jobs", **SETTINGS)
+        pybackend.plan("local", build, rows(), submit="memory://jobs", **SETTINGS)
 
 
 def test_the_command_line(tmp_path: Path, capsys: Any) -> None:

@@ -22,6 +22,7 @@ from killing import KillAt
 from pybackend import (
     Elastic,
     Exchange,
+    Recovery,
     TrainResult,
     WorkerFailedError,
     barrier_train,
@@ -573,7 +574,7 @@ def test_the_first_of_two_is_killed_before_they_are_connected() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return build()
 
-    settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "timeout": 3600}
+    settings = {"epochs": 1, "batch_size": BATCH, "seed": SEED, "recovery": Recovery(timeout=3600)}
     result = barrier_train("local", die_or_build, (X, Y), workers=Elastic(2), **settings)
     assert [generation.workers for generation in result.generations] == [[1]]
     assert result.generations[0].left == {"0": "the process was killed by SIGKILL"}

@@ -30,6 +30,7 @@ from pythons import python_with
 from sshd import SshHosts, no_ssh_hosts, ssh_hosts
 
 import pybackend
+from pybackend import Recovery
 from pybackend.errors import ClusterError, InputError, WorkerFailedError
 from pybackend.launchers.hosts import launcher
 
@@ -139,7 +140,7 @@ def test_a_detached_job_restarts_after_its_session_was_killed(
         job = pybackend.barrier_train(
             pybackend.hosts("a,b", ssh_options={there.options!r}), build, rows(), epochs=2,
             callbacks=[KillAt(1, 1, 2, {str(tmp_path / "mark")!r}), slow(0.2)],
-            checkpoint=pybackend.Checkpoint({str(tmp_path / "checkpoints")!r}, every=2),
+            checkpoint=pybackend.Recovery({str(tmp_path / "checkpoints")!r}, every=2),
             restarts=1, detach=True, **SETTINGS
         )
     """)
@@ -173,8 +174,7 @@ def test_workers_that_all_have_all_rows_and_one_is_killed(
                 KillAt(1, 1, 2, tmp_path / "mark"),
                 pybackend.Observer(on_epoch_end=lambda epoch, logs: epoch == 2),
             ],
-            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
-            restarts=1 - number,
+            recovery=pybackend.Recovery(str(tmp_path / str(number)), every=2, restarts=1 - number),
         )
         for number, place in enumerate((pybackend.hosts("b:2", ssh_options=there.options), "local"))
     ]
@@ -260,8 +260,8 @@ def test_a_host_that_writes_a_checkpoint_late_does_not_disturb_the_others(
     suspending = threading.Thread(target=suspend)
     suspending.start()
     hosts = pybackend.hosts("a,b", ssh_options=there.options)
-    settings = {"workers": pybackend.Elastic(2), "timeout": 6, "verbose": 0}
-    checkpoint = pybackend.Checkpoint(kept, every=2)
+    settings = {"workers": pybackend.Elastic(2), "recovery": Recovery(timeout=6), "verbose": 0}
+    checkpoint = pybackend.Recovery(kept, every=2)
     result = test_elastic.train(sleep, target=hosts, checkpoint=checkpoint, **settings)
     suspending.join()
     assert [generation.workers for generation in result.generations] == [[0, 1], [1]]

@@ -18,7 +18,7 @@ from conftest import wait_for
 import pybackend.api.detached_job as detached_job
 import pybackend.api.job_copy as job_copy
 import pybackend.api.submit as submit
-from pybackend import Checkpoint, ClusterError, DetachedJob, InputError
+from pybackend import ClusterError, DetachedJob, InputError, Recovery
 from pybackend.api.job_copy import JobCopy, copied, new_copy
 from pybackend.api.job_folder import JobFolder, new_folder
 from pybackend.data.files import LocalFolder, hide_password
@@ -36,7 +36,7 @@ def started(tmp_path: Path) -> Iterator[tuple[JobFolder, int]]:
         workers=2,
         epochs=3,
         model_uri=f"s3{SECRET}model.h5",
-        checkpoint=Checkpoint(f"s3{SECRET}run"),
+        checkpoint=Recovery(f"s3{SECRET}run"),
         tensorboard=f"s3{SECRET}logs",
     )
     with new_folder(tmp_path / "jobs") as (found, lock):

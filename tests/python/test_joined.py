@@ -21,7 +21,7 @@ from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
 from standalone import low_port
 
-from pybackend import WorkerContext, barrier_run, barrier_train
+from pybackend import Recovery, WorkerContext, barrier_run, barrier_train
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
 SECRET = "a secret of these tests alone"
@@ -231,8 +231,7 @@ def test_a_worker_that_is_killed_is_started_again_by_all(tmp_path: Path) -> None
         "seed": 5,
         "epochs": 2,
         "kill_at": (1, 1, 2, str(tmp_path / "mark")),
-        "checkpoint": str(tmp_path / "kept"),
-        "restarts": 1,
+        "recovery": Recovery(str(tmp_path / "kept"), restarts=1),
     }
     started = [Process(index, addresses, **options) for index in range(2)]
     with group(*started):

@@ -24,6 +24,7 @@ from leaks import find_in_commands, know_token
 
 from pybackend import (
     InputError,
+    Recovery,
     WorkerContext,
     WorkerFailedError,
     barrier_run,
@@ -322,7 +323,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(rows: Any) -> Non
             build_dense,
             rows,
             workers=2,
-            timeout=3,
+            recovery=Recovery(timeout=3),
             callbacks=[stop_at_end(rank=1)],
             verbose=0,
         )
@@ -360,7 +361,13 @@ def test_a_slow_worker_is_waited_for_and_a_stopped_one_is_named(rows: Any, how: 
 
     def train() -> Any:
         return barrier_train(
-            None, build_dense, rows, workers=2, timeout=3, callbacks=[Pause()], verbose=0
+            None,
+            build_dense,
+            rows,
+            workers=2,
+            recovery=Recovery(timeout=3),
+            callbacks=[Pause()],
+            verbose=0,
         )
 
     if how == "slow":

@@ -19,10 +19,10 @@ from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 from pybackend import (
-    Checkpoint,
     InputError,
     LocalSteps,
     ParameterServer,
+    Recovery,
     ScaleLearningRate,
     SerializationError,
 )
@@ -162,7 +162,7 @@ def test_an_estimator_is_saved_with_its_options(exchange: Any, spark: Any, tmp_p
         "class_weight": {0: 2.0},
         "exchange": exchange,
         "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
-        "checkpoint": Checkpoint("/shared/run", every="10min"),
+        "recovery": Recovery("/shared/run", every="10min"),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}
     first = KerasEstimator(build_dense(), features=features, trainOptions=options, seed=3)

@@ -410,7 +410,7 @@ def test_an_order_sets_workers_and_batch(monkeypatch: pytest.MonkeyPatch, tmp_pa
         batch_size=64,
         callbacks=[],
         epochs=3,
-        checkpoint=pybackend.Checkpoint("kept", resume=True),
+        checkpoint=pybackend.Recovery("kept", resume=True),
         model_uri="model.h5",
     )
     assert resolve_scale(given) == given

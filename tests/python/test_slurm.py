@@ -168,8 +168,7 @@ def test_a_training_goes_on_when_a_worker_was_killed(
             epochs=2,
             seed=3,
             callbacks=[KillAt(1, 1, 2, tmp_path / "mark")],
-            checkpoint=pybackend.Checkpoint(str(tmp_path / str(number)), every=2),
-            restarts=1 - number,
+            recovery=pybackend.Recovery(str(tmp_path / str(number)), every=2, restarts=1 - number),
         )
         for number, place in enumerate((pybackend.slurm(nodes=2, folder=jobs(cluster)), "local"))
     ]

@@ -32,10 +32,11 @@ from pyspark import InheritableThread
 
 import pybackend
 from pybackend import (
-    Checkpoint,
     ClusterError,
     InputError,
+    ModelOptions,
     Observer,
+    Recovery,
     WorkerContext,
     WorkerFailedError,
     barrier_run,
@@ -349,7 +350,9 @@ def test_a_model_too_large_for_the_driver_asks_for_a_uri(
         barrier_train(spark, build_dense, rows, workers=2, verbose=0)
     uri, path = tmp_path / "model.h5", str(tmp_path / "rows")
     frame(spark, *rows).repartition(3).write.parquet(path)
-    result = barrier_train(spark, build_dense, path, workers=2, model_uri=uri, verbose=0)
+    result = barrier_train(
+        spark, build_dense, path, workers=2, model_options=ModelOptions(uri=uri), verbose=0
+    )
     assert sum(worker.rows for worker in result.workers) == 500  # which the workers read
     assert largest_difference(result.model, pybackend.load_model(uri)) == 0
 
@@ -468,7 +471,7 @@ def test_a_worker_that_is_stopped_after_the_last_step_is_named(
             build_dense,
             rows,
             workers=2,
-            timeout=3,
+            recovery=Recovery(timeout=3),
             callbacks=[stop_at_end(rank)],
             verbose=0,
         )
@@ -634,7 +637,7 @@ def test_a_training_goes_on_when_an_executor_was_killed(
             **settings,
         )
 
-    found = train(checkpoint=Checkpoint(str(tmp_path / "kept"), every=2), restarts=1)
+    found = train(recovery=Recovery(str(tmp_path / "kept"), every=2, restarts=1))
     said = capsys.readouterr().out
     assert "restarting from the newest checkpoint (restart 1 of 1)" in said
     assert "resumes from the checkpoint of epoch 2, step 3" in said

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
 ) -> None:
     rows, kept = make_rows(), str(tmp_path / "kept")
     output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
-    result = train(build_dense, rows, epochs=6, restarts=1, checkpoint=kept)
+    result = train(build_dense, rows, epochs=6, recovery=replace(kept, restarts=1))
     said = output.getvalue()
     assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said
@@ -141,11 +142,11 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
     for own, other in zip(last.weights, result.model.weights, strict=True):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
     # Synchronous steps would be another training.
-    resuming = pybackend.Checkpoint(kept, resume=True)
+    resuming = pybackend.Recovery(kept, resume=True)
     with pytest.raises(
         InputError, match=r"`exchange` was ParameterServer\(servers=1\), but is now Exchange"
     ):
-        train(build_dense, rows, exchange=None, epochs=7, checkpoint=resuming)
+        train(build_dense, rows, exchange=None, epochs=7, recovery=resuming)
     described = [
         describe_settings(TrainingJob(4, exchange=pybackend.ParameterServer(n))) for n in (1, 2)
     ]

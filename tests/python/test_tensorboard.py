@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from conftest import build_dense, wait_for
 
-from pybackend import InputError, RFunction, TrainResult, barrier_train, view_tensorboard
+from pybackend import (
+    InputError,
+    RFunction,
+    TrainResult,
+    barrier_train,
+    track_tensorboard,
+    view_tensorboard,
+)
 from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
@@ -35,7 +42,7 @@ def result(rows: Any, tmp_path_factory: Any) -> TrainResult:
         epochs=2,
         batch_size=7,
         validation_split=0.2,
-        tensorboard=str(tmp_path_factory.mktemp("board") / "run"),
+        callbacks=[track_tensorboard(str(tmp_path_factory.mktemp("board") / "run"))],
         seed=5,
         verbose=0,
     )
@@ -60,7 +67,7 @@ def test_what_is_not_installed_here_is_named_before_anything_starts(monkeypatch:
         monkeypatch.setitem(sys.modules, module, None)
     rows = np.ones((8, 1)), np.ones(8)
     with pytest.raises(InputError, match=r"pip install 'tfdist\[tensorboard\]'"):
-        barrier_train("local", lambda: None, rows, tensorboard=True)
+        barrier_train("local", lambda: None, rows, callbacks=[track_tensorboard()])
     with pytest.raises(InputError, match=r"written in R need .* pip install 'tfdist\[r\]'"):
         barrier_train("local", RFunction("function() NULL"), rows)
 
@@ -219,7 +226,7 @@ def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
 @pytest.mark.parametrize("wrong", [1, "", [], 0.5])
 def test_a_folder_is_a_text(wrong: Any, rows: Any) -> None:
     with pytest.raises(InputError, match="`tensorboard` must be True, a folder or a URI, not"):
-        barrier_train("local", build_dense, rows, tensorboard=wrong)
+        barrier_train("local", build_dense, rows, callbacks=[track_tensorboard(wrong)])
 
 
 def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any) -> None:
@@ -229,6 +236,6 @@ def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any)
         view_tensorboard(7)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file: specify a folder"):
-        barrier_train("local", build_dense, rows, tensorboard=tmp_path / "file")
+        barrier_train("local", build_dense, rows, callbacks=[track_tensorboard(tmp_path / "file")])
     assert main(["tensorboard", str(tmp_path / "absent")]) == 1
     assert "tfdist: there is no folder" in capsys.readouterr().err

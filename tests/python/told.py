@@ -74,7 +74,7 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
     shown
         The fixture ``capsys``.
     """
-    kept = pybackend.Checkpoint(str(folder / "kept"))
+    kept = pybackend.Recovery(str(folder / "kept"))
     with Threads() as thread:
         training = thread.submit(train, target, folder, checkpoint=kept, restarts=1)
         wait_for(lambda: (folder / "mark").exists() or training.done(), PATIENCE)

@@ -14,11 +14,15 @@ import pybackend as tfdist
 
 def accepted(model: object, session: object) -> None:
     rows = np.zeros((8, 2)), np.zeros(8)
-    result = tfdist.barrier_train("local", model, rows, shuffle="global", scale_lr="sqrt")
+    result = tfdist.barrier_train(
+        "local", model, rows, shuffle="global", exchange=tfdist.Exchange(scale_lr="sqrt")
+    )
     tfdist.barrier_train(session, result, rows, shuffle=False, features={"in": "a"}, label=None)
     tfdist.barrier_train(None, model, "rows/*.parquet", data_options=tfdist.DataOptions())
-    kept = tfdist.Checkpoint(Path("kept"), every="10min")
-    tfdist.barrier_train(None, model, rows, checkpoint=kept, model_uri=Path("model.h5"))
+    kept = tfdist.Recovery(Path("kept"), every="10min")
+    tfdist.barrier_train(
+        None, model, rows, recovery=kept, model_options=tfdist.ModelOptions(uri=Path("model.h5"))
+    )
     tfdist.barrier_evaluate("local", result, rows, features=("a", "b"))
     tfdist.barrier_predict("local", result, rows[0], on_missing="error")
     result.predict(rows[0], type="prob")
@@ -30,7 +34,7 @@ def accepted(model: object, session: object) -> None:
 
 def mistaken(model: object) -> None:
     rows = np.zeros((8, 2)), np.zeros(8)
-    result = tfdist.barrier_train("local", model, rows, scale_lr="liner")  # type: ignore[arg-type]
+    result = tfdist.barrier_train("local", model, rows, exchange=tfdist.Exchange(scale_lr="liner"))  # type: ignore[arg-type]
     tfdist.barrier_train("local", model, rows, shuffle="globl")  # type: ignore[arg-type]
     tfdist.barrier_train("local", model, rows, exchange="ps")  # type: ignore[arg-type]
     tfdist.barrier_train("local", model, rows, epoch=3)  # type: ignore[call-arg]
