@@ -21,7 +21,7 @@ GROUPS = {
         "Stop poor trials: MedianPruning SuccessiveHalving",
         "train_mnist",
         "TrainResult",
-        "Detached jobs: attach_job jobs DetachedJob",
+        "Detached jobs: submit_training attach_job jobs DetachedJob",
         "Reports of workers: WorkerReport StepTimes Audit Generation Restart",
     ],
     "Use a model": [
@@ -43,8 +43,9 @@ GROUPS = {
         "DataOptions",
         "Exchange, LocalSteps: Exchange LocalSteps",
         "Elastic",
+        "ModelOptions",
         "ParameterServer",
-        "Checkpoints: Checkpoint load_checkpoint",
+        "Recovery: Recovery load_checkpoint",
         "Resources",
         "pack_environment: pack_environment PackedEnvironment",
         "ScaleLearningRate",
@@ -63,7 +64,7 @@ GROUPS = {
         "Observer",
         "track_mlflow, track_wandb: track_mlflow track_wandb",
         "report",
-        "TensorBoard: view_tensorboard TensorBoardView",
+        "TensorBoard: track_tensorboard view_tensorboard TensorBoardView",
     ],
     "Plan": ["plan: plan Plan PlannedWorker", "bench_scale: bench_scale ScalingResult ScalingRow"],
     "Errors": [

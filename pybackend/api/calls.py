@@ -39,12 +39,13 @@ class ModelCall:
     """
 
     group: ClassVar[type]
+    usual: ClassVar[dict[str, Any]] = {}
 
     model: Any
     options: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", complete(self.group, self.options))
+        object.__setattr__(self, "options", complete(self.group, {**self.usual, **self.options}))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -52,11 +53,15 @@ class ModelCall:
         return {**vars(self), **self.options}
 
 
+IN_THIS_PROCESS = {"workers": 1}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationCall(ModelCall):
     """Arguments of `barrier_evaluate` and `TrainResult.evaluate`."""
 
     group = EvaluationOptions
+    usual = IN_THIS_PROCESS
 
     options: EvaluationOptions
 
@@ -66,6 +71,7 @@ class PredictionCall(ModelCall):
     """Arguments of `barrier_predict`, `predict_spark` and `TrainResult.predict`."""
 
     group = TablePredictionOptions
+    usual = IN_THIS_PROCESS
 
     options: TablePredictionOptions
 

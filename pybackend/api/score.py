@@ -114,15 +114,16 @@ def barrier_predict(
     InputError, ClusterError, WorkerFailedError, SerializationError
         As in `barrier_train`.
     """
-    call = PredictionCall(model=model, options=cast("TablePredictionOptions", options))
-    given = call.options
-    check_type(given["type"])
-    check_levels(given["levels"])
+    kind = options.get("type")
+    check_type(kind)
+    check_levels(options.get("levels"))
     launcher = launcher_for(spark)
-    given["workers"] = count_workers(launcher, given["workers"])
-    reader = _InputReader(x, skips_incomplete=check_on_missing(given["on_missing"]))
+    options["workers"] = count_workers(launcher, options.get("workers"))
+    call = PredictionCall(model=model, options=cast("TablePredictionOptions", options))
+    skips_incomplete = check_on_missing(call.options["on_missing"])
+    reader = _InputReader(x, skips_incomplete=skips_incomplete)
     request = prepare(PredictionJob, call, reader.read)
-    here = _build(request.model) if shows_columns(given["type"], x) else None
+    here = _build(request.model) if shows_columns(kind, x) else None
     if request.datasets:
         outcome = request.run(launcher)
         parts = [None if r.value is None else decode_value(r.value) for r in outcome.reports]

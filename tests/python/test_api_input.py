@@ -142,17 +142,17 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`exchange` must be an Exchange, a LocalSteps or",
     ),
     "scale_lr": (
-        train(exchange=Exchange(scale_lr="cubic")),
+        lambda: Exchange(scale_lr="cubic"),  # type: ignore[arg-type]
         "`scale_lr` must be None, 'linear', 'sqrt' or a Scale",
     ),
     "scale_lr and LocalSteps": (
-        train(scale_lr="linear", exchange=LocalSteps(4)),
-        "`scale_lr` cannot be combined with `LocalSteps`",
+        lambda: LocalSteps(4, scale_lr="linear"),  # type: ignore[call-arg]
+        "LocalSteps() has no argument `scale_lr`: a step has the rows of one worker, regardless of "
+        "the number of workers. Omit it",
     ),
     "servers and scale_lr": (
-        train(exchange=SERVERS, scale_lr="linear"),
-        "`scale_lr` cannot be combined with exchange=ParameterServer(...): each step uses the rows "
-        "of one worker",
+        lambda: pybackend.ParameterServer(scale_lr="linear"),  # type: ignore[call-arg]
+        "ParameterServer() has no argument `scale_lr`: a step has the rows of one worker",
     ),
     "resources dict": (train(resources={"cpus": 2}), "`resources` must be a Resources"),
     "exchange option": (lambda: Exchange(transport="mpi"), "`transport` must be 'tcp' or 'tf'"),  # type: ignore[arg-type]
@@ -284,12 +284,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "validation_freq": (train(validation_freq=0), "`validation_freq` must be at least 1"),
     "model_uri type": (
-        train(model_options=ModelOptions(uri=3)),
-        "`model_uri` must be a path or URI, not 3",
+        lambda: ModelOptions(uri=3),  # type: ignore[arg-type]
+        "`uri` of a model must be a path or URI, not 3",
     ),
     "model_uri ending": (
-        train(model_options=ModelOptions(uri="model.pb")),
-        "`model_uri` must end in .h5 or .keras",
+        lambda: ModelOptions(uri="model.pb"),
+        "`uri` of a model must end in .h5 or .keras",
     ),
     "data path": (train(data="/no/such/place"), "there is no file or folder '/no/such/place'"),
     "data function with weights": (
@@ -305,26 +305,45 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`weight` needs data with columns",
     ),
     "custom_objects": (
-        train(model_options=ModelOptions(custom_objects=[build])),
+        lambda: ModelOptions(custom_objects=[build]),  # type: ignore[arg-type]
         "`custom_objects`",
     ),
     "custom_objects that are none": (
-        train(model_options=ModelOptions(custom_objects={"a": 5})),
+        lambda: ModelOptions(custom_objects={"a": 5}),
         "not 'a' to 5",
     ),
     "custom_objects without a name": (
-        train(model_options=ModelOptions(custom_objects={5: build})),
+        lambda: ModelOptions(custom_objects={5: build}),  # type: ignore[dict-item]
         "not 5 to <function",
     ),
-    "safe_mode": (train(model_options=ModelOptions(safe_mode=None)), "`safe_mode`"),
+    "safe_mode": (lambda: ModelOptions(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
-    "checkpoint": (train(recovery=5), "`checkpoint` must be a Checkpoint, a path or a URI"),
+    "recovery": (train(recovery=5), "`recovery` must be a Recovery, a path or a URI"),
+    "old names": (train(checkpoint="kept"), "pass `recovery=Recovery(...)`, or only the folder"),
+    "old model_uri": (train(model_uri="m.h5"), "pass `model_options=ModelOptions(uri=...)`"),
+    "old scale_lr": (train(scale_lr="sqrt"), "pass `exchange=Exchange(scale_lr=...)`"),
+    "old tensorboard": (train(tensorboard=True), "pass `callbacks=[track_tensorboard(...)]`"),
+    "old detach": (train(detach=True), "call `submit_training(...)`, which returns a job"),
+    "model_options of an evaluation": (
+        lambda: barrier_evaluate(None, build, (X, Y), model_options=ModelOptions(uri="m.h5")),
+        "`uri` of `model_options` is only for training",
+    ),
+    "resume without a folder": (
+        lambda: Recovery(resume=True),
+        "resume=True needs `uri`, the folder of the checkpoints, e.g. Recovery('/shared/run1', "
+        "resume=True)",
+    ),
+    "every without a folder": (lambda: Recovery(every="1h"), "every='1h' needs `uri`"),
+    "two folders for TensorBoard": (
+        train(callbacks=[track_tensorboard("a"), track_tensorboard("b")]),
+        "`callbacks` contains two folders for TensorBoard: pass one",
+    ),
     "resume": (lambda: pybackend.Recovery("kept", resume="yes"), "`resume`"),
     "tensorboard": (
-        train(callbacks=[track_tensorboard(5)]),
-        "`tensorboard` must be True, a folder or a URI",
+        lambda: track_tensorboard(5),  # type: ignore[arg-type]
+        "`folder` must be a folder or a URI, not 5",
     ),
-    "restarts": (train(recovery=Recovery(restarts=-1)), "`restarts`"),
+    "restarts": (lambda: Recovery(restarts=-1), "`restarts`"),
     "elastic workers": (lambda: Elastic("2"), "`workers` must be a whole number"),
     "elastic min": (lambda: Elastic(min=0), "`min` must be from 1 to 4096"),
     "elastic max": (lambda: Elastic(max=0.5), "`max` must be a whole number"),
@@ -378,7 +397,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "servers and checkpoint": (
         train(exchange=SERVERS, recovery=pybackend.Recovery("kept", every=5)),
-        "`checkpoint` with exchange=ParameterServer(...) needs every='epoch'",
+        "`recovery` with exchange=ParameterServer(...) needs every='epoch'",
     ),
     "servers and shuffle": (
         train(exchange=SERVERS, shuffle="global"),
@@ -394,8 +413,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         train(exchange=pybackend.ParameterServer(3), workers=4095),
         "`workers` must be from 1 to 4092",
     ),
-    "timeout": (train(recovery=Recovery(timeout=0)), "`timeout`"),
-    "detach": (train(detach=3), "`detach` must be a path"),
+    "timeout": (lambda: Recovery(timeout=0), "`timeout`"),
+    "submit": (lambda: pybackend.submit_training(None, build, (X, Y), folder=3), "`folder` must"),  # type: ignore[arg-type]
     "run spark": (run(spark="yarn"), "`spark`"),
     "run fn none": (run(None), "`fn` must be a function"),
     "run fn text": (run("work"), "`fn` must be a function"),
@@ -444,20 +463,20 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
     "infer custom_objects": (
-        infer(model_options=ModelOptions(custom_objects=[build])),
-        "`custom_objects` must map names",
+        infer(custom_objects=[build]),
+        "no argument `custom_objects`: pass `model_options=ModelOptions(custom_objects=...)`",
     ),
-    "infer safe_mode": (
-        infer(model_options=ModelOptions(safe_mode="yes")),
-        "`safe_mode` must be True or False",
+    "infer model_options": (
+        infer(model_options={"safe_mode": True}),
+        "`model_options` must be a ModelOptions, e.g. ",
     ),
     "mnist spark": (digits(spark="yarn"), "`spark`"),
     "mnist workers": (digits(workers=0), "`workers`"),
     "mnist epochs": (digits(epochs=0), "`epochs`"),
     "mnist batch_size": (digits(batch_size=0), "`batch_size`"),
     "mnist tensorboard": (
-        digits(callbacks=[track_tensorboard("")]),
-        "`tensorboard` must be True, a folder or a URI",
+        digits(callbacks=[track_tensorboard]),
+        "contains the function track_tensorboard",
     ),
     "mnist path": (digits(), "`path` is 'missing.npz', but there is no such file"),
     "mnist path type": (digits(path=5), "`path`"),
@@ -465,10 +484,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist callbacks": (digits(callbacks=[track_mlflow]), "contains the function track_mlflow"),
     "mnist seed": (digits(seed=-1), "`seed`"),
     "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
-    "mnist checkpoint": (digits(recovery=5), "`checkpoint`"),
-    "mnist restarts": (digits(recovery=Recovery(restarts=-1)), "`restarts`"),
+    "mnist recovery": (digits(recovery=5), "`recovery`"),
+    "mnist restarts": (digits(restarts=1), "pass `recovery=Recovery(restarts=...)`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
-    "mnist timeout": (digits(recovery=Recovery(timeout=float("inf"))), "`timeout`"),
+    "mnist timeout": (digits(timeout=3), "pass `recovery=Recovery(timeout=...)`"),
     "scale train": (
         scale(5),
         "`train` must be a function that calls barrier_train(), or the path of a script, not int",

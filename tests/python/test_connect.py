@@ -30,6 +30,7 @@ from pybackend import (
     ClusterError,
     Elastic,
     InputError,
+    Recovery,
     Resources,
     WorkerContext,
     WorkerFailedError,
@@ -79,8 +80,7 @@ def test_arrays_give_the_same_weights_as_on_this_machine(
     x, y = rows[0][:203], rows[1][:203]
     killed = {
         "callbacks": [KillAt(rank=1, epoch=1, step=1, mark=tmp_path / "killed")],
-        "checkpoint": str(tmp_path / "kept"),
-        "restarts": 1,
+        "recovery": Recovery(tmp_path / "kept", restarts=1),
     }
     arguments: dict[str, Any] = {
         "workers": 2,

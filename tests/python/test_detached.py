@@ -51,9 +51,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(**changes: Any) -> DetachedJob:
-    return pybackend.barrier_train(
-        "local", build, rows(), **{"epochs": 2, "detach": True, **SETTINGS, **changes}
-    )
+    options: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes}
+    return pybackend.submit_training("local", build, rows(), **options)
 
 
 @pytest.mark.full
@@ -249,13 +248,12 @@ def test_an_observer_in_another_session_stops_the_training() -> None:
     ("changes", "named"),
     [
         ({"callbacks": [Observer(lambda epoch, logs: None)]}, r"it to `attach_job\(..., callba"),
-        ({"detach": "memory://jobs"}, "other processes cannot read it"),
+        ({"folder": "memory://jobs"}, "other processes cannot read it"),
     ],
 )
 def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -> None:
-    arguments: dict[str, Any] = {"detach": True, **SETTINGS, **changes}
     with pytest.raises(InputError, match=named):
-        pybackend.barrier_train("local", build, rows(), **arguments)
+        submit(**changes)
     assert pybackend.jobs() == []
 
 
@@ -263,7 +261,7 @@ def test_what_cannot_be_detached_is_named(changes: dict[str, Any], named: str) -
 def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: Path) -> None:
     uri = "s3://bucket/team/jobs"
     with object_store("bucket") as store:
-        job = submit(detach=uri, callbacks=[slow(0.3)])
+        job = submit(folder=uri, callbacks=[slow(0.3)])
         there = pybackend.attach_job(job.id, folder=uri)
         assert there.status == "running"
         assert there.folder == f"{uri}/{job.id}"
@@ -281,13 +279,13 @@ def test_a_copy_in_an_object_store_serves_other_machines(expected: Any, folder: 
         assert pybackend.jobs(uri) == []
         assert job.status == "finished"
 
-        other = submit(detach=uri, epochs=1000, callbacks=[slow(0.05)])
+        other = submit(folder=uri, epochs=1000, callbacks=[slow(0.05)])
         assert pybackend.attach_job(other.id, folder=uri).cancel() == "cancelled"
         wait_for(lambda: not drivers())
         assert other.status == "cancelled"
         store.shut("PUT")
         with pytest.raises(InputError, match=f"jobs cannot be written to '{uri}/"):
-            submit(detach=uri)
+            submit(folder=uri)
     assert sorted(os.listdir(folder)) == sorted([job.id, other.id])
 
 
@@ -303,10 +301,10 @@ def test_an_unknown_job_is_named() -> None:
 def test_a_place_that_cannot_be_written_to_names_the_setting(place: str, reason: str) -> None:
     expected = (
         f"the files of a job cannot be written to '{place}' ({reason}): pass another folder as "
-        "`detach`, or set TFDIST_JOBS to it"
+        "`folder`, or set TFDIST_JOBS to it"
     )
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        submit(detach=place)
+        submit(folder=place)
 
 
 def test_a_folder_that_others_may_write_to_is_not_read(folder: Path) -> None:

@@ -206,7 +206,8 @@ def test_if_steps_are_taken_together_the_epoch_is_repeated_as_if_there_had_been_
     path = tmp_path / "rows.parquet"
     pandas.DataFrame({**{f"x{n}": X[:, n] for n in range(4)}, "label": Y}).to_parquet(path)
     settings = {"data": str(path), "shuffle": "global", "epochs": 3}
-    settings |= {"validation_data": (X[:21] + 0.1, Y[:21]), "scale_lr": "linear"}
+    settings |= {"validation_data": (X[:21] + 0.1, Y[:21])}
+    settings["exchange"] = Exchange(scale_lr="linear")
     settings["model"] = take_two_steps_at_once
 
     def listed() -> list[Any]:

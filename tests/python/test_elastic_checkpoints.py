@@ -133,12 +133,12 @@ def test_a_resumed_training_loses_workers_and_resumes_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("every", [3, "epoch"])
 def test_statistics_dropout_and_callbacks_are_in_the_checkpoint(every: Any, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": normalize, "validation_data": (X[:21], Y[:21])}
-    settings |= {"workers": Elastic(2, min=2), "restarts": 1}
+    settings |= {"workers": Elastic(2, min=2)}
 
-    def train_with(checkpoint: Recovery | None, killer: KillAt) -> TrainResult:
+    def train_with(recovery: Recovery, killer: KillAt) -> TrainResult:
         log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
         stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
-        return train(killer, Slow(), stop, log, recovery=checkpoint, **settings)
+        return train(killer, Slow(), stop, log, recovery=replace(recovery, restarts=1), **settings)
 
     killer, kept = KillAt(0, 1, 4, tmp_path / "killed"), Recovery(tmp_path / "kept", every=every)
     result = train_with(kept, killer)
@@ -147,7 +147,7 @@ def test_statistics_dropout_and_callbacks_are_in_the_checkpoint(every: Any, tmp_
     variance = result.model.layers[1].moving_variance.numpy()
     assert np.all((variance > 0.5) & (variance < 1.5) & (variance != 1))
     check_log(tmp_path)
-    undisturbed = train_with(None, killer)
+    undisturbed = train_with(Recovery(), killer)
     for name, values in undisturbed.history.items():
         assert np.allclose(values[:1], result.history[name][:1])
         assert every == 3 or values == result.history[name]

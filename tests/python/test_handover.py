@@ -60,8 +60,8 @@ def session(url: str) -> Iterator[Any]:
 
 
 def submit(session: Any, **changes: Any) -> DetachedJob:
-    arguments: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes, "detach": True}
-    return pybackend.barrier_train(session, build, rows(), **arguments)
+    arguments: dict[str, Any] = {"epochs": 2, **SETTINGS, **changes}
+    return pybackend.submit_training(session, build, rows(), **arguments)
 
 
 def find_copy() -> str:

@@ -18,10 +18,11 @@ from conftest import wait_for
 import pybackend.api.detached_job as detached_job
 import pybackend.api.job_copy as job_copy
 import pybackend.api.submit as submit
-from pybackend import ClusterError, DetachedJob, InputError, Recovery
+from pybackend import ClusterError, DetachedJob, InputError
 from pybackend.api.job_copy import JobCopy, copied, new_copy
 from pybackend.api.job_folder import JobFolder, new_folder
 from pybackend.data.files import LocalFolder, hide_password
+from pybackend.job.checkpoint import Checkpoint
 from pybackend.job.job import TrainingJob
 from pybackend.launchers.spark import handover
 
@@ -36,7 +37,7 @@ def started(tmp_path: Path) -> Iterator[tuple[JobFolder, int]]:
         workers=2,
         epochs=3,
         model_uri=f"s3{SECRET}model.h5",
-        checkpoint=Recovery(f"s3{SECRET}run"),
+        checkpoint=Checkpoint(f"s3{SECRET}run"),
         tensorboard=f"s3{SECRET}logs",
     )
     with new_folder(tmp_path / "jobs") as (found, lock):

@@ -19,8 +19,10 @@ from pyspark.ml.feature import IndexToString, StringIndexer, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
 from pybackend import (
+    Exchange,
     InputError,
     LocalSteps,
+    ModelOptions,
     ParameterServer,
     Recovery,
     ScaleLearningRate,
@@ -155,13 +157,20 @@ def test_a_fresh_session_reads_what_was_saved(pipeline: Any, fitted: Any, tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("exchange", [LocalSteps(8, momentum=0.5), ParameterServer(servers=2)])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        LocalSteps(8, momentum=0.5),
+        ParameterServer(servers=2),
+        Exchange(scale_lr=ScaleLearningRate("sqrt", decay={2: 0.1})),
+    ],
+)
 def test_an_estimator_is_saved_with_its_options(exchange: Any, spark: Any, tmp_path: Path) -> None:
     keras.utils.set_random_seed(1)
     options = {
         "class_weight": {0: 2.0},
         "exchange": exchange,
-        "scale_lr": ScaleLearningRate("sqrt", decay={2: 0.1}),
+        "model_options": ModelOptions("/shared/model.h5"),
         "recovery": Recovery("/shared/run", every="10min"),
     }
     features = {"left": ["f0", "f1"], "right": "f2"}

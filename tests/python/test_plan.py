@@ -136,7 +136,7 @@ def test_a_cluster_gets_the_documents_that_are_shown(rows: Any) -> None:
         ({"workers": 0}, "`workers` must be"),
         ({"epoch": 1}, r"plan\(\) has no argument `epoch`: did you mean `epochs`"),
         ({"min_workers": 2}, r"pass `workers=Elastic\(4, min=2, max=8\)`"),
-        ({"restarts": -1}, "`restarts` must be"),
+        ({"recovery": 3}, "`recovery` must be"),
         ({"workers": 501}, "`data` has 500 rows, fewer than workers=501"),
         ({"resources": Resources(cpus=4096)}, "4096"),
         ({"spark": pybackend.hosts("a:2"), "workers": 3}, "`workers` is 3, but a:2 has 2 slots"),

@@ -310,7 +310,11 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "scaled losses": (partial(build_with, "mixed_float16"), {}),
     "scaled learning rate": (
         build,
-        {"scale_lr": ScaleLearningRate("linear", warmup_epochs=1.7, decay={1: 0.5})},
+        {
+            "exchange": Exchange(
+                scale_lr=ScaleLearningRate("linear", warmup_epochs=1.7, decay={1: 0.5})
+            )
+        },
     ),
     "accumulated gradients": (partial(build_with, accumulated=3), {}),
     "steps per execution, rows of all": (
@@ -337,7 +341,7 @@ def variants(
                 batch_size=10,
                 settings={
                     **settings,
-                    "checkpoint": Recovery(folder / name, every=3, keep=99, resume=resume),
+                    "recovery": Recovery(folder / name, every=3, keep=99, resume=resume),
                 },
                 callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=0.05)],
             )

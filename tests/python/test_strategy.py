@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from conftest import build_dense
 from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
-from pybackend import InputError, Observer, TrainResult, barrier_train
+from pybackend import InputError, Observer, Recovery, TrainResult, barrier_train
 from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.job.job import TrainingJob
 
@@ -128,7 +127,7 @@ def test_a_lost_worker_is_done_without_and_a_lost_server_is_resumed(
 ) -> None:
     rows, kept = make_rows(), str(tmp_path / "kept")
     output = Output({"epoch 1/": 2, "epoch 3/": 3}, monkeypatch)
-    result = train(build_dense, rows, epochs=6, recovery=replace(kept, restarts=1))
+    result = train(build_dense, rows, epochs=6, recovery=Recovery(kept, restarts=1))
     said = output.getvalue()
     assert "worker 2 on 127.0.0.1 was lost (the process was killed by SIGKILL)" in said
     assert "worker 3 on 127.0.0.1 failed: ProcessDied" in said

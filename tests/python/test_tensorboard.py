@@ -28,7 +28,7 @@ from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.messages import EpochEnded, EventBytes, Note
-from pybackend.job.tensorboard import check_tensorboard
+from pybackend.job.tensorboard import check_folder, choose_folder
 
 
 @pytest.fixture(scope="module")
@@ -212,21 +212,21 @@ def test_a_metric_of_several_values_has_a_curve_for_each(tmp_path: Path) -> None
 
 def test_true_is_a_new_folder_in_logs(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    first = check_tensorboard(True)
+    first = choose_folder()
     assert first is not None
     assert Path(first).parent == tmp_path / "logs"
     Path(first).mkdir(parents=True)
-    assert check_tensorboard(True) != first
-    assert check_tensorboard(False) is check_tensorboard(None) is None
-    assert check_tensorboard("run") == str(tmp_path / "run")
-    assert check_tensorboard("gs://bucket/run") == "gs://bucket/run"
-    assert check_tensorboard(f"file://{tmp_path}/run") == str(tmp_path / "run")
+    assert choose_folder() != first
+    assert check_folder(None) is None
+    assert check_folder("run") == str(tmp_path / "run")
+    assert check_folder("gs://bucket/run") == "gs://bucket/run"
+    assert check_folder(f"file://{tmp_path}/run") == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("wrong", [1, "", [], 0.5])
 def test_a_folder_is_a_text(wrong: Any, rows: Any) -> None:
-    with pytest.raises(InputError, match="`tensorboard` must be True, a folder or a URI, not"):
-        barrier_train("local", build_dense, rows, callbacks=[track_tensorboard(wrong)])
+    with pytest.raises(InputError, match="`folder` must be a folder or a URI, not"):
+        track_tensorboard(wrong)
 
 
 def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any) -> None:

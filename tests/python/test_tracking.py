@@ -147,8 +147,8 @@ CALLS: dict[str, Any] = {
     "resumed": lambda model, rows, path, **settings: [
         barrier_train("local", model, rows, workers=1, **{**settings, **changes})
         for changes in (
-            {"checkpoint": Recovery(path), "epochs": 1},
-            {"checkpoint": Recovery(path, resume=True)},
+            {"recovery": Recovery(path), "epochs": 1},
+            {"recovery": Recovery(path, resume=True)},
         )
     ][-1],
     "elastic": lambda model, rows, _, **settings: barrier_train(

@@ -74,9 +74,9 @@ def check_goes_on(target: Any, folder: Path, tell: Callable[[], Any], shown: Any
     shown
         The fixture ``capsys``.
     """
-    kept = pybackend.Recovery(str(folder / "kept"))
+    kept = pybackend.Recovery(str(folder / "kept"), restarts=1)
     with Threads() as thread:
-        training = thread.submit(train, target, folder, checkpoint=kept, restarts=1)
+        training = thread.submit(train, target, folder, recovery=kept)
         wait_for(lambda: (folder / "mark").exists() or training.done(), PATIENCE)
         tell()
         found = training.result()
