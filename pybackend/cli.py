@@ -342,7 +342,7 @@ def _jobs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_logs(job: pybackend.DetachedJob, follows: bool) -> None:
+def _print_logs(job: pybackend.types.DetachedJob, follows: bool) -> None:
     shown = 0
     while True:
         has_ended = job.status != "running"  # first: then the log is complete

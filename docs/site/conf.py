@@ -49,3 +49,16 @@ html_theme_options = {
     "search_bar_text": "Search R, Python and guides",
 }
 html_sidebars = {"index": []}
+
+
+def _find_type(app, env, node, contnode):
+    """Link the classes of results, which docstrings name without their module."""
+    if node.get("refdomain") != "py":
+        return None
+    target = f"pybackend.types.{node['reftarget']}"
+    domain = env.get_domain("py")
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+
+
+def setup(app):
+    app.connect("missing-reference", _find_type)

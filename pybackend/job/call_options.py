@@ -255,7 +255,7 @@ class ColumnOptions(TypedDict, total=False):
 
 
 class ExchangeOptions(TypedDict, total=False):
-    """How workers train together.
+    """Exchange between workers, and recovery.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class ExchangeOptions(TypedDict, total=False):
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What all calls with a model have.
+    """Workers and the model, in all calls with a model.
 
     Parameters
     ----------

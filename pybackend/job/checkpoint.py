@@ -25,7 +25,7 @@ _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|h)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often the state of a training run is saved: the part of a `Recovery` in a job.
+    """Folder and times at which a training run is saved: the part of a `Recovery` in a job.
 
     Attributes are as in `Recovery`, but there is always a folder.
     """
@@ -50,7 +50,7 @@ class Checkpoint:
 @name_arguments
 @dataclass(frozen=True)
 class Recovery:
-    """What happens if a training run is interrupted: save its state, resume, restart its workers.
+    """Save the state of a training run, resume it, and restart its workers.
 
     With ``uri``, the state of training is saved in checkpoints. A checkpoint holds the weights and
     all other variables of the model, its loss, metrics and optimizers, the random generators of
@@ -130,7 +130,7 @@ class Recovery:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """Where and how often the state is saved; None: it is not."""
+        """The part for jobs; None: nothing is saved."""
         if self.uri is None:
             return None
         return Checkpoint(os.fspath(self.uri), self.every, self.keep, self.resume)

@@ -278,7 +278,7 @@ class TrainingJob(ModelJob):
 
     @property
     def scale_lr(self) -> ScaleLearningRate | None:
-        """How the learning rate is scaled; None: it is not."""
+        """Rule that scales the learning rate; None: it is not scaled."""
         exchange = self.exchange
         return check_scale_lr(exchange.scale_lr) if isinstance(exchange, Exchange) else None
 

@@ -197,7 +197,7 @@ class EstimatorReader(_Reader):
         return self
 
     def load(self, path: str) -> Any:
-        """Read the stage in a folder; errors as in `ModelReader.load` and `model_from_bytes`."""
+        """Read the stage in a folder; errors as in `ModelReader.load` and `load_model`."""
         metadata, content = self._load(path)
         options = self._options
         stage = self.cls(
