@@ -77,7 +77,7 @@ def predict(name: str, model: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 class _Rates(keras.callbacks.Callback):
-    """Set the learning rate of each step, as `barrier_train` does with ``Exchange(scale_lr=...)``."""
+    """Set the learning rate of each step, as `barrier_train` does with ``scale_lr``."""
 
     def __init__(self, scale: ScaleLearningRate, workers: int, steps: int) -> None:
         super().__init__()

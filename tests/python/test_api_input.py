@@ -22,7 +22,6 @@ from pybackend import (
     LocalSteps,
     ModelOptions,
     Recovery,
-    TrainResult,
     barrier_evaluate,
     barrier_predict,
     barrier_run,
@@ -33,6 +32,7 @@ from pybackend import (
     track_tensorboard,
     train_mnist,
 )
+from pybackend.types import TrainResult
 
 X = np.zeros((20, 3), "float32")
 Y = np.arange(20)
@@ -319,11 +319,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "safe_mode": (lambda: ModelOptions(safe_mode=None), "`safe_mode`"),
     "verbose": (train(verbose=5), "`verbose`"),
     "recovery": (train(recovery=5), "`recovery` must be a Recovery, a path or a URI"),
-    "old names": (train(checkpoint="kept"), "pass `recovery=Recovery(...)`, or only the folder"),
-    "old model_uri": (train(model_uri="m.h5"), "pass `model_options=ModelOptions(uri=...)`"),
-    "old scale_lr": (train(scale_lr="sqrt"), "pass `exchange=Exchange(scale_lr=...)`"),
-    "old tensorboard": (train(tensorboard=True), "pass `callbacks=[track_tensorboard(...)]`"),
-    "old detach": (train(detach=True), "call `submit_training(...)`, which returns a job"),
     "model_options of an evaluation": (
         lambda: barrier_evaluate(None, build, (X, Y), model_options=ModelOptions(uri="m.h5")),
         "`uri` of `model_options` is only for training",
@@ -462,10 +457,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`runtime` must be 'keras' or 'onnx', not 'tf'",
     ),
     "infer batch_size": (infer(batch_size=0), "`batch_size` must be at least 1"),
-    "infer custom_objects": (
-        infer(custom_objects=[build]),
-        "no argument `custom_objects`: pass `model_options=ModelOptions(custom_objects=...)`",
-    ),
     "infer model_options": (
         infer(model_options={"safe_mode": True}),
         "`model_options` must be a ModelOptions, e.g. ",
@@ -485,9 +476,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "mnist seed": (digits(seed=-1), "`seed`"),
     "mnist resources": (digits(resources=2), "`resources` must be a Resources"),
     "mnist recovery": (digits(recovery=5), "`recovery`"),
-    "mnist restarts": (digits(restarts=1), "pass `recovery=Recovery(restarts=...)`"),
     "mnist verbose": (digits(verbose=9), "`verbose`"),
-    "mnist timeout": (digits(timeout=3), "pass `recovery=Recovery(timeout=...)`"),
     "scale train": (
         scale(5),
         "`train` must be a function that calls barrier_train(), or the path of a script, not int",
@@ -580,6 +569,33 @@ def test_a_wrong_argument_is_refused_by_name(case: str, outcomes: dict[str, list
     assert kind == "InputError", message
     assert CASES[case][1] in message
     assert heavy == []
+
+
+# Former names of options, and what to pass instead.
+RENAMED = {
+    "checkpoint": "pass `recovery=Recovery(...)`, or only the folder",
+    "restarts": "pass `recovery=Recovery(restarts=...)`",
+    "timeout": "pass `recovery=Recovery(timeout=...)`",
+    "model_uri": "pass `model_options=ModelOptions(uri=...)`",
+    "custom_objects": "pass `model_options=ModelOptions(custom_objects=...)`",
+    "safe_mode": "pass `model_options=ModelOptions(safe_mode=...)`",
+    "scale_lr": "pass `exchange=Exchange(scale_lr=...)`",
+    "tensorboard": "pass `callbacks=[track_tensorboard(...)]`",
+    "detach": "call `submit_training(...)`, which returns a job; to plan that, pass `submit=True`",
+}
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_former_name_says_the_new_one(name: str) -> None:
+    for call in (barrier_train, pybackend.plan, pybackend.train_many, train_mnist):
+        known = inspect.signature(call).parameters
+        if call is train_mnist and name in ("custom_objects", "safe_mode", "scale_lr"):
+            continue  # it has no such option
+        needed = {"spark", "model", "data", "grid"} & known.keys()
+        with pytest.raises(pybackend.InputError) as error:
+            call(**dict.fromkeys(needed), **{name: 1})
+        expected = f"{call.__name__}() has no argument `{name}`: {RENAMED[name]}"
+        assert str(error.value) == expected
 
 
 def test_every_argument_has_a_case() -> None:

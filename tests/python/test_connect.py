@@ -32,7 +32,6 @@ from pybackend import (
     InputError,
     Recovery,
     Resources,
-    WorkerContext,
     WorkerFailedError,
     barrier_evaluate,
     barrier_predict,
@@ -45,6 +44,7 @@ from pybackend import (
 from pybackend.launchers.spark import barrier as spark
 from pybackend.launchers.spark import jobs as spark_job
 from pybackend.launchers.spark.slots import check_slots, count_slots
+from pybackend.types import WorkerContext
 
 register_pickle_by_value(test_elastic)
 

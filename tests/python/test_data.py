@@ -20,7 +20,6 @@ from pybackend import (
     InputError,
     ModelOptions,
     Recovery,
-    WorkerContext,
     WorkerFailedError,
     barrier_evaluate,
     barrier_train,
@@ -31,6 +30,7 @@ from pybackend.data.sharding import replay_batches
 from pybackend.data.sources import FunctionRows
 from pybackend.engine.pipeline_feed import PipelineFeed
 from pybackend.job.options import DataOptions
+from pybackend.types import WorkerContext
 
 LEVELS = ["cat", "dog", "owl"]
 

@@ -34,12 +34,13 @@ from failing import nothing_left
 from object_store import object_store
 
 import pybackend
-from pybackend import ClusterError, DetachedJob, InputError, Observer, WorkerFailedError
+from pybackend import ClusterError, InputError, Observer, WorkerFailedError
 from pybackend.api.job_folder import EventLog, JobFolder, new_folder
 from pybackend.api.progress import epoch_line
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import EpochEnded, Event, Note
+from pybackend.types import DetachedJob
 
 MARK = f"TFDIST_TEST_RUN={os.environ['TFDIST_TEST_RUN']}"
 
@@ -63,7 +64,7 @@ def test_the_driver_records_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     tracker = pybackend.track_mlflow(tracking_uri=uri, experiment="away", log_model=False)
     result = submit(callbacks=[tracker]).result()
-    assert isinstance(result, pybackend.TrainResult)
+    assert isinstance(result, pybackend.types.TrainResult)
     client = mlflow.MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("away")
     (run,) = client.search_runs([experiment.experiment_id])

@@ -23,10 +23,10 @@ from pybackend import (
     Elastic,
     Exchange,
     Recovery,
-    TrainResult,
     WorkerFailedError,
     barrier_train,
     replay_batches,
+    submit_training,
 )
 from pybackend.engine import elastic as elastic_engine
 from pybackend.errors import Failure
@@ -35,6 +35,7 @@ from pybackend.job.messages import Note, Order, Standby
 from pybackend.job.report import Generation, WorkerReport, count_by_epoch, list_groups
 from pybackend.launchers import elastic
 from pybackend.launchers.stopping import StopRequestedError, stopped_by
+from pybackend.types import TrainResult
 
 BATCH, SEED = 5, 7
 RNG = np.random.default_rng(0)
@@ -247,7 +248,9 @@ class KillAfter(keras.callbacks.Callback):
 def test_a_detached_job_survives_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
     kill = KillAt(1, 1, 1, tmp_path / "mark")
-    job: Any = train(kill, workers=Elastic(3, min=2), verbose=0, detach=True)
+    settings: dict[str, Any] = {"epochs": 4, "batch_size": BATCH, "seed": SEED, "verbose": 0}
+    workers = Elastic(3, min=2)
+    job = submit_training("local", build, (X, Y), callbacks=[kill], workers=workers, **settings)
     result = job.result(120, verbose=0)
     check_exact(result)
     assert [len(generation.workers) for generation in result.generations] == [3, 2]

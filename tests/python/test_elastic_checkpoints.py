@@ -26,11 +26,12 @@ from test_elastic import (
     train,
 )
 
-from pybackend import Elastic, InputError, Recovery, TrainResult, load_checkpoint
+from pybackend import Elastic, InputError, Recovery, load_checkpoint
 from pybackend.data.checkpoint_store import CheckpointStore
 from pybackend.errors import WorkerFailedError
 from pybackend.job.report import Generation, find_groups_before, resume_generations
 from pybackend.model.compare import hash_weights
+from pybackend.types import TrainResult
 
 EPOCHS = 4
 

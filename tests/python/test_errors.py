@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pybackend import WorkerContext, barrier_run, errors
+from pybackend import barrier_run, errors
 from pybackend.api.calls import hide_frames
 from pybackend.errors import (
     ClusterError,
@@ -20,6 +20,7 @@ from pybackend.errors import (
     TfdistError,
     WorkerFailedError,
 )
+from pybackend.types import WorkerContext
 
 ROOT = Failure(
     2,

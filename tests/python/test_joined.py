@@ -21,7 +21,8 @@ from namespaces import Network, network, no_namespaces
 from programs.joined import build, make_rows
 from standalone import low_port
 
-from pybackend import Recovery, WorkerContext, barrier_run, barrier_train
+from pybackend import Recovery, barrier_run, barrier_train
+from pybackend.types import WorkerContext
 
 PROGRAM = Path(__file__).parent / "programs" / "joined.py"
 SECRET = "a secret of these tests alone"

@@ -25,7 +25,6 @@ from leaks import find_in_commands, know_token
 from pybackend import (
     InputError,
     Recovery,
-    WorkerContext,
     WorkerFailedError,
     barrier_run,
     barrier_train,
@@ -39,6 +38,7 @@ from pybackend.launchers import local
 from pybackend.launchers.child import Child
 from pybackend.launchers.local import LocalLauncher
 from pybackend.machine.janitor import swept_folder
+from pybackend.types import WorkerContext
 from pybackend.worker import _failure as worker_failure
 
 pytestmark = pytest.mark.launcher

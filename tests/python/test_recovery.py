@@ -28,13 +28,13 @@ from pybackend import (
     Recovery,
     ScaleLearningRate,
     SerializationError,
-    TrainResult,
     WorkerFailedError,
     barrier_train,
     load_checkpoint,
 )
 from pybackend.errors import TfdistError
 from pybackend.model.compare import hash_weights
+from pybackend.types import TrainResult
 
 EPOCHS, STEPS = 4, 8
 RNG = np.random.default_rng(0)

@@ -14,11 +14,12 @@ from chromium import first_pixel, read_page
 from conftest import build_dense
 from killing import KillAt
 
-from pybackend import InputError, Recovery, TrainResult, WorkerFailedError, barrier_train, report
+from pybackend import InputError, Recovery, WorkerFailedError, barrier_train, report
 from pybackend.api.curves import find_ticks
 from pybackend.bridge import capture, report_record
 from pybackend.errors import Failure
 from pybackend.reporting.charts import show_number, show_seconds
+from pybackend.types import TrainResult
 
 HOSTILE = '</script><b>\u2028 & "bold" \''
 

@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pybackend import InputError, SerializationError, TrainResult, barrier_train
+from pybackend import InputError, SerializationError, barrier_train
 from pybackend.job.report import Generation, Restart
+from pybackend.types import TrainResult
 
 
 def build() -> Any:

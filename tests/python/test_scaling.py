@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pybackend
-from pybackend import InputError, ScalingResult, StepTimes, TrainResult, WorkerReport
+from pybackend import InputError
 from pybackend.api.calls import TrainingCall
 from pybackend.api.scaled import (
     VARIABLE,
@@ -39,6 +39,7 @@ from pybackend.errors import ClusterError
 from pybackend.job.report import PARTS
 from pybackend.scaling.fit import expected_excess
 from pybackend.scaling.rows import compare_rows, make_row
+from pybackend.types import ScalingResult, StepTimes, TrainResult, WorkerReport
 
 sys.path.append(str(Path(pybackend.__file__).parents[1] / "benchmarks"))
 from events import Cluster, double, ring

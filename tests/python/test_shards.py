@@ -22,12 +22,12 @@ from pybackend import (
     Exchange,
     InputError,
     Recovery,
-    TrainResult,
     WorkerFailedError,
     barrier_train,
     plan,
 )
 from pybackend.engine.shards import assign_owners, list_state
+from pybackend.types import TrainResult
 
 layers, optimizers = keras.layers, keras.optimizers
 WHOLE, SHARDED = Exchange(), Exchange(shard_optimizer=True)

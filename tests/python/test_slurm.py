@@ -183,9 +183,9 @@ def test_a_detached_job_outlives_its_session(
 ) -> None:
     monkeypatch.setenv("TFDIST_JOBS", str(tmp_path / "jobs"))
     name = submit_and_kill(f"""
-        job = pybackend.barrier_train(
+        job = pybackend.submit_training(
             pybackend.slurm(nodes=2, folder={str(jobs(cluster))!r}), build, rows(), epochs=2,
-            detach=True, **SETTINGS
+            **SETTINGS
         )
     """)
     assert_same(pybackend.attach_job(name).result(300, verbose=0), train_here())

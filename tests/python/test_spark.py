@@ -37,7 +37,6 @@ from pybackend import (
     ModelOptions,
     Observer,
     Recovery,
-    WorkerContext,
     WorkerFailedError,
     barrier_run,
     barrier_train,
@@ -57,6 +56,7 @@ from pybackend.launchers.spark.python import driver_python, ship_package
 from pybackend.net import rendezvous
 from pybackend.net.greeting import greet_as_server
 from pybackend.net.meeting import MeetingServer
+from pybackend.types import WorkerContext
 
 
 @pytest.fixture(scope="module")

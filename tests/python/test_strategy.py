@@ -18,9 +18,10 @@ from conftest import build_dense
 from strategies import WAYS, try_on_one_machine, try_on_servers, try_on_workers
 
 import pybackend
-from pybackend import InputError, Observer, Recovery, TrainResult, barrier_train
+from pybackend import InputError, Observer, Recovery, barrier_train
 from pybackend.data.checkpoint_checks import describe_settings
 from pybackend.job.job import TrainingJob
+from pybackend.types import TrainResult
 
 ROLES = {"chief": 1, "worker": 1, "ps": 1}
 

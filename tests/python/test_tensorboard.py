@@ -16,19 +16,13 @@ import numpy as np
 import pytest
 from conftest import build_dense, wait_for
 
-from pybackend import (
-    InputError,
-    RFunction,
-    TrainResult,
-    barrier_train,
-    track_tensorboard,
-    view_tensorboard,
-)
+from pybackend import InputError, RFunction, barrier_train, track_tensorboard, view_tensorboard
 from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
 from pybackend.job.messages import EpochEnded, EventBytes, Note
 from pybackend.job.tensorboard import check_folder, choose_folder
+from pybackend.types import TrainResult
 
 
 @pytest.fixture(scope="module")

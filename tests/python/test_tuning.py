@@ -27,7 +27,6 @@ from pybackend import (
     Observer,
     Resources,
     SuccessiveHalving,
-    Trials,
     barrier_train,
     train_many,
 )
@@ -35,6 +34,7 @@ from pybackend.launchers.hosts.host_list import divide_slots, parse_hosts
 from pybackend.tuning.grid import ModelFunction, list_trials
 from pybackend.tuning.result import Trial
 from pybackend.tuning.stored import ModelFiles
+from pybackend.types import Trials
 from pybackend.words import speak
 
 ROWS = np.zeros((8, 8), "float32"), np.zeros(8)

@@ -17,7 +17,8 @@ from conftest import shared_spark, wait_for, worker_processes
 from connect import connect_server, new_session
 from test_spark import executors, frame
 
-from pybackend import ClusterError, Recovery, Trial, Trials, barrier_train, train_many
+from pybackend import ClusterError, Recovery, barrier_train, train_many
+from pybackend.types import Trial, Trials
 
 # One core each: two trials can only train at once if each is on an executor of its own.
 MASTER = "local-cluster[2,1,1024]"

@@ -56,7 +56,7 @@ def build() -> Any:
     return model
 
 
-def train(target: Any, folder: Path, **settings: Any) -> pybackend.TrainResult:
+def train(target: Any, folder: Path, **settings: Any) -> pybackend.types.TrainResult:
     listed = [UntilTold(folder / "mark")]
     defaults = {"workers": 2, "epochs": 2, "batch_size": 10, "seed": 5}
     return pybackend.barrier_train(target, build, (X, Y), callbacks=listed, **defaults | settings)
