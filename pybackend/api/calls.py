@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from pybackend.errors import InputError, TfdistError, skip_frames
 from pybackend.job.call_options import (
@@ -24,8 +24,19 @@ from pybackend.job.call_options import (
     read_texts,
 )
 from pybackend.job.options import Elastic
+from pybackend.launchers import Launcher
 from pybackend.machine.janitor import check_temporary_folder
 from pybackend.words import call_of, either, setting, show, term
+
+
+class SparkSession(Protocol):
+    """A ``pyspark.sql.SparkSession``, classic or Connect, for annotations without pyspark."""
+
+    def createDataFrame(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+# The first argument of a call.
+Target = Launcher | SparkSession | Literal["local"] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pybackend.api.calls import TrainingCall, explain_arguments
+from pybackend.api.calls import Target, TrainingCall, explain_arguments
 from pybackend.api.observer import split_trackers
 from pybackend.api.progress import say
 from pybackend.api.result import TrainResult
@@ -74,7 +74,7 @@ def digit_model() -> Any:
 
 @explain_arguments
 def train_mnist(
-    spark: Any = "local",
+    spark: Target = "local",
     *,
     workers: int | None = None,
     epochs: int = 3,

@@ -6,7 +6,7 @@ import socket
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Unpack
 
-from pybackend.api.calls import TrainingCall, explain_arguments, take_options
+from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
 from pybackend.api.planned_rows import describe_data, plan_rows, role_of
 from pybackend.api.prepared_training import PreparedTraining, prepare_training
 from pybackend.api.rendering import (
@@ -163,7 +163,7 @@ class Plan:
 @explain_arguments
 @take_options
 def plan(
-    spark: Any,
+    spark: Target,
     model: Any,
     data: Any,
     *,

@@ -6,7 +6,13 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from pybackend.api.calls import EvaluationCall, PredictionCall, explain_arguments, take_options
+from pybackend.api.calls import (
+    EvaluationCall,
+    PredictionCall,
+    Target,
+    explain_arguments,
+    take_options,
+)
 from pybackend.api.datasets import read_data
 from pybackend.api.in_process import shape_outputs, shows_columns
 from pybackend.api.model import is_keras_model
@@ -33,7 +39,7 @@ from pybackend.words import setting, term
 @explain_arguments
 @take_options
 def barrier_evaluate(
-    spark: Any,
+    spark: Target,
     model: Any,
     data: Any,
     **options: Unpack[EvaluationOptions],
@@ -87,7 +93,7 @@ def barrier_evaluate(
 @explain_arguments
 @take_options
 def barrier_predict(
-    spark: Any,
+    spark: Target,
     model: Any,
     x: Any,
     **options: Unpack[PredictionOptions],

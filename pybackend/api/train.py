@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Unpack
 
-from pybackend.api.calls import TrainingCall, explain_arguments, take_options
+from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
 from pybackend.api.checkpoints import has_checkpoint
 from pybackend.api.datasets import note_index
 from pybackend.api.detached_job import DetachedJob
@@ -37,7 +37,7 @@ from pybackend.model.serialization import sha256_of
 @explain_arguments
 @take_options
 def barrier_train(
-    spark: Any,
+    spark: Target,
     model: Any,
     data: Any,
     **options: Unpack[TrainingOptions],
@@ -147,7 +147,7 @@ def barrier_train(
 @explain_arguments
 @take_options
 def submit_training(
-    spark: Any,
+    spark: Target,
     model: Any,
     data: Any,
     *,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from typing import Any, Literal, Unpack, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, Unpack, cast
 
-from pybackend.api.calls import TrainingCall, explain_arguments, take_options
+from pybackend.api.calls import Target, TrainingCall, explain_arguments, take_options
 from pybackend.errors import InputError
 from pybackend.job.call_options import TrainingOptions, TrialOptions
 from pybackend.job.checkpoint import check_recovery
@@ -19,14 +19,21 @@ from pybackend.tuning.search import Search, choose_metric
 from pybackend.tuning.source import choose_direction, choose_source
 
 
+class Table(Protocol):
+    """A data frame of pandas or polars, for annotations without them."""
+
+    @property
+    def columns(self) -> Any: ...
+
+
 @explain_arguments
 @take_options
 def train_many(
-    spark: Any,
+    spark: Target,
     model: Callable[..., Any],
     data: Any,
     *,
-    grid: Any,
+    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Table,
     workers_per_trial: int = 1,
     parallelism: int | None = None,
     metric: str | None = None,
