@@ -28,7 +28,7 @@ from pybackend.data.columns import ColumnSpec
 from pybackend.data.datasets import is_dataset
 from pybackend.errors import InputError
 from pybackend.job.arguments import MAX_WORKERS, check_whole_number, counted
-from pybackend.job.checkpoint import check_recovery
+from pybackend.job.checkpoint import Recovery, check_recovery
 from pybackend.job.job import TrainingJob
 from pybackend.job.options import Elastic, ParameterServer, check_data_options
 from pybackend.job.tensorboard import check_installed
@@ -121,14 +121,14 @@ def _choose_roles(launcher: Launcher, asked: ParameterServer, workers: Any) -> d
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """A checked training run, its launcher, its number of restarts, and its trackers.
+    """A checked training run, its launcher, its `Recovery`, and its trackers.
 
     ``settings`` are those of `TrainResult`.
     """
 
     request: Request[TrainingJob]
     launcher: Launcher
-    restarts: int
+    recovery: Recovery
     settings: dict[str, Any]
     trackers: tuple[Tracker, ...] = ()
 
@@ -149,7 +149,7 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     call = replace(call, tensorboard=folder).with_options(callbacks=callbacks)
     call = resolve_scale(resolve_roles(launcher, resolve_elastic(launcher, call)))
     call = resolve_checkpoint(call)
-    restarts = check_recovery(call.options["recovery"]).restarts
+    recovery = check_recovery(call.options["recovery"])
     request = prepare(TrainingJob, call, partial(read, launcher, call))
     if launcher.is_here:
         _check_installed(request.job, call)
@@ -157,10 +157,10 @@ def prepare_training(call: TrainingCall, read: ReadData = read_training_data) ->
     check_scale(request)
     if any(tracker.steps for tracker in trackers):
         request = replace(request, observers=request.observers.tracking_steps())
-    settings = describe_settings(request.job, launcher, restarts)
+    settings = describe_settings(request.job, launcher, recovery.restarts)
     settings["validation_split"] = float(call.options["validation_split"]) or None
     settings["optimizer"] = describe_optimizer(request.model)
-    return PreparedTraining(request, launcher, restarts, settings, trackers)
+    return PreparedTraining(request, launcher, recovery, settings, trackers)
 
 
 def _check_installed(job: TrainingJob, call: TrainingCall) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pybackend.api.progress import printer
 from pybackend.api.request import Request
 from pybackend.errors import ClusterError, WorkerFailedError
+from pybackend.job.checkpoint import Recovery
 from pybackend.job.job import TrainingJob
 from pybackend.job.messages import Emit, Event, Note, Resumed
 from pybackend.job.report import Restart
@@ -19,7 +20,7 @@ _PAUSE_SECONDS = 5.0
 def run_with_restarts(
     request: Request[TrainingJob],
     launcher: Launcher,
-    restarts: int,
+    recovery: Recovery,
     listen: Emit = lambda event: None,
     say: Emit | None = None,
 ) -> Outcome:
@@ -29,8 +30,8 @@ def run_with_restarts(
 
     Parameters
     ----------
-    restarts
-        Maximum number of restarts.
+    recovery
+        Has the maximum number of restarts.
     listen
         Receives the events of all runs.
     say
@@ -53,6 +54,7 @@ def run_with_restarts(
     is_kept = checkpoint is not None
     where = "the newest checkpoint" if is_kept else "the beginning"
     losses: list[Restart] = []
+    restarts = recovery.restarts
 
     def note(event: Event) -> None:
         if isinstance(event, Resumed) and losses:

@@ -161,7 +161,7 @@ def write_request(
     rest: Mapping[str, Any] = {
         "launcher": prepared.launcher if moved is None else None,
         "session": None if moved is None else moved.session,
-        "restarts": prepared.restarts,
+        "recovery": prepared.recovery,
         "settings": prepared.settings,
         "trackers": prepared.trackers,
         "began": began,
@@ -211,5 +211,5 @@ def opened_request(folder: JobFolder) -> Iterator[tuple[PreparedTraining, float]
             observers=Observers(),
             described=rest["described"],
         )
-        parts = (rest[name] for name in ("restarts", "settings", "trackers"))
+        parts = (rest[name] for name in ("recovery", "settings", "trackers"))
         yield PreparedTraining(request, launcher, *parts), rest["began"]

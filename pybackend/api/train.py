@@ -251,7 +251,7 @@ def run_prepared(
     with recording(prepared, say) as record:
         parts = _Parts(began, files, record, listen)
         with files, pointing_to(checkpoint, partial(has_checkpoint, checkpoint)):
-            outcome = run_with_restarts(request, prepared.launcher, prepared.restarts, parts, say)
+            outcome = run_with_restarts(request, prepared.launcher, prepared.recovery, parts, say)
             result = complete(_make_result(prepared, outcome, parts))
         note_scale(request, result)
         files.conclude()
