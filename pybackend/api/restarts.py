@@ -14,8 +14,6 @@ from pybackend.job.messages import Emit, Event, Note, Resumed
 from pybackend.job.report import Restart
 from pybackend.launchers import Launcher, Outcome
 
-_PAUSE_SECONDS = 5.0
-
 
 def run_with_restarts(
     request: Request[TrainingJob],
@@ -31,7 +29,7 @@ def run_with_restarts(
     Parameters
     ----------
     recovery
-        Has the maximum number of restarts.
+        Has the maximum number of restarts, and the pause before them.
     listen
         Receives the events of all runs.
     say
@@ -76,7 +74,7 @@ def run_with_restarts(
             losses.append(Restart(time.time(), lost))
             show(Note(f"{lost}; restarting from {where} (restart {number} of {restarts})"))
         if not is_loss:
-            time.sleep(_PAUSE_SECONDS * (number - 1))
+            time.sleep(recovery.pause * (number - 1))
         if checkpoint is not None:
             resuming = replace(checkpoint, resume=True)
             request = replace(request, job=replace(request.job, checkpoint=resuming))

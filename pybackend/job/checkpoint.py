@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pybackend.errors import ClusterError, InputError, SerializationError, WorkerFailedError
@@ -95,6 +95,9 @@ class Recovery:
         Seconds that workers wait for each other to start. After the same time, a worker counts as
         lost if it was stopped or its machine does not answer. For a worker that is merely slow, the
         others wait up to six hours, and a note names it once a minute.
+    pause
+        Seconds before a restart if the workers could not be started, as when a host boots. The
+        pause grows by this much with each restart.
 
     Raises
     ------
@@ -108,6 +111,7 @@ class Recovery:
     resume: bool = False
     restarts: int = 0
     timeout: float = 300.0
+    pause: float = 5.0
 
     def __post_init__(self) -> None:
         for name, value in {
@@ -117,6 +121,7 @@ class Recovery:
             "resume": check_flag("resume", self.resume),
             "restarts": check_whole_number("restarts", self.restarts, least=0),
             "timeout": check_seconds("timeout", self.timeout),
+            "pause": check_seconds("pause", self.pause),
         }.items():
             object.__setattr__(self, name, value)
         if self.uri is not None:
@@ -151,7 +156,7 @@ def check_recovery(value: Any) -> Recovery:
 def without_folder(value: Any) -> Recovery:
     """Return the argument ``recovery`` without checkpoints."""
     given = check_recovery(value)
-    return Recovery(restarts=given.restarts, timeout=given.timeout)
+    return replace(given, uri=None, every="epoch", keep=2, resume=False)
 
 
 def check_uri(value: Any) -> str:

@@ -339,6 +339,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "`folder` must be a folder or a URI, not 5",
     ),
     "restarts": (lambda: Recovery(restarts=-1), "`restarts`"),
+    "pause": (lambda: Recovery(pause=0), "`pause` must be a positive number of seconds, not 0"),
     "elastic workers": (lambda: Elastic("2"), "`workers` must be a whole number"),
     "elastic min": (lambda: Elastic(min=0), "`min` must be from 1 to 4096"),
     "elastic max": (lambda: Elastic(max=0.5), "`max` must be a whole number"),
