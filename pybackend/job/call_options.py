@@ -400,11 +400,11 @@ def read_texts(text: str | None) -> dict[str, str]:
     """Return what the section Parameters of a numpydoc docstring says about each name."""
     _, _, section = inspect.cleandoc(text or "").partition("Parameters\n----------\n")
     section = re.split(r"\n(?=\w+\n---)", section)[0]
-    parts = re.split(r"^(\S.*)\n", section, flags=re.M)
+    parts = re.split(r"^((?:\S.*,\n)*\S.*)\n", section, flags=re.M)
     return {
         name: inspect.cleandoc(body)
         for names, body in zip(parts[1::2], parts[2::2], strict=True)
-        for name in names.split(", ")
+        for name in re.split(r",\s", names)
     }
 
 
