@@ -19,8 +19,7 @@ myst_heading_anchors = 4
 default_role = "py:obj"
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
-# Signatures as they are written, one argument a line where they are long.
-autodoc_preserve_defaults = True
+# Signatures have one argument a line where they are long.
 maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 numpydoc_show_class_members = False
