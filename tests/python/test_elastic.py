@@ -295,7 +295,7 @@ def test_statistics_and_callbacks_survive_a_loss(tmp_path: Path, capsys: Any) ->
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     stop = keras.callbacks.EarlyStopping("val_loss", patience=9)
     settings: dict[str, Any] = {"model": normalize, "validation_data": (X[:21], Y[:21])}
-    settings["scale_lr"] = "linear"
+    settings["exchange"] = Exchange(scale_lr="linear")
     killer = KillAt(0, 1, 2, tmp_path / "killed")
     result = train(killer, saved, log, stop, workers=Elastic(3), **settings)
     assert result.generations[1].epoch == 2
@@ -591,7 +591,7 @@ def test_too_few_are_left(tmp_path: Path) -> None:
     text = str(caught.value)
     cause = "worker 1 on 127.0.0.1 failed: ProcessDied: the process was killed by SIGKILL"
     assert text.startswith(f"{cause}; fewer than min=2 workers are left")
-    assert "with `restarts` it restarts automatically" in text
+    assert "with `restarts` in `recovery`, it restarts automatically" in text
     assert caught.value.is_loss(is_kept=False)
 
 
