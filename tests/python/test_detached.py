@@ -301,7 +301,7 @@ def test_an_unknown_job_is_named() -> None:
 )
 def test_a_place_that_cannot_be_written_to_names_the_setting(place: str, reason: str) -> None:
     expected = (
-        f"the files of a job cannot be written to '{place}' ({reason}): pass another folder as "
+        f"the files of a job cannot be written to '{place}' ({reason}): pass another "
         "`folder`, or set TFDIST_JOBS to it"
     )
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
