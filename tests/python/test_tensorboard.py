@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from conftest import build_dense, wait_for
 
-from pybackend import InputError, RFunction, barrier_train, track_tensorboard, view_tensorboard
+from pybackend import (
+    InputError,
+    RFunction,
+    barrier_train,
+    track_tensorboard,
+    train_many,
+    view_tensorboard,
+)
 from pybackend.api.sent_files import EventFiles
 from pybackend.cli import main
 from pybackend.job.job import TrainingJob, make_job
@@ -233,3 +240,27 @@ def test_there_must_be_something_to_show(tmp_path: Path, capsys: Any, rows: Any)
         barrier_train("local", build_dense, rows, callbacks=[track_tensorboard(tmp_path / "file")])
     assert main(["tensorboard", str(tmp_path / "absent")]) == 1
     assert "tfdist: there is no folder" in capsys.readouterr().err
+
+
+def test_trials_write_into_folders_of_their_own(tmp_path: Path, monkeypatch: Any) -> None:
+    from pybackend.api.observer import split_folder
+
+    monkeypatch.chdir(tmp_path)
+    chosen = track_tensorboard().choose()
+    assert split_folder([chosen.for_trial(2, {})]) == (f"{chosen.folder}/trial-2", [])
+    assert split_folder([track_tensorboard("run"), 3]) == (str(tmp_path / "run"), [3])
+    assert split_folder(None) == (None, [])
+
+
+@pytest.mark.full
+def test_the_trials_of_a_call_share_a_new_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.zeros((8, 8), "float32"), np.zeros(8)
+    trials = train_many(
+        "local", build_dense, rows, grid=[{}, {}], callbacks=[track_tensorboard()], verbose=0
+    )
+    folders = [Path(str(one.result and one.result.tensorboard)) for one in trials]
+    assert [one.name for one in folders] == ["trial-1", "trial-2"]
+    assert folders[0].parent == folders[1].parent
+    assert folders[0].parent.parent == tmp_path / "logs"
+    assert all(list(one.rglob("events.*")) for one in folders)
